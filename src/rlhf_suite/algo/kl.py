@@ -1,0 +1,106 @@
+"""KL to the reference policy: the per-token estimators and the controllers of its coefficient."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from torch import Tensor
+
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.errors import UserError
+
+MAX_KL = 10.0
+MAX_RELATIVE_ERROR = 0.2
+
+
+def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) -> Tensor:
+    """Per-token estimate of KL(pi || pi_ref) from sampled tokens (Schulman, "Approximating KL Divergence", 2020).
+
+    With l = log pi - log pi_ref: k1 = l; k2 = l^2 / 2; k3 = exp(-l) - 1 + l >= 0. Clamped to [-10, 10]; inside k3 l is
+    at least -10, else a token the reference likes far better would turn the gradient into 0 x inf = NaN.
+    Any shape; the gradient flows through `log_probs`. As a loss, k2 and k3 pull towards the reference; the gradient of
+    k1 has mean zero (it is the score function), so k1 belongs into the reward.
+    """
+    log_ratio = log_probs - reference_log_probs
+    if estimator == "k1":
+        kl = log_ratio
+    elif estimator == "k2":
+        kl = log_ratio.square() / 2
+    else:
+        assert estimator == "k3", estimator
+        bounded = log_ratio.clamp(min=-MAX_KL)
+        kl = (-bounded).exp() - 1 + bounded
+    return kl.clamp(-MAX_KL, MAX_KL)
+
+
+class KLController(Protocol):
+    """Holds the coefficient beta of the KL penalty over a run."""
+
+    @property
+    def coef(self) -> float:
+        """Beta now."""
+        ...
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """Take note of the mean KL per token of a step's `num_samples` sequences."""
+        ...
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+class FixedKL:
+    """Beta stays `algo.kl.init_coef`."""
+
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """Nothing to learn."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Nothing: a resumed run takes beta from its command line."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Nothing to restore."""
+
+
+class AdaptiveKL:
+    """Steers beta so that the mean KL stays near a target (Ziegler et al. 2019, section 2.2).
+
+    e = clip(KL / target - 1, -0.2, 0.2);    beta <- beta (1 + e num_samples / horizon)
+    """
+
+    def __init__(self, coef: float, target: float, horizon: int) -> None:
+        self.coef = coef
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """One step of the controller; refuses steps so large that beta could pass zero."""
+        assert math.isfinite(kl), kl
+        if MAX_RELATIVE_ERROR * num_samples >= self.horizon:
+            raise UserError(
+                f"algo.kl.horizon={self.horizon} is too short for {num_samples} samples a step: beta could fall to 0. "
+                f"Set algo.kl.horizon above {int(MAX_RELATIVE_ERROR * num_samples)}, better {10 * num_samples}"
+            )
+        error = min(max(kl / self.target - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
+        self.coef *= 1 + error * num_samples / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        """Beta, for a checkpoint."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from a checkpoint's beta."""
+        self.coef = state["coef"]
+
+
+def make_kl_controller(config: KLConfig) -> KLController:
+    """Adaptive when `algo.kl.target` is set, else fixed."""
+    if config.target is None:
+        return FixedKL(config.init_coef)
+    return AdaptiveKL(config.init_coef, config.target, config.horizon)

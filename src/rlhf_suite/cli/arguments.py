@@ -1,0 +1,88 @@
+"""The words of the command line sorted: Hydra's options, overrides, help, and words that are neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlhf_suite.config.problems import Problem
+
+SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
+SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
+# Options with a value, and the value of an option that came without one.
+VALUED = {"--cfg": "job", "--info": "all", "--package": "", "--config-dir": "", "--shell-completion": ""}
+ALIASES = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cd": "--config-dir", "-sc": "--shell-completion"}
+VALUES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+
+
+@dataclass
+class CommandLine:
+    """`options` maps Hydra's long option names to their values (switches to "")."""
+
+    overrides: list[str] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def for_hydra(self) -> list[str]:
+        """Options first: Hydra's argparse refuses overrides on both sides of an option."""
+        options = [word for name, value in self.options.items() for word in (name, value) if word]
+        return [*options, *self.overrides]
+
+
+def parse(argv: list[str]) -> CommandLine:
+    """Sort the words. Words without `=` are kept apart: a prefix after --help, otherwise mistakes."""
+    line = CommandLine()
+    words = iter(merge_values(argv))
+    for word in words:
+        name, _, value = word.partition("=")
+        name = ALIASES.get(name, name)
+        if word in SWITCHES:
+            line.options[SWITCHES[word]] = ""
+        elif name in VALUED:
+            line.options[name] = value
+        elif word.startswith("-") and word.strip("-"):
+            line.problems.append(dashed(word))
+        elif "=" in word or word.startswith("~"):
+            line.overrides.append(word)
+        else:
+            line.words.append(word)
+    if "--help" not in line.options:
+        line.problems += [lonely(word) for word in line.words]
+    return line
+
+
+def merge_values(argv: list[str]) -> Iterator[str]:
+    """Join `--cfg job`, `--config-dir x` and OpenRLHF's `--flag value` into one word each."""
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        after = argv[position + 1] if position + 1 < len(argv) else ""
+        name = ALIASES.get(word, word)
+        takes_next = bool(after) and not after.startswith("-")
+        position += 1
+        if name in VALUED:
+            takes_next = takes_next and (after in VALUES[name] if name in VALUES else True)
+            yield f"{name}={after if takes_next else VALUED[name]}"
+            position += takes_next
+        elif word.startswith("--") and word not in SWITCHES and "=" not in word and takes_next and "=" not in after:
+            yield f"{word}={after}"
+            position += 1
+        else:
+            yield word
+
+
+def dashed(word: str) -> Problem:
+    """`--actor.adam.lr=1e-6` as OpenRLHF's commands take it, or an option that does not exist."""
+    name, _, value = word.lstrip("-").partition("=")
+    if "." in name or "_" in name or value:
+        return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
+    return Problem(word, "no such option", "options are --help, --cfg job, --info, --config-dir <folder>, -m (sweep)")
+
+
+def lonely(word: str) -> Problem:
+    return Problem(word, "expected key=value", f"write {word}=<value>; see --help")

@@ -1,0 +1,161 @@
+"""Every job of a command line composed and checked before the first one starts, all mistakes at once.
+
+Choices (`experiment=grpo`) are composed, once per combination. Values (`actor.adam.lr=1e-6`) are then put in one by one,
+so that each mistake is met. A sweep is expanded, and each of its jobs checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rlhf_suite.cli import overrides as words
+from rlhf_suite.cli.arguments import CommandLine
+from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
+from rlhf_suite.cli.overrides import Overrides, Value
+from rlhf_suite.cli.values import flag_values, task_flags
+from rlhf_suite.config.checks import check
+from rlhf_suite.config.problems import Problem, distinct
+from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.validate import assign, to_run
+
+MODEL = "actor.model_name_or_path"
+MAX_JOBS = 500
+
+
+@dataclass
+class Preflight:
+    """What a command line amounts to: one of `runs` per job, unless there are `problems`.
+
+    `demo` is the preset that stands in for a command line without a model; `hydra` are Hydra's settings.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    given: frozenset[str] = frozenset()
+    hydra: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
+    is_sweep: bool = False
+    demo: str | None = None
+
+
+def preflight(line: CommandLine) -> Preflight:
+    """Compose and check all jobs of a command line."""
+    result = Preflight(problems=list(line.problems))
+    with hydra_ready():
+        given = words.sort([*config_folder(line, result), *line.overrides])
+        result.problems += given.problems
+        result.given = frozenset(each.key_or_group for each in given.values)
+        result.hydra, result.is_sweep = hydra_settings(line, given)
+        if result.is_sweep:
+            given = with_sweep_params(given, result.hydra)
+        else:
+            result.problems += [several_values(each) for each in given.sweeps]
+            given = without_sweeps(given)
+        for choices in itertools.islice(given.choice_sets(), MAX_JOBS):
+            check_choices(choices, given, result)
+    result.problems = distinct(result.problems)
+    return result
+
+
+def config_folder(line: CommandLine, result: Preflight) -> list[str]:
+    """`--config-dir` in the words of the Compose API."""
+    folder = line.options.get("--config-dir")
+    if folder is None:
+        return []
+    if not Path(folder).is_dir():
+        result.problems.append(Problem("--config-dir", f"{folder!r} is no folder", "give a folder of presets"))
+        return []
+    return [search_path(folder)]
+
+
+def hydra_settings(line: CommandLine, given: Overrides) -> tuple[DictConfig, bool]:
+    """Hydra's part of the first job, and whether the command line is a sweep (by -m, or where a preset says so)."""
+    first, _ = compose_blaming([*given.settings, *next(given.choice_sets(), [])])
+    return first.hydra, "--multirun" in line.options or first.hydra.mode == RunMode.MULTIRUN
+
+
+def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
+    """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    taken = {each.key_or_group for each in (*given.choices, *given.values)}
+    extra = words.sort([f"{key}={value}" for key, value in params.items() if key not in taken])
+    return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
+
+
+def without_sweeps(given: Overrides) -> Overrides:
+    return replace(
+        given,
+        choices=[each for each in given.choices if not each.is_sweep_override()],
+        values=[each for each in given.values if not each.is_sweep_override()],
+    )
+
+
+def several_values(override: Override) -> Problem:
+    key, _, value = (override.input_line or "").partition("=")
+    fix = f"""a list is '{key}=[{value}]', a text with a comma '{key}="{value}"'; a sweep needs -m"""
+    return Problem(key, f"{value} are several values", fix)
+
+
+def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
+    """Check all jobs that share one combination of presets."""
+    base, problems = compose_blaming([*given.settings, *choices])
+    result.problems += problems
+    task = base.run.get("task")
+    if task is None:
+        result.problems += no_task(choices, given)
+        return
+    mistakes = [problem for each in given.values for problem in flag_values(each, task)[1]]
+    result.problems += mistakes
+    if demo := demo_for(base, task, given, mistakes):
+        base, _ = compose_blaming([*given.settings, *choices, f"demo={demo}"])
+        result.demo = demo
+    for values in itertools.islice(given.value_sets(), MAX_JOBS):
+        check_job(base, values, result)
+
+
+def no_task(choices: list[str], given: Overrides) -> Iterator[Problem]:
+    """Without a task only names that no task knows can be told."""
+    if not any(word.startswith("task=") for word in choices):
+        yield Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
+    for each in given.values:
+        yield from flag_values(each, None)[1]
+
+
+def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem]) -> str | None:
+    """The demo preset of a task, when neither a preset nor the command line (nor a mistake in it) names a model."""
+    named = any(each.key_or_group == MODEL for each in given.values) or any(MODEL in each.fix for each in mistakes)
+    chosen = any(each.key_or_group == "demo" for each in given.choices)
+    if named or chosen or base.run.actor.model_name_or_path is not None:
+        return None
+    return task if task in presets("demo") else None
+
+
+def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
+    """Put one job's values in and check the whole; what follows from a mistake already told is not told."""
+    config = copy.deepcopy(base.run)
+    flags = task_flags(config.task)
+    mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
+    run, problems = to_run(config)
+    result.problems += [*filter(None, mistakes), *problems]
+    if run is None:
+        return
+    told = [each for each in result.problems if each is not None]
+    rules = check(run, frozenset() if result.is_sweep else result.given)
+    result.problems += [each for each in rules if not any(each.key == one.key or each.key in one.fix for one in told)]
+    result.runs.append(run)
+
+
+def flattened(values: list[Value]) -> Iterator[Value]:
+    """`algo={kl: {init_coef: 0}}` as its single values."""
+    for key, value in values:
+        if isinstance(value, dict):
+            yield from flattened([(f"{key}.{name}", inner) for name, inner in value.items()])
+        else:
+            yield key, value

@@ -1,0 +1,1 @@
+"""Typed flags: one file per section, one root per task (runs.py). Imports nothing heavy."""

@@ -1,0 +1,42 @@
+"""`algo`: advantage estimation and the KL term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag, group
+
+ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+
+
+@dataclass
+class AdvantageConfig:
+    """Advantages"""
+
+    estimator: str = flag("gae", "Advantage estimator", choices=ESTIMATORS)
+    gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
+    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
+    no_std_norm: bool = flag(False, "Whitening subtracts the mean only (gae, reinforce, reinforce_baseline)")
+
+
+@dataclass
+class KLConfig:
+    """KL to the reference policy"""
+
+    init_coef: float = flag(0.01, "Coefficient beta; 0: no reference model at all", ge=0)
+    estimator: str = flag("k1", "Estimator of Schulman's note on approximating KL", choices=("k1", "k2", "k3"))
+    use_loss: bool = flag(False, "KL as a loss term instead of a per-token reward")
+    target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0)
+    horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1)
+
+
+@dataclass
+class AlgoConfig:
+    """The algorithm"""
+
+    advantage: AdvantageConfig = group(AdvantageConfig)
+    kl: KLConfig = group(KLConfig)
+    mismatch_max: float | None = flag(
+        None, "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16", gt=0
+    )

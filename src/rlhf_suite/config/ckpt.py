@@ -1,0 +1,25 @@
+"""`ckpt`: checkpoints, resume, the final model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints and the final model"""
+
+    output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
+    path: str | None = flag(None, "Checkpoints; null: <run folder>/checkpoints")
+    load_enable: bool = flag(
+        False, "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh"
+    )
+    save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1)
+    save_hf: bool = flag(False, "Also export each checkpoint in HF format")
+    max_num: int = flag(3, "Periodic checkpoints kept", ge=1)
+    max_mem: float | None = flag(None, "Size limit of the checkpoint folder in GiB; null: none", gt=0)
+    best_metric_key: str | None = flag(
+        None, "Evaluation metric whose best checkpoint is kept; null: the task's first; none: off"
+    )

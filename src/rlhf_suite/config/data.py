@@ -1,0 +1,46 @@
+"""`data`: where rows come from and how they become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag
+
+
+@dataclass
+class DataConfig:
+    """What every task's data has in common"""
+
+    max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
+    max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
+    input_key: str = flag("input", "Column of the prompt or conversation")
+    apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
+    tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
+    disable_fast_tokenizer: bool = flag(False, "Use the slow tokenizer")
+    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
+    on_bad_row: str = flag(
+        "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
+    )
+
+
+@dataclass
+class SFTDataConfig(DataConfig):
+    """SFT data"""
+
+    dataset: str | None = flag(None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name")
+    dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
+    dataset_split: str = flag("train", "Split of sources that have several")
+    output_key: str | None = flag(None, "Column of the response; null: the last message of input_key is the response")
+    input_template: str | None = flag("User: {}\nAssistant: ", "Prompt template with one {}; used without a chat template")
+    multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
+
+
+@dataclass
+class PromptDataConfig(DataConfig):
+    """RL prompts"""
+
+    prompt_dataset: str | None = flag(None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name")
+    prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
+    prompt_split: str = flag("train", "Split of sources that have several")
+    input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
+    label_key: str | None = flag(None, "Column handed to the reward as the label")

@@ -1,0 +1,37 @@
+"""`ds`: DeepSpeed, precision, attention, LoRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag, group
+
+
+@dataclass
+class LoRAConfig:
+    """Low-rank adapters"""
+
+    rank: int = flag(0, "Rank; 0: full fine-tuning", ge=0)
+    alpha: int = flag(16, "Scale numerator: updates are scaled by alpha / rank", ge=1)
+    dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1)
+    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear")
+
+
+@dataclass
+class DeepSpeedConfig:
+    """DeepSpeed, precision, attention"""
+
+    zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3))
+    param_dtype: str = flag("bf16", "Precision of parameters and activations; optimiser state is fp32", choices=("bf16", "fp32"))
+    adam_offload: bool = flag(False, "Optimiser state in host memory")
+    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
+    zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)
+    grad_accum_dtype: str | None = flag(None, "Type gradients accumulate in; null: the parameters'", choices=("fp32", "bf16"))
+    attn_implementation: str = flag(
+        "varlen",
+        "varlen: exact with and without packing on CPU and GPU; others are transformers' own",
+        choices=("varlen", "sdpa", "eager", "flash_attention_2"),
+    )
+    packing_samples: bool = flag(False, "Run sequences end to end without padding")
+    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+    lora: LoRAConfig = group(LoRAConfig)

@@ -1,0 +1,67 @@
+"""How a flag is declared: one dataclass field with its type, default, help and bounds; `walk` lists them all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds."""
+
+    help: str
+    choices: tuple[str | int, ...] | None = None
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+
+@dataclass(frozen=True)
+class FlagInfo:
+    """One flag of a task: its dotted key, resolved type, default, `Meta`, and the dataclass that declares it."""
+
+    key: str
+    type: Any
+    default: Any
+    meta: Meta
+    owner: type
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str | int, ...] | None = None,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """Declare a flag. A list default is copied for each instance. `choices` and bounds hold for each item of a list."""
+    meta = {"meta": Meta(help, choices, gt, ge, lt, le)}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=partial(list, default), metadata=meta)
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def group(cls: type, **defaults: Any) -> Any:
+    """Declare a section of flags, with other defaults than its class where a task needs them."""
+    return dataclasses.field(default_factory=partial(cls, **defaults))
+
+
+def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
+    """Every flag below a section class or instance (an instance shows its task's own defaults)."""
+    instance = config() if isinstance(config, type) else config
+    hints = get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        key = f"{prefix}{field.name}"
+        if "meta" in field.metadata:
+            yield FlagInfo(key, hints[field.name], value, field.metadata["meta"], type(instance))
+        else:
+            yield from walk(value, f"{key}.")

@@ -1,0 +1,28 @@
+"""`logger`: where metrics go besides metrics.jsonl and the console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag, group
+
+
+@dataclass
+class WandbConfig:
+    """Weights & Biases; the key comes from WANDB_API_KEY, without one the run is stored offline"""
+
+    enable: bool = flag(False, "Log to W&B")
+    project: str = flag("rlhf_suite", "Project")
+    org: str | None = flag(None, "Entity")
+    group: str | None = flag(None, "Group")
+    run_name: str | None = flag(None, "Run name; null: the run folder's name")
+
+
+@dataclass
+class LoggerConfig:
+    """Metrics"""
+
+    logging_steps: int = flag(1, "Every so many steps", ge=1)
+    tensorboard_dir: str | None = flag(None, "TensorBoard root; null: off")
+    wandb: WandbConfig = group(WandbConfig)
+    progress: bool = flag(True, "Progress bar and tables on the console")

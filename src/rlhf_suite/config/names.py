@@ -1,0 +1,127 @@
+"""Names of flags: those that do not exist, those that are called otherwise here, and the nearest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import SequenceMatcher
+from functools import cache
+
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import TASKS
+
+# Flat names of OpenRLHF before its nested command line, where neither the words nor their order gives the new name away.
+RENAMED = {
+    "pretrain": "actor.model_name_or_path",
+    "reward_pretrain": "reward.model_name_or_path",
+    "critic_pretrain": "critic.model_name_or_path",
+    "ref_pretrain": "ref.model_name_or_path",
+    "remote_rm_url": "reward.remote_url",
+    "normalize_reward": "reward.normalize_enable",
+    "reward_clip_range": "reward.clip_range",
+    "colocate_all_models": "train.colocate_all",
+    "vllm_enable_sleep": "vllm.enable_sleep",
+    "init_kl_coef": "algo.kl.init_coef",
+    "kl_target": "algo.kl.target",
+    "kl_horizon": "algo.kl.horizon",
+    "kl_estimator": "algo.kl.estimator",
+    "use_kl_loss": "algo.kl.use_loss",
+    "advantage_estimator": "algo.advantage.estimator",
+    "no_advantage_std_norm": "algo.advantage.no_std_norm",
+    "prompt_data": "data.prompt_dataset",
+    "prompt_data_probs": "data.prompt_probs",
+    "prompt_max_len": "data.max_len",
+    "generate_max_len": "rollout.max_new_tokens",
+    "temperature": "rollout.temperature",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "rollout_batch_size": "rollout.batch_size",
+    "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "actor_learning_rate": "actor.adam.lr",
+    "critic_learning_rate": "critic.adam.lr",
+    "learning_rate": "actor.adam.lr",
+    "adam_betas": "actor.adam.betas",
+    "l2": "actor.adam.weight_decay",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "actor.gradient_checkpointing_reentrant",
+    "entropy_loss_coef": "actor.entropy_coef",
+    "pretrain_mode": "actor.pretrain_mode_enable",
+    "save_path": "ckpt.output_dir",
+    "ckpt_path": "ckpt.path",
+    "load_checkpoint": "ckpt.load_enable",
+    "max_ckpt_num": "ckpt.max_num",
+    "max_ckpt_mem": "ckpt.max_mem",
+    "save_hf_ckpt": "ckpt.save_hf",
+    "train_batch_size": "train.batch_size",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "use_dynamic_batch": "train.dynamic_batch_enable",
+    "full_determinism": "train.full_determinism_enable",
+    "bf16": "ds.param_dtype",
+    "flash_attn": "ds.attn_implementation",
+    "use_wandb": "logger.wandb.enable",
+    "use_tensorboard": "logger.tensorboard_dir",
+    "dataset": "data.dataset",
+}
+# Sections of OpenRLHF's supervised commands that live under `actor` here, as in its RL command.
+MOVED = ("model.", "adam.", "muon.", "optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
+
+
+@cache
+def keys(task: str) -> tuple[str, ...]:
+    """All flags of a task, in the order of their declaration."""
+    return tuple(info.key for info in walk(TASKS[task]))
+
+
+def renamed(key: str, known: Collection[str]) -> str | None:
+    """The present name of a flag that OpenRLHF spells `key`, if `known` has it."""
+    key = key.replace("-", "_")
+    candidates = [RENAMED.get(key)]
+    if key.startswith(MOVED):
+        candidates.append(f"actor.{key.removeprefix('model.')}")
+    if "." not in key:
+        candidates += [name for name in known if name.replace(".", "_") == key]
+        same_word = [name for name in known if name.rpartition(".")[2] == key]
+        candidates += [name for name in same_word if len(same_word) == 1 or name == f"actor.{key}"]
+    return next((name for name in candidates if name in known), None)
+
+
+def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.55) -> list[str]:
+    """The names most like `word`: 0.6 x likeness of the whole + 0.4 x likeness of the part after the last dot."""
+
+    def likeness(name: str) -> float:
+        whole = SequenceMatcher(None, word, name).ratio()
+        return 0.6 * whole + 0.4 * SequenceMatcher(None, word.rpartition(".")[2], name.rpartition(".")[2]).ratio()
+
+    scored = sorted(((likeness(name), name) for name in names), key=lambda pair: -pair[0])
+    return [name for score, name in scored[:count] if score >= least]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str | None:
+    """`did you mean a? (also close: b, c)`, or nothing when no name is near."""
+    close = nearest(word, names)
+    if not close:
+        return None
+    return f"did you mean {close[0]}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")
+
+
+def unknown_flag(key: str, task: str | None) -> Problem:
+    """The problem of a key that is no flag of `task` (or of no task at all, as long as none is chosen)."""
+    if key in SECRETS:
+        return Problem(
+            key, "keys are not taken from the command line", "export WANDB_API_KEY, and set logger.wandb.enable=true"
+        )
+    tasks = [task] if task else list(TASKS)
+    known = list(dict.fromkeys(name for each in tasks for name in keys(each)))
+    owners = [name for name in TASKS if name not in tasks and key in keys(name)]
+    guess = did_you_mean(key, known)
+    if owners:
+        where = " or ".join(f"task={name}" for name in owners)
+        return Problem(key, f"task={task} has no such flag; it belongs to {where}", f"drop it{or_(guess)}")
+    if new := renamed(key, known):
+        return Problem(key, f"renamed to {new}", f"write {new}=...")
+    what = f"task={task} has no such flag" if task else "no task has such a flag"
+    return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
+
+
+def or_(guess: str | None) -> str:
+    return f", or {guess}" if guess else ""

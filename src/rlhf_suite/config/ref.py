@@ -1,0 +1,16 @@
+"""`ref`: the frozen reference policy of the KL term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag
+
+
+@dataclass
+class ReferenceConfig:
+    """The frozen reference; exists when algo.kl.init_coef > 0"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
+    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)

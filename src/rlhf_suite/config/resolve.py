@@ -1,0 +1,43 @@
+"""A validated configuration on disk: `config.yaml` of a run folder, read by workers and by a resumed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlhf_suite.config.runs import TASKS, Run
+
+# What may differ between a run and its continuation.
+FREE = ("explain", "ckpt.load_enable", "logger.", "launch.")
+
+
+def save(run: Run, path: Path) -> None:
+    """Write all values of a run as YAML."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(run))))
+
+
+def load(path: Path) -> Run:
+    """Read a run back into its task's dataclasses; types are checked, unknown keys are errors."""
+    saved = OmegaConf.load(path)
+    run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TASKS[saved.task]), saved))
+    assert isinstance(run, Run)
+    return run
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted keys."""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return result
+
+
+def fingerprint(run: Run) -> str:
+    """Equal for two runs that would train the same: a digest of every flag except those in `FREE`."""
+    values = {key: value for key, value in flat(asdict(run)).items() if not key.startswith(FREE)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""One root dataclass per task: the sections its command line has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.actor import PolicyConfig, SFTActorConfig
+from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.eval import EvalConfig, RLEvalConfig
+from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.ref import ReferenceConfig
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.train import RLTrainConfig, TrainConfig
+from rlhf_suite.config.vllm import VLLMConfig
+
+
+@dataclass
+class Run:
+    """What every task has"""
+
+    task: str = flag("", "The task; chosen with task=<name>")
+    explain: bool = flag(False, "Print the batch arithmetic, the placement and where each value comes from; train nothing")
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
+    ckpt: CheckpointConfig = group(CheckpointConfig)
+    logger: LoggerConfig = group(LoggerConfig)
+    launch: LaunchConfig = group(LaunchConfig)
+
+
+@dataclass
+class SFTRun(Run):
+    """Supervised fine-tuning and continued pre-training"""
+
+    task: str = flag("sft", "The task; chosen with task=<name>")
+    actor: SFTActorConfig = group(SFTActorConfig)
+    data: SFTDataConfig = group(SFTDataConfig)
+    train: TrainConfig = group(TrainConfig)
+    eval: EvalConfig = group(EvalConfig)
+
+
+@dataclass
+class PPORun(Run):
+    """PPO-family reinforcement learning on Ray, vLLM and DeepSpeed"""
+
+    task: str = flag("ppo", "The task; chosen with task=<name>")
+    actor: PolicyConfig = group(PolicyConfig)
+    critic: CriticConfig = group(CriticConfig)
+    ref: ReferenceConfig = group(ReferenceConfig)
+    reward: RewardConfig = group(RewardConfig)
+    algo: AlgoConfig = group(AlgoConfig)
+    rollout: RolloutConfig = group(RolloutConfig)
+    vllm: VLLMConfig = group(VLLMConfig)
+    data: PromptDataConfig = group(PromptDataConfig)
+    train: RLTrainConfig = group(RLTrainConfig)
+    eval: RLEvalConfig = group(RLEvalConfig)
+
+
+TASKS: dict[str, type[Run]] = {"sft": SFTRun, "ppo": PPORun}

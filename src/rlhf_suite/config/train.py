@@ -1,0 +1,36 @@
+"""`train`: batch arithmetic, epochs, seed, placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.flags import flag
+
+
+@dataclass
+class TrainConfig:
+    """The optimiser step"""
+
+    batch_size: int = flag(128, "Sequences per optimiser step, over all ranks", ge=1)
+    micro_batch_size: int = flag(8, "Sequences per rank and forward", ge=1)
+    dynamic_batch_enable: bool = flag(False, "Micro-batches by token budget, balanced by length (runs packed)")
+    max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch with dynamic_batch_enable", ge=1)
+    max_epochs: int = flag(2, "Passes over the data", ge=1)
+    max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
+    seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
+    full_determinism_enable: bool = flag(False, "Deterministic kernels everywhere, at some cost in speed")
+    on_nonfinite: str = flag(
+        "stop", "A non-finite loss or gradient: end the run, or skip the step", choices=("stop", "skip")
+    )
+
+
+@dataclass
+class RLTrainConfig(TrainConfig):
+    """The optimiser step and the RL loop"""
+
+    micro_batch_size: int = flag(1, "Sequences per rank and forward", ge=1)
+    max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
+    num_episodes: int = flag(1, "Passes over the prompts", ge=1)
+    colocate_all: bool = flag(False, "All models and engines share the same devices")
+    colocate_actor_ref: bool = flag(False, "Actor and reference share devices")
+    colocate_critic_reward: bool = flag(False, "Critic and reward model share devices")

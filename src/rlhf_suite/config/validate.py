@@ -1,0 +1,151 @@
+"""One value against its flag: type, allowed values, bounds; and a composed configuration turned into a plain `Run`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlhf_suite.config.flags import FlagInfo, Meta, walk
+from rlhf_suite.config.kinds import Kind, kind
+from rlhf_suite.config.names import did_you_mean, unknown_flag
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import TASKS, Run
+
+BOUNDS = (
+    ("gt", "> ", lambda value, bound: value > bound),
+    ("ge", ">= ", lambda value, bound: value >= bound),
+    ("lt", "< ", lambda value, bound: value < bound),
+    ("le", "<= ", lambda value, bound: value <= bound),
+)
+NULLS = ("none", "null", "nil", "")
+
+
+def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
+    """Put a value from the command line into the configuration, or say why it does not fit the flag's type."""
+    expected = kind(info.type)
+    if loses_its_spelling(value, expected, info.meta) or is_odd_bool(value, expected):
+        return wrong_type(info, value, expected)
+    try:
+        OmegaConf.update(config, info.key, value, force_add=False)
+    except OmegaConfBaseException:
+        return wrong_type(info, value, expected)
+    return None
+
+
+def loses_its_spelling(value: Any, expected: Kind, meta: Meta) -> bool:
+    """1e-6 or true for a text would arrive as `1e-06` or `True`."""
+    return expected.base is str and meta.choices is None and isinstance(value, bool | float)
+
+
+def is_odd_bool(value: Any, expected: Kind) -> bool:
+    """OmegaConf takes any number for a bool; 2 is hardly meant as true."""
+    return expected.base is bool and isinstance(value, int | float) and value not in (0, 1)
+
+
+def wrong_type(info: FlagInfo, value: Any, expected: Kind) -> Problem:
+    return Problem(info.key, f"{shown(value)} is not {article(expected.name)}", suggestion(info, value, expected))
+
+
+def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
+    """What the user most likely meant by a value of the wrong type."""
+    text = str(value)
+    if text.lower() in NULLS and expected.optional:
+        return f"write {info.key}=null"
+    if expected.base is list and not isinstance(value, list | dict):
+        return f"write '{info.key}=[{text}]'"
+    if expected.base is str and isinstance(value, bool | float | int):
+        return f"""write '{info.key}="{text}"'"""
+    if expected.base is int and isinstance(value, float) and value.is_integer():
+        return f"write {info.key}={int(value)}"
+    return f"write {info.key}=<{expected.name}>, e.g. {info.key}={example(info)}"
+
+
+def example(info: FlagInfo) -> str:
+    """A value that the flag takes."""
+    if info.meta.choices:
+        return str(info.meta.choices[0])
+    if info.default is not None:
+        return spelled(info.default)
+    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]"}[kind(info.type).base]
+
+
+def spelled(value: Any) -> str:
+    """A value as one writes it on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(spelled(item) for item in value)}]"
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    return spelled(value) if not isinstance(value, str) else repr(value)
+
+
+def article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
+    """Allowed values and bounds; each item of a list is held to them."""
+    if value is None:
+        return
+    for item in value if isinstance(value, list) else [value]:
+        if info.meta.choices is not None:
+            if item not in info.meta.choices:
+                yield not_a_choice(info, item)
+            continue
+        if isinstance(item, float) and not math.isfinite(item):
+            yield Problem(info.key, f"{item} is not a finite number", f"write a number{bounds_text(info.meta)}")
+            continue
+        for name, sign, holds in BOUNDS:
+            bound = getattr(info.meta, name)
+            if bound is not None and not holds(item, bound):
+                yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds_text(info.meta)}")
+
+
+def bounds_text(meta: Meta) -> str:
+    """E.g. ` > 0 and <= 1`."""
+    parts = [f"{sign}{getattr(meta, name)}" for name, sign, _ in BOUNDS if getattr(meta, name) is not None]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def not_a_choice(info: FlagInfo, value: Any) -> Problem:
+    choices = info.meta.choices or ()
+    options = ", ".join(map(str, choices))
+    close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
+    fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={choices[0]}"
+    return Problem(info.key, f"{shown(value)} is not one of {options}", fix)
+
+
+def to_run(config: DictConfig) -> tuple[Run | None, list[Problem]]:
+    """A composed configuration as a plain `Run`, or all that is wrong with its values."""
+    infos = {info.key: info for info in walk(TASKS[config.task])}
+    problems = [unknown_flag(key, config.task) for key in leaves(config) if key not in infos]
+    for key, info in infos.items():
+        try:
+            value = OmegaConf.select(config, key, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{kind(info.type).name}>"))
+            continue
+        problems += value_problems(info, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+    if problems:
+        return None, problems
+    run = OmegaConf.to_object(config)
+    assert isinstance(run, Run)
+    return run, []
+
+
+def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all values of a configuration; a list is one value."""
+    for name in config:
+        key = f"{prefix}{name}"
+        child = config._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from leaves(child, f"{key}.")
+        else:
+            yield key

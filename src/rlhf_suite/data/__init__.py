@@ -1,0 +1,1 @@
+"""Rows of any source to batches of tokens: `rows` and `builtin`, then `chat`, then `batch`, `packing` and `sampler`."""

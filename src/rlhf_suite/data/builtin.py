@@ -1,0 +1,86 @@
+"""Small tasks that need no download: `builtin:<task>`, made by pure Python from a fixed seed.
+
+Each text task has three sets over questions that are all different:
+
+    builtin:<task>         2048 training rows
+    builtin:<task>_noisy   the same questions; 60 % of the answers have one wrong digit. A model tuned on it knows the
+                           skill but uses it too seldom: what reinforcement learning can sharpen within a minute
+    builtin:<task>_eval    128 rows whose questions are in no other set
+
+A row has `input` (the prompt), `output` (the answer to learn) and `label` (the right answer). `builtin:chat` has
+message lists of two turns in `input`, in the roles user and assistant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from rlhf_suite.errors import UserError
+
+PREFIX = "builtin:"
+NUM_TRAIN, NUM_EVAL, NUM_CHATS = 2048, 128, 64
+NOISE = 0.6
+_SEED = 0  # fixed: the evaluation rows must be held out whatever train.seed is
+
+
+def _reverse(number: int) -> tuple[str, str]:
+    digits = f"{number:04d}"
+    return f"reverse {digits} =", digits[::-1]
+
+
+def _sort(number: int) -> tuple[str, str]:
+    digits = f"{number:04d}"
+    return f"sort {digits} =", "".join(sorted(digits))
+
+
+def _addition(number: int) -> tuple[str, str]:
+    left, right = divmod(number, 100)
+    return f"add {left} {right} =", str(left + right)
+
+
+# Each makes a question and its answer of a number below 10,000, another question for every number.
+TASKS: dict[str, Callable[[int], tuple[str, str]]] = {"reverse": _reverse, "sort": _sort, "addition": _addition}
+
+
+def names() -> list[str]:
+    """All built-in sets, without the prefix."""
+    return [task + kind for task in TASKS for kind in ("", "_noisy", "_eval")] + ["chat"]
+
+
+def rows(source: str, flag: str) -> list[dict[str, object]]:
+    """The rows of `builtin:<task>`; `flag` is named when there is no such task."""
+    name = source.removeprefix(PREFIX)
+    if name not in names():
+        near = get_close_matches(name, names(), n=1)
+        hint = f"; did you mean {PREFIX}{near[0]}?" if near else "."
+        raise UserError(f"{flag}={source}: no such built-in task{hint} Tasks: {', '.join(names())}")
+    if name == "chat":
+        return _chats()
+    task, _, kind = name.partition("_")
+    numbers = random.Random(_SEED).sample(range(10_000), NUM_TRAIN + NUM_EVAL)
+    chosen = numbers[NUM_TRAIN:] if kind == "eval" else numbers[:NUM_TRAIN]
+    pairs = [TASKS[task](number) for number in chosen]
+    wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
+    rng = random.Random(_SEED + 1)
+    return [
+        {"input": question, "output": _spoil(answer, rng) if index in wrong else answer, "label": answer}
+        for index, (question, answer) in enumerate(pairs)
+    ]
+
+
+def _spoil(answer: str, rng: random.Random) -> str:
+    """The answer with one digit replaced by another."""
+    place = rng.randrange(len(answer))
+    digit = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
+    return answer[:place] + digit + answer[place + 1 :]
+
+
+def _chats() -> list[dict[str, object]]:
+    numbers = random.Random(_SEED).sample(range(10_000), NUM_CHATS)
+    return [{"input": [*_turn(*_reverse(number)), *_turn(*_sort(number))]} for number in numbers]
+
+
+def _turn(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -1,0 +1,232 @@
+"""Text to token ids: prompts to sample from, and conversations of which some tokens are trained on.
+
+A conversation is cut into segments by who writes them: the prompt side (context, role headers, separators) or the
+model. Each segment is tokenised on its own and the ids are joined. So the ids of the prompt are those the model gets at
+inference, where the prompt is tokenised alone, and no token has two owners: the mask is exact.
+
+`mask[t] = 1` iff token t is trained on; the first token of a sequence never is, since nothing predicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.data.batch import Example
+from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.render import (
+    Message,
+    begin_ids,
+    check_rendering,
+    fill,
+    label_text,
+    messages_of,
+    render,
+    text_of,
+    tokens,
+)
+from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder", "encode_rows"]
+
+HISTORY_CHANGES = (
+    "the chat template renders earlier turns differently once later ones follow, so their text is not fixed; "
+    "data.multiturn needs a template that only appends"
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to sample from. `text` is what was tokenised, without the begin-of-sequence token."""
+
+    ids: list[int]
+    text: str
+    label: str
+    datasource: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of text with one owner."""
+
+    text: str
+    trained: bool
+
+
+class ConversationEncoder:
+    """Rows to examples for supervised tuning (or, with `pretrain`, raw documents)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig, pretrain: bool = False) -> None:
+        self.tokenizer, self.config, self.pretrain = tokenizer, config, pretrain
+        self.begin = begin_ids(tokenizer) if pretrain or not config.apply_chat_template else []
+        if pretrain:
+            return
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no answer could end"
+            )
+        check_rendering(tokenizer, config, config.input_template)
+        if config.multiturn and not config.apply_chat_template:
+            raise UserError("data.multiturn=true needs data.apply_chat_template=true")
+        if config.output_key is None and not config.apply_chat_template:
+            raise UserError(
+                "data.output_key is not set: without data.apply_chat_template=true the response is a column of its own"
+            )
+
+    def encode(self, row: Row) -> Example:
+        """Ids and mask of a row; RowError says why it cannot be used."""
+        if self.pretrain:
+            return self._document(row)
+        if self.config.multiturn:
+            segments = self._turns(row)
+        elif self.config.apply_chat_template:
+            segments = self._last_turn(row)
+        else:
+            segments = self._plain(row)
+        return self._join(segments, row.where)
+
+    def _document(self, row: Row) -> Example:
+        """Raw text without an end-of-sequence token; all tokens but the first are trained on."""
+        ids = tokens(self.tokenizer, text_of(row, self.config.input_key), self.begin)
+        if len(ids) < 2:
+            raise RowError(row.where, "a text of one token has nothing to predict")
+        return cut(Example(ids, [0] + [1] * (len(ids) - 1), row.where), self.config.max_len)
+
+    def _plain(self, row: Row) -> list[Segment]:
+        """Prompt template and response, without a chat template."""
+        assert self.config.output_key is not None
+        prompt = fill(self.config.input_template, text_of(row, self.config.input_key))
+        return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
+
+    def _last_turn(self, row: Row) -> list[Segment]:
+        """The whole conversation as prompt, its last turn (all messages of `output_key`) as the answer."""
+        prompt, answer = self._conversation(row)
+        for message in answer:
+            if message["role"] != "assistant":
+                raise RowError(
+                    row.where,
+                    f"the response has a message of role {message['role']!r}: "
+                    "only assistant messages can be trained on; data.multiturn=true picks them out",
+                )
+            check_answer(message, row)
+        if not prompt:
+            raise RowError(row.where, "the prompt is empty")
+        before = render(self.tokenizer, prompt, row, generation_prompt=True)
+        return [Segment(before, False), Segment(self._after(before, [*prompt, *answer], row), True)]
+
+    def _turns(self, row: Row) -> list[Segment]:
+        """Every assistant message is an answer; what the template puts between two of them is prompt."""
+        prompt, answer = self._conversation(row)
+        messages = [*prompt, *answer]
+        segments: list[Segment] = []
+        done = ""  # rendering up to the end of the last answer
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if index == 0:
+                raise RowError(row.where, "the conversation begins with an assistant message")
+            check_answer(message, row)
+            before = render(self.tokenizer, messages[:index], row, generation_prompt=True)
+            if not before.startswith(done):
+                raise RowError(row.where, HISTORY_CHANGES)
+            text = self._after(before, messages[: index + 1], row)
+            segments += [Segment(before[len(done) :], False), Segment(text, True)]
+            done = before + text
+        if not segments:
+            raise RowError(row.where, "no assistant message to train on")
+        if not render(self.tokenizer, messages, row).startswith(done):
+            raise RowError(row.where, HISTORY_CHANGES)
+        return segments
+
+    def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
+        """Prompt messages and response messages of a row."""
+        given = required(row, self.config.input_key)
+        if self.config.output_key is not None:
+            answer = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
+            return messages_of(given, self.config.input_key, "user", row), answer
+        if isinstance(given, str):
+            raise RowError(
+                row.where,
+                f"column {self.config.input_key!r} is text, not a message list: set data.output_key to the response column",
+            )
+        messages = messages_of(given, self.config.input_key, "user", row)
+        return messages[:-1], messages[-1:]
+
+    def _after(self, before: str, messages: Sequence[Message], row: Row) -> str:
+        """What the model writes after `before`: up to its end-of-sequence token if the template ends the turn with it,
+        since a separator behind it is written by whoever comes next."""
+        full = render(self.tokenizer, messages, row)
+        if not full.startswith(before):
+            raise RowError(
+                row.where,
+                "the chat template's rendering of the conversation does not begin with its rendering of the prompt "
+                "(with generation prompt), so the answer cannot be told from the prompt",
+            )
+        text = full[len(before) :]
+        end = str(self.tokenizer.eos_token)
+        return text.rstrip() if text.rstrip().endswith(end) else text
+
+    def _join(self, segments: Sequence[Segment], where: str) -> Example:
+        """Tokenise each segment, end the last answer, cut at `data.max_len`."""
+        ids: list[int] = []
+        mask: list[int] = []
+        for index, segment in enumerate(segments):
+            piece = tokens(self.tokenizer, segment.text, self.begin if index == 0 else [])
+            ids += piece
+            mask += [int(segment.trained)] * len(piece)
+            if index == 0 and len(ids) >= self.config.max_len - 1:
+                raise RowError(where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+        if ids[-1] != self.tokenizer.eos_token_id:
+            ids.append(self.tokenizer.eos_token_id)
+            mask.append(1)
+        mask[0] = 0
+        return cut(Example(ids, mask, where), self.config.max_len)
+
+
+class PromptEncoder:
+    """Rows to prompts for sampling."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptDataConfig) -> None:
+        self.tokenizer, self.config = tokenizer, config
+        self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
+        check_rendering(tokenizer, config, config.input_template)
+
+    def encode(self, row: Row) -> Prompt:
+        """The prompt of a row; RowError says why it cannot be used. A prompt is never cut."""
+        text = self._chat(row) if self.config.apply_chat_template else self._plain(row)
+        ids = tokens(self.tokenizer, text, self.begin)
+        if len(ids) >= self.config.max_len:
+            raise RowError(row.where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+        label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
+        source = row.values.get("datasource")
+        return Prompt(ids, text, label, "default" if source is None else str(source), row.where)
+
+    def _plain(self, row: Row) -> str:
+        return fill(self.config.input_template, text_of(row, self.config.input_key))
+
+    def _chat(self, row: Row) -> str:
+        messages = messages_of(required(row, self.config.input_key), self.config.input_key, "user", row)
+        if messages[-1]["role"] == "assistant":
+            raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
+        return render(self.tokenizer, messages, row, generation_prompt=True)
+
+
+def check_answer(message: Message, row: Row) -> None:
+    """An answer has text or calls a tool."""
+    content = message["content"]
+    if not message.get("tool_calls") and (not content or (isinstance(content, str) and not content.strip())):
+        raise RowError(row.where, "the response is empty")
+
+
+def cut(example: Example, max_len: int) -> Example:
+    """The first `max_len` tokens. No end-of-sequence token is put at a cut: the text did not end there."""
+    if len(example) <= max_len:
+        return example
+    return replace(example, ids=example.ids[:max_len], mask=example.mask[:max_len], truncated=True)

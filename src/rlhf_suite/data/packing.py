@@ -1,0 +1,91 @@
+"""Which sequences share a micro-batch or a rank: by count, or by tokens with balanced bins."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from rlhf_suite.errors import UserError
+
+# Sum of lengths, number of sequences, their indices. The number breaks ties, so that a bin that holds only
+# sequences of length 0 does not count as empty.
+_Bin = tuple[int, int, list[int]]
+
+
+def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Split the sequences into `parts` bins of nearly equal token sums.
+
+    Largest differencing method (Karmarkar & Karp, 1982): each sequence begins as a partition of its own with
+    `parts` bins, all but one empty. The two partitions with the largest spread (largest bin - smallest bin) are
+    merged, the largest bin of one with the smallest of the other, until one partition is left. A merge of partitions
+    with a and b filled bins has min(a + b, parts) filled ones, so no bin is empty unless sequences are fewer than bins.
+
+    Deterministic. The indices of a bin ascend and the bins are in order of their first index, empty ones last.
+    """
+    assert parts >= 1, "at least one part"
+    if not lengths:
+        return [[] for _ in range(parts)]
+    heap: list[tuple[int, int, list[_Bin]]] = []  # (-spread, age, bins by descending sum)
+    for index, length in enumerate(lengths):
+        empty: list[_Bin] = [(0, 0, []) for _ in range(parts - 1)]
+        spread = int(length) if parts > 1 else 0
+        heap.append((-spread, index, [(int(length), 1, [index]), *empty]))
+    heapq.heapify(heap)
+    for age in range(len(lengths), 2 * len(lengths) - 1):
+        _, _, one = heapq.heappop(heap)
+        _, _, other = heapq.heappop(heap)
+        merged = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(one, reversed(other), strict=True)]
+        merged.sort(key=lambda part: part[:2], reverse=True)
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], age, merged))
+    return _in_order([part[2] for part in heap[0][2]])
+
+
+def micro_batches(
+    lengths: Sequence[int], *, count: int | None = None, token_budget: int | None = None
+) -> list[list[int]]:
+    """Split the sequences into micro-batches; exactly one of the two rules is given.
+
+    count:        at most `count` sequences each, in the given order.
+    token_budget: at most `token_budget` tokens each, in few bins of nearly equal sums: the smallest number for which
+                  largest differencing or first-fit decreasing finds a split. Raises UserError for a sequence that is
+                  longer than the budget, since no split can hold it.
+    """
+    assert (count is None) != (token_budget is None), "either count or token_budget"
+    if count is not None:
+        assert count >= 1, "at least one sequence per micro-batch"
+        return [list(range(start, min(start + count, len(lengths)))) for start in range(0, len(lengths), count)]
+    assert token_budget is not None
+    if not lengths:
+        return []
+    longest = max(lengths)
+    if longest > token_budget:
+        raise UserError(
+            f"train.max_tokens_per_gpu={token_budget}: a sequence of {longest} tokens does not fit; "
+            f"set train.max_tokens_per_gpu to {longest} or more, or lower data.max_len"
+        )
+    fallback = _first_fit_decreasing(lengths, token_budget)
+    for parts in range(max(1, -(-sum(lengths) // token_budget)), len(fallback) + 1):
+        bins = balance(lengths, parts)
+        if all(sum(lengths[index] for index in part) <= token_budget for part in bins):
+            return bins
+    return fallback
+
+
+def _first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Longest first, each into the first bin with room: at most 11/9 of the fewest bins possible, plus one."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        place = next((place for place, left in enumerate(room) if left >= lengths[index]), None)
+        if place is None:
+            place = len(bins)
+            bins.append([])
+            room.append(budget)
+        bins[place].append(index)
+        room[place] -= lengths[index]
+    return _in_order(bins)
+
+
+def _in_order(bins: list[list[int]]) -> list[list[int]]:
+    ascending = [sorted(part) for part in bins]
+    return sorted(ascending, key=lambda part: (not part, part[:1]))

@@ -1,0 +1,104 @@
+"""Columns of a row to text, and text to ids: message lists, chat templates, prompt templates. The only caller of chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, object]
+
+
+def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig, input_template: str | None) -> None:
+    """UserError unless prompts can be rendered: there is a chat template, or the prompt template has its one {}."""
+    if config.apply_chat_template:
+        if tokenizer.chat_template is None:
+            raise UserError(
+                "data.apply_chat_template=true: the tokenizer has no chat template; set data.tokenizer_chat_template"
+            )
+        return
+    mark = "\0"
+    try:
+        fits = fill(input_template, mark).count(mark) == 1
+    except (IndexError, KeyError, ValueError):  # another {field}, or a lone brace
+        fits = False
+    if not fits:
+        raise UserError(
+            f"data.input_template={input_template!r} must have {{}} once, where the prompt goes; write other braces twice"
+        )
+
+
+def begin_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The begin-of-sequence id as a list, if the tokenizer puts it before a text of its own accord; else empty."""
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("a")["input_ids"][0] == begin else []
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] = ()) -> list[int]:
+    """Ids of `text` alone, after `begin` unless the text begins with it already."""
+    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return ids if ids[: len(begin)] == list(begin) else [*begin, *ids]
+
+
+def fill(input_template: str | None, prompt: str) -> str:
+    """The prompt in its template."""
+    return prompt if input_template is None else input_template.format(prompt)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], row: Row, generation_prompt: bool = False
+) -> str:
+    """The chat template's text of `messages`."""
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation_prompt)
+    except (TemplateError, TypeError) as error:
+        raise RowError(row.where, f"the chat template cannot render the conversation: {error}") from error
+    return str(text)
+
+
+def text_of(row: Row, key: str) -> str:
+    """The text in column `key`, not blank."""
+    value = required(row, key)
+    if isinstance(value, list):
+        raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
+    if not isinstance(value, str):
+        raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text")
+    return _not_blank(value, key, row)
+
+
+def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
+    """Column `key` as messages: text becomes one message of `role`, a message list stays as it is."""
+    if isinstance(value, str):
+        return [{"role": role, "content": _not_blank(value, key, row)}]
+    if not isinstance(value, list):
+        raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text or a message list")
+    if not value:
+        raise RowError(row.where, f"column {key!r} is an empty list")
+    for message in value:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise RowError(row.where, f"column {key!r} has an item that is no message: role and content are needed")
+    return value
+
+
+def _not_blank(text: str, key: str, row: Row) -> str:
+    if not text.strip():
+        raise RowError(row.where, f"column {key!r} is empty")
+    return text
+
+
+def label_text(value: object) -> str:
+    """A label as text: text and numbers as they are written, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

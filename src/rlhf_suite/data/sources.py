@@ -1,0 +1,191 @@
+"""Reading one source: a data file, a folder, a set saved by `datasets`, a hub name, or a built-in task.
+
+Every reader yields a `Row` per good row and a `RowError` per malformed one, so one broken line costs one row.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf_suite.data import builtin
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.errors import UserError
+
+SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class SourceFlags(NamedTuple):
+    """The flags that name a source, its split and the mixing weights, for error messages."""
+
+    dataset: str
+    split: str
+    probs: str = ""
+
+
+DATASET = SourceFlags("data.dataset", "data.dataset_split", "data.dataset_probs")
+PROMPTS = SourceFlags("data.prompt_dataset", "data.prompt_split", "data.prompt_probs")
+EVAL = SourceFlags("eval.dataset", "eval.split")
+
+
+def read_source(name: str, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+    """Rows of one source, in order. Only sources with several splits look at `split`."""
+    if name.startswith(builtin.PREFIX):
+        return _numbered(name, builtin.rows(name, flags.dataset))
+    base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
+    path = Path(base)
+    if path.is_file():
+        return _read_file(path, flags)
+    if path.is_dir():
+        return _read_folder(path / data_dir, split, flags)
+    if path.suffix.lower() in READERS or not HUB_NAME.fullmatch(base):
+        raise UserError(f"{flags.dataset}: no file or folder {base!r}; paths are relative to {Path.cwd()}")
+    return _read_hub(base, data_dir, split, flags)
+
+
+def _read_file(path: Path, flags: SourceFlags) -> Iterator[Row | RowError]:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"{flags.dataset}: cannot read {str(path)!r}; known file types: {', '.join(READERS)}")
+    return reader(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | RowError]:
+    with path.open("rb") as file:
+        yield from _json_lines(path, file)
+
+
+def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = Row({}, str(path), number)
+        try:
+            values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError:
+            yield RowError(row.where, "not UTF-8")
+        except json.JSONDecodeError as error:
+            yield RowError(row.where, f"not JSON: {error.msg}")
+        else:
+            yield _object(values, row)
+
+
+def _object(values: Any, row: Row) -> Row | RowError:
+    if isinstance(values, dict):
+        return Row(values, row.source, row.line)
+    return RowError(row.where, f"a JSON {type(values).__name__}, not an object of columns")
+
+
+def _read_json(path: Path) -> Iterator[Row | RowError]:
+    """A list of objects, or {"data": [...]}; anything else in a .json file is one object per line."""
+    content = path.read_bytes()
+    try:
+        values = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        if not content.lstrip().startswith(b"{"):
+            raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+        yield from _json_lines(path, content.splitlines())
+        return
+    if isinstance(values, dict) and isinstance(values.get("data"), list):
+        values = values["data"]
+    for number, value in enumerate(values if isinstance(values, list) else [values], start=1):
+        yield _object(value, Row({}, str(path), number))
+
+
+def _read_csv(path: Path) -> Iterator[Row | RowError]:
+    """Comma separated, first line names the columns; every value is a string."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a document of 128 KiB
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file, strict=True)
+        header = next(reader, [])
+        while True:
+            where = Row({}, str(path), reader.line_num + 1)
+            try:
+                fields = next(reader)
+                "".join(fields).encode()
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield RowError(where.where, f"not CSV: {error}")
+            except UnicodeEncodeError:
+                yield RowError(where.where, "not UTF-8")
+            else:
+                if len(fields) == len(header):
+                    yield Row(dict(zip(header, fields, strict=True)), where.source, where.line)
+                elif fields:  # a blank line has none
+                    yield RowError(where.where, f"{len(fields)} fields where the header has {len(header)}")
+
+
+def _read_parquet(path: Path) -> Iterator[Row | RowError]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+    except (ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a parquet file: {error}") from None
+    return _numbered(str(path), (values for batch in file.iter_batches() for values in batch.to_pylist()))
+
+
+def _numbered(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
+    return (Row(values, source, number) for number, values in enumerate(rows, start=1))
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row | RowError]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_folder(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+    """A folder written by `save_to_disk`, or one of data files that are marked with their split or belong to one."""
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        return _read_saved(folder, split, flags)
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in READERS)
+    if not files:
+        raise UserError(f"{flags.dataset}: no data files in {str(folder)!r}; known file types: {', '.join(READERS)}")
+    words = {path: set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) for path in files}
+    found = sorted({word for path in files for word in words[path] & {*SPLITS, split.lower()}})
+    if found and split.lower() not in found:
+        raise _no_split(str(folder), split, found, flags)
+    chosen = [path for path in files if split.lower() in words[path]] if found else files
+    return (row for path in chosen for row in _read_file(path, flags))
+
+
+def _read_saved(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+    from datasets import DatasetDict, load_from_disk
+
+    saved = load_from_disk(str(folder))
+    if isinstance(saved, DatasetDict):
+        if split not in saved:
+            raise _no_split(str(folder), split, list(saved), flags)
+        saved = saved[split]
+    return _numbered(str(folder), saved)
+
+
+def _read_hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+    from datasets import load_dataset
+
+    try:
+        found = load_dataset(name, data_dir=data_dir or None)
+    except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or needs code of its own to run
+        raise UserError(
+            f"{flags.dataset}: {name!r} is no file or folder here, and as a hub dataset it cannot be loaded: {error}"
+        ) from error
+    if split not in found:
+        raise _no_split(name, split, list(found), flags)
+    return _numbered(name, found[split])
+
+
+def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:
+    names = ", ".join(str(name) for name in available)
+    return UserError(f"{flags.split}={split}: {source!r} has no such split; available: {names}")

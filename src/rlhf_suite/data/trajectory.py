@@ -1,0 +1,94 @@
+"""The trajectory: an append-only ledger of tokens, each with its owner, the engine's log-prob and the weight version.
+
+Text becomes tokens once, at the first prompt; from then on ids are appended as they were sampled or given, and text is
+for display. Masks, lengths and turn boundaries are views of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlhf_suite.data.batch import TokenBatch
+
+PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
+
+
+@dataclass
+class Trajectory:
+    """One sample. T tokens so far."""
+
+    prompt: int  # index of the prompt in its dataset
+    group: int  # which of this step's prompts it answers; samples of one prompt share it
+    sample: int  # which of the group's samples it is
+    ids: NDArray[np.int64]  # [T]
+    owner: NDArray[np.int8]  # [T]
+    engine_log_probs: NDArray[np.float32]  # [T], 0 where the model did not write
+    version: NDArray[np.int32]  # [T], weights that wrote the token; -1 where the model did not write
+    finish_reason: str = ""
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int]) -> Trajectory:
+        """A ledger that holds the prompt."""
+        ids = np.asarray(prompt_ids, dtype=np.int64)
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        return cls(
+            prompt, group, sample, ids, np.full(len(ids), PROMPT, np.int8), zeros, np.full(len(ids), -1, np.int32)
+        )
+
+    def append_model(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32], version: int) -> None:
+        """Tokens the model sampled, with the engine's log-prob of each."""
+        self._append(ids, MODEL, log_probs, version)
+
+    def append_environment(self, ids: Sequence[int]) -> None:
+        """Tokens an environment or a tool wrote; never trained on."""
+        self._append(np.asarray(ids), ENVIRONMENT, np.zeros(len(ids), np.float32), -1)
+
+    def _append(self, ids: NDArray[np.int64], owner: int, log_probs: NDArray[np.float32], version: int) -> None:
+        count = len(ids)
+        assert len(log_probs) == count, f"{count} ids with {len(log_probs)} log-probs"
+        self.ids = np.concatenate([self.ids, ids.astype(np.int64)])
+        self.owner = np.concatenate([self.owner, np.full(count, owner, np.int8)])
+        self.engine_log_probs = np.concatenate([self.engine_log_probs, log_probs.astype(np.float32)])
+        self.version = np.concatenate([self.version, np.full(count, version, np.int32)])
+
+    @property
+    def model_mask(self) -> NDArray[np.bool_]:
+        """Which tokens the model wrote, [T]."""
+        return self.owner == MODEL
+
+    @property
+    def response_length(self) -> int:
+        """Tokens the model wrote; what environments wrote does not count."""
+        return int(self.model_mask.sum())
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the length limit ended it."""
+        return self.finish_reason == "length"
+
+    @property
+    def response_ids(self) -> NDArray[np.int64]:
+        """Everything after the first prompt."""
+        return self.ids[int((self.owner == PROMPT).sum()) :]
+
+
+def to_batch(trajectories: Sequence[Trajectory]) -> TokenBatch:
+    """Ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, and the rows `group` and `index`."""
+    lengths = torch.tensor([len(trajectory.ids) for trajectory in trajectories])
+    mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
+    engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
+    return TokenBatch(
+        torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
+        lengths,
+        {"mask": torch.from_numpy(mask), "engine_log_probs": torch.from_numpy(engine)},
+        {
+            "group": torch.tensor([trajectory.group for trajectory in trajectories]),
+            "index": torch.arange(len(trajectories)),
+        },
+    )

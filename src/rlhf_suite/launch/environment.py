@@ -1,0 +1,64 @@
+"""Which devices the run uses, and the environment of its processes; both are settled before any heavy import."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.errors import UserError
+
+QUIET = {
+    "PYTHONWARNINGS": "ignore",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+
+
+def device_kind(config: LaunchConfig) -> str:
+    """ "cuda" or "cpu": as launch.device says, or whether this machine has a GPU."""
+    if config.device == "auto":
+        return "cuda" if gpu_count() else "cpu"
+    if config.device == "cuda" and config.ray_address is None and not gpu_count():
+        raise UserError("launch.device=cuda, but no GPU is visible here: use launch.device=cpu, or see nvidia-smi")
+    return config.device
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use, found without torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1", "NoDevFiles")])
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if devices or shutil.which("nvidia-smi") is None:
+        return devices
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def cpu_count() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def runtime_env(device: str) -> dict[str, str]:
+    """Environment variables for the driver and every actor; what the user has set already is kept.
+
+    CPU: one thread per process, and threads that sleep while they wait. Several processes share the cores here, and
+    OpenMP's default of spinning makes them up to ten times slower.
+    """
+    return {name: os.environ.get(name, value) for name, value in (_profile(device) | QUIET | NO_TELEMETRY).items()} | (
+        {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    )
+
+
+def _profile(device: str) -> dict[str, str]:
+    if device == "cpu":
+        return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "DS_ACCELERATOR": "cpu"}
+    # An actor per GPU: each gets its part of the cores, for the optimiser when it runs in host memory.
+    return {"OMP_NUM_THREADS": str(max(1, cpu_count() // max(1, gpu_count()))), "DS_ACCELERATOR": "cuda"}

@@ -1,0 +1,176 @@
+"""The Ray cluster of a run: a private one by default, never somebody else's by accident, and gone when the run is over.
+
+Private: loopback addresses only, a token of its own, a temporary folder that is removed at the end.
+With `launch.ray_address` the run joins a cluster that runs already, and only leaves it at the end.
+Inside a Slurm allocation of several nodes the cluster spans them (`launch/slurm.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch import slurm
+from rlhf_suite.launch.environment import cpu_count, device_kind, runtime_env
+from rlhf_suite.launch.placement import CPUS_PER_DEVICE
+
+# Ray puts unix sockets some 60 characters below its folder, and their paths end at 107.
+MAX_TEMP_PATH = 40
+
+
+@contextmanager
+def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None]:
+    """Ray for the length of the block. `slots`: actors that will run at once, for which CPU shares are made.
+
+    SIGTERM ends the block with SystemExit(143), SIGINT with KeyboardInterrupt: both pass through every `finally`.
+    """
+    device = device_kind(config)
+    allocation = slurm.allocation()
+    if config.ray_address is not None:
+        cluster = _joined(config.ray_address)
+    elif allocation is not None:
+        cluster = _spanning(allocation, folder, config)
+    else:
+        cluster = _private(config, device, _num_cpus(config, device, slots))
+    with _environment(runtime_env(device)), cluster, _terminable():
+        yield
+
+
+def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
+    """CPU slots of this node: as set, else this machine's cores, and on CPU enough for every actor's share."""
+    if config.num_cpus is not None:
+        return config.num_cpus
+    return max(cpu_count(), math.ceil(slots * CPUS_PER_DEVICE)) if device == "cpu" else cpu_count()
+
+
+@contextmanager
+def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
+    root = tempfile.gettempdir()
+    temp = Path(tempfile.mkdtemp(prefix="rs-", dir=root if len(root) < MAX_TEMP_PATH else "/tmp"))
+    try:
+        token = temp / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        with _credentials(token), _loopback(), _shutdown():
+            import ray
+
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=0 if device == "cpu" else None,
+                object_store_memory=config.object_store_mb << 20,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _temp_dir=str(temp),
+            )
+            yield
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[None]:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
+            "start one with `ray start --head`, or leave launch.ray_address out for a private one"
+        ) from error
+    with _shutdown():
+        yield
+
+
+@contextmanager
+def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
+    token = allocation.file(folder, "token")
+    with slurm.head(allocation, folder, config) as address, _credentials(token), _joined(address):
+        slurm.wait_for_nodes(allocation, config.timeout_s)
+        yield
+
+
+@contextmanager
+def _credentials(token: Path) -> Iterator[None]:
+    """The cluster's own token instead of the user's: other users of the machine cannot run code in it."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    def reread() -> None:  # Ray reads these variables when it is imported, which may have been before
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+    try:
+        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}):
+            reread()
+            yield
+    finally:
+        reread()
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Every daemon listens on 127.0.0.1 alone: the mode Ray has for laptops, chosen by a constant and by its variable."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _shutdown() -> Iterator[None]:
+    import ray
+
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block (Ray's daemons and actors inherit them) and put the old ones back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM becomes SystemExit. Entered after `ray.init`, which installs a handler that aborts the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

@@ -1,0 +1,159 @@
+"""One Ray cluster over the nodes of one Slurm job: every task of the job runs the same program, one task per node.
+
+The first task starts the head and goes on with the run; the others lend their node until the run ends. They find each
+other through two small files in the run folder, which all nodes share: the head's address, and a stop mark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch.environment import cpu_count
+
+POLL_S = 0.5
+START_S = 120.0
+STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """This task's place in a Slurm job of several nodes. `tag` names the job and its restart."""
+
+    tag: str
+    rank: int
+    num_nodes: int
+
+    def file(self, folder: Path, suffix: str) -> Path:
+        return folder / f"ray_{self.tag}.{suffix}"
+
+    @property
+    def temp_dir(self) -> Path:
+        return Path(f"/tmp/rs-{self.tag}-{self.rank}")  # short: it holds unix sockets
+
+
+def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The allocation this process runs in, or None outside Slurm and on a single node."""
+    if "SLURM_PROCID" not in environ or int(environ.get("SLURM_STEP_NUM_NODES", "1")) == 1:
+        return None
+    nodes, tasks = int(environ["SLURM_STEP_NUM_NODES"]), int(environ["SLURM_NTASKS"])
+    if tasks != nodes:
+        raise RunError(f"the Slurm job has {tasks} tasks on {nodes} nodes: set hydra.launcher.tasks_per_node=1")
+    restart = environ.get("SLURM_RESTART_COUNT", "0")
+    return Allocation(f"{environ['SLURM_JOB_ID']}-{restart}", int(environ["SLURM_PROCID"]), nodes)
+
+
+@contextmanager
+def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator[str]:
+    """Start the head on this node; yields its address, `host:port`. Ends every node's Ray on leaving."""
+    token = allocation.file(folder, "token")
+    folder.mkdir(parents=True, exist_ok=True)
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    host = socket.gethostbyname(socket.gethostname())
+    port = _free_port(host)
+    daemon = _start(allocation, token, config, ["--head", f"--node-ip-address={host}", f"--port={port}"])
+    try:
+        _wait(lambda: _listens(host, port), daemon, "the head of Ray to listen")
+        _write(allocation.file(folder, "json"), json.dumps({"address": f"{host}:{port}"}))
+        yield f"{host}:{port}"
+    finally:
+        _write(allocation.file(folder, "stop"), "")
+        _stop(daemon, allocation)
+        token.unlink(missing_ok=True)
+
+
+def serve_node(folder: Path, config: LaunchConfig) -> bool:
+    """On every node but the first: lend the node until the run ends, then True. Elsewhere: False at once."""
+    here = allocation()
+    if here is None or here.rank == 0:
+        return False
+    address, stop = here.file(folder, "json"), here.file(folder, "stop")
+    _wait(address.exists, None, f"{address} from the first node")
+    head_address = json.loads(address.read_text())["address"]
+    daemon = _start(here, here.file(folder, "token"), config, [f"--address={head_address}"])
+    try:
+        while not stop.exists() and daemon.poll() is None:
+            time.sleep(POLL_S)
+    finally:
+        _stop(daemon, here)
+    return True
+
+
+def wait_for_nodes(allocation: Allocation, timeout_s: float) -> None:
+    """Wait until every node of the job has joined."""
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    while (alive := sum(node["Alive"] for node in ray.nodes())) < allocation.num_nodes:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{alive} of {allocation.num_nodes} nodes joined Ray within {timeout_s:g} s (launch.timeout_s)"
+            )
+        time.sleep(POLL_S)
+
+
+def _start(allocation: Allocation, token: Path, config: LaunchConfig, role: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    command += [
+        f"--num-cpus={config.num_cpus or cpu_count()}",
+        f"--object-store-memory={config.object_store_mb << 20}",
+        *role,
+    ]
+    if "--head" in role:
+        command += ["--include-dashboard=false", f"--temp-dir={allocation.temp_dir}"]
+    # Slurm sends its warning (USR2) to every process of the job: Ray's would die of it.
+    deaf = ["/bin/sh", "-c", 'trap "" USR2; exec "$@"', "sh", *command]
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
+    return subprocess.Popen(deaf, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:
+    deadline = time.monotonic() + START_S
+    while not ready():
+        if daemon is not None and daemon.poll() is not None:
+            raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {what}")
+        if time.monotonic() > deadline:
+            raise RunError(f"waited {START_S:g} s for {what}")
+        time.sleep(POLL_S)
+
+
+def _stop(daemon: subprocess.Popen[bytes], allocation: Allocation) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+    shutil.rmtree(allocation.temp_dir, ignore_errors=True)
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _write(path: Path, text: str) -> None:
+    """Write so that a reader on another node sees all of it or nothing."""
+    aside = path.with_suffix(".tmp")
+    aside.write_text(text)
+    aside.rename(path)

@@ -1,0 +1,84 @@
+"""How a loss over ragged tokens becomes a number: sums over units; the caller divides once, by the global count.
+
+A unit is what a loss is a mean over. With N_u units in an optimiser step, counted over all micro-batches and ranks
+before the first forward, the step's loss is (sum of all returned totals) / N_u, whatever the split.
+
+    mode                   unit                                        weight of a masked token
+    token-mean             masked token                                1
+    seq-mean-token-mean    sequence with at least one masked token     1 / (masked tokens of its sequence)
+
+Shapes: T tokens of B sequences laid end to end; `mask` [T] holds 0 or 1, `segments` [T] the index of each token's
+sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean that adds up exactly over micro-batches and ranks: `total / count`, both kept."""
+
+    total: Tensor  # scalar
+    count: Tensor | float
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss summed over its units, with gradient, and metrics without."""
+
+    total: Tensor  # scalar
+    metrics: dict[str, Mean]
+
+
+def merge_metrics(first: dict[str, Mean], second: dict[str, Mean]) -> dict[str, Mean]:
+    """The metrics of two parts of a batch together; a name that only one part has keeps its mean."""
+    both = {name: first[name] + second[name] for name in first.keys() & second.keys()}
+    return first | second | both
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `values` [T] over masked tokens; what stands elsewhere, NaN included, counts for nothing."""
+    return torch.where(mask.bool(), values, 0).sum()
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Mean:
+    """Mean of `values` [T] over masked tokens, without gradient: a metric."""
+    return Mean(masked_sum(values.detach(), mask), mask.sum())
+
+
+def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
+    """Sum of `weights * values` [T] over the tokens with a weight."""
+    return (weights * torch.where(weights > 0, values, 0)).sum()
+
+
+def tokens_per_sequence(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
+    """Number of masked tokens of each sequence, [B] float32."""
+    return torch.zeros(num_sequences, device=mask.device).index_add(0, segments, mask.float())
+
+
+def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
+    """Weight of each token in the sum of `mode`, [T] float32; the weights of a batch sum to its `num_units`."""
+    assert mode in MODES, mode
+    if mode == "token-mean":
+        return mask.float()
+    counts = tokens_per_sequence(mask, segments, num_sequences)  # [B]
+    return mask.float() / counts.clamp(min=1)[segments]
+
+
+def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
+    """How many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens count for nothing."""
+    assert mode in MODES, mode
+    if mode == "token-mean":
+        return mask.float().sum()
+    return (tokens_per_sequence(mask, segments, num_sequences) > 0).float().sum()
+
+
+MODES = ("token-mean", "seq-mean-token-mean")

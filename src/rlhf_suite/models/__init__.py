@@ -1,0 +1,1 @@
+"""Models: loading, the one forward pass, and writing weights out."""

@@ -1,0 +1,204 @@
+"""Attention over sequences laid end to end, registered in transformers as "varlen".
+
+Every sequence attends to itself alone, causally. On CUDA in bf16 or fp16 a variable-length flash kernel does it;
+anywhere else the tokens are copied into padded blocks, for the attention only, and torch's SDPA runs on each block. No
+T x T mask exists in either. T tokens, B sequences, L longest length, H query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from rlhf_suite.errors import UserError
+
+NAME = "varlen"
+SMALLEST_BUCKET = 64  # sequences up to this long share one padded block
+HALF = (torch.bfloat16, torch.float16)
+REFUSED = ("softcap", "s_aux", "position_bias")  # arguments that change the scores and that the kernels here ignore
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sequences of similar length, as one padded block of `rows` x `width`."""
+
+    rows: int
+    width: int
+    tokens: Tensor  # [T_b] the bucket's tokens, as indices into the T of the batch
+    slots: Tensor  # [T_b] where each of them stands in the block flattened to rows * width
+    source: Tensor  # [rows * width] the token in each slot; padding repeats token 0, which no real query sees
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where each sequence lies; computed once per forward pass and handed to every layer."""
+
+    packed: bool
+    cu_lengths: Tensor  # [B+1] int32: 0 and the running sum of lengths
+    max_length: int
+    positions: Tensor  # [T] position of a token in its sequence
+    slots: Tensor  # [T] where a token stands in [B, L] flattened
+    buckets: tuple[Bucket, ...]  # of a packed batch; together they hold every token once
+    order: Tensor | None  # [T] brings the tokens of all buckets, bucket after bucket, back to batch order
+
+    @staticmethod
+    def of(lengths: Tensor, packed: bool) -> Sequences:
+        """The sequences of `lengths` [B]."""
+        starts = lengths.cumsum(0) - lengths  # [B]
+        total, longest = int(lengths.sum()), int(lengths.max())
+        rows = torch.arange(len(lengths), device=lengths.device)
+        segments = torch.repeat_interleave(rows, lengths, output_size=total)  # [T]
+        positions = torch.arange(total, device=lengths.device) - starts[segments]  # [T]
+        buckets = _buckets(lengths, segments, positions) if packed else ()
+        order = None
+        if len(buckets) > 1:
+            order = torch.argsort(torch.cat([bucket.tokens for bucket in buckets]))
+        cu_lengths = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        return Sequences(packed, cu_lengths, longest, positions, segments * longest + positions, buckets, order)
+
+
+def _buckets(lengths: Tensor, segments: Tensor, positions: Tensor) -> tuple[Bucket, ...]:
+    """Sequences grouped by length, in powers of two: one long sequence does not pad all others to its length."""
+    level = lengths.clamp(min=SMALLEST_BUCKET).log2().ceil().long()  # [B]
+    buckets = []
+    for value in level.unique().tolist():
+        members = level == value  # [B]
+        rows, width = int(members.sum()), int(lengths[members].max())
+        row_of = members.cumsum(0) - 1  # [B] row in the block, for members
+        tokens = members[segments].nonzero().squeeze(1)  # [T_b]
+        slots = row_of[segments[tokens]] * width + positions[tokens]  # [T_b]
+        source = torch.zeros(rows * width, dtype=torch.int64, device=lengths.device).index_copy_(0, slots, tokens)
+        buckets.append(Bucket(rows, width, tokens, slots, source))
+    return tuple(buckets)
+
+
+class _Place(torch.autograd.Function):
+    """Tokens [T, ...] into the slots of a padded block [rows * width, ...]; the backward reads the slots back."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, bucket: Bucket) -> Tensor:
+        ctx.bucket, ctx.total = bucket, len(tokens)
+        return tokens.index_select(0, bucket.source)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        bucket: Bucket = ctx.bucket
+        own = gradient.index_select(0, bucket.slots)  # [T_b, ...]
+        if len(own) == ctx.total:
+            return own, None
+        return own.new_zeros(ctx.total, *own.shape[1:]).index_copy_(0, bucket.tokens, own), None
+
+
+def varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    sequences: Sequences | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function. query [1, H, T, D] packed or [B, H, L, D] padded; output [1, T, H, D] or
+    [B, L, H, D]. A token sees itself and at most `sliding_window - 1` tokens before it in its own sequence."""
+    refused = [name for name in REFUSED if settings.get(name) is not None]
+    if refused or sequences is None or not getattr(module, "is_causal", True):
+        reason = f"uses {', '.join(refused)}" if refused else "does not hand the sequence borders to its attention"
+        raise UserError(
+            f"ds.attn_implementation=varlen: {type(module).__name__} {reason}. Set ds.attn_implementation=eager "
+            "and ds.packing_samples=false"
+        )
+    call = _Call(settings.get("scaling"), settings.get("sliding_window"), settings.get("dropout") or 0.0)
+    if not sequences.packed:
+        return call.padded(query, key, value).transpose(1, 2), None
+    tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
+    if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1]:
+        return _flash_kernel()(*tokens, sequences, call)[None], None
+    outputs = []
+    for bucket in sequences.buckets:
+        blocks = [_Place.apply(states, bucket).unflatten(0, (bucket.rows, bucket.width)) for states in tokens]
+        attended = call.padded(*(block.transpose(1, 2) for block in blocks))  # [rows, H, width, D]
+        outputs.append(attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.slots))  # [T_b, H, D]
+    if sequences.order is None:
+        return outputs[0][None], None
+    return torch.cat(outputs).index_select(0, sequences.order)[None], None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One layer's settings."""
+
+    scaling: float | None
+    window: int | None
+    dropout: float
+
+    def padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal SDPA of right-padded rows, [B, H, L, D]: padding comes last, so no real query sees it."""
+        length = query.shape[2]
+        mask = None
+        if self.window is not None and length > self.window:
+            distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
+            mask = (distance >= 0) & (distance < self.window)  # [L, L]
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            is_causal=mask is None,
+            scale=self.scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+
+
+class _FlashKernel(Protocol):
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor: ...
+
+
+@cache
+def _flash_kernel() -> _FlashKernel:
+    """The flash-attn package where installed, else the variable-length kernel that ships with torch."""
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return _torch_flash
+
+    def packaged(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor:
+        borders, longest = sequences.cu_lengths, sequences.max_length
+        window = (-1, -1) if call.window is None else (call.window - 1, 0)
+        return flash_attn_varlen_func(
+            query, key, value, borders, borders, longest, longest,
+            dropout_p=call.dropout, softmax_scale=call.scaling, causal=True, window_size=window,
+        )  # fmt: skip
+
+    return packaged
+
+
+def _torch_flash(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if call.dropout > 0:
+        raise UserError(
+            "attention_dropout > 0 on CUDA needs the flash-attn package. Set it to 0 in the model's config.json"
+        )
+    borders, longest = sequences.cu_lengths, sequences.max_length
+    window = (-1, 0) if call.window is None else (call.window - 1, 0)
+    output = varlen_attn(
+        query, key, value, borders, borders, longest, longest,
+        scale=call.scaling, window_size=window, enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The sequence borders replace the mask."""
+
+
+AttentionInterface.register(NAME, varlen_attention)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,179 @@
+"""The one forward pass: a TokenBatch in, per-token log-probs or values out, packed or padded.
+
+T tokens, B sequences, L longest length, H hidden size. Everything that comes out stands at the token it describes: the
+log-prob of token t, and the value of the state token t was chosen in, are read from the hidden state at t-1. A
+sequence's first token has neither: both are 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.errors import UserError
+from rlhf_suite.models import attention
+from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.head import ScoringHead
+
+PACKING = (attention.NAME, "flash_attention_2")
+
+
+class TokenOutputs(NamedTuple):
+    """What a language model says about the tokens of a batch. A tuple, so that ZeRO's hooks find the tensors."""
+
+    log_probs: Tensor  # [T] fp32
+    entropy: Tensor | None  # [T] fp32: of the distribution the token was drawn from; where asked for
+    aux_loss: Tensor | None  # scalar: the MoE load-balancing loss, weight 1, not part of anything else; where asked for
+
+
+class LanguageModel(nn.Module):
+    """A causal language model of transformers behind the one forward pass."""
+
+    def __init__(self, model: PreTrainedModel, packed: bool) -> None:
+        super().__init__()
+        check_layout(model, packed)
+        model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings()))
+        self.model = model
+        self.packed = packed
+        self.router_loss = False
+
+    def forward(
+        self, batch: TokenBatch, temperature: float = 1.0, entropy: bool = False, needed: Tensor | None = None
+    ) -> TokenOutputs:
+        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0."""
+        sequences = Sequences.of(batch.lengths, self.packed)
+        hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
+        wanted = sequences.positions > 0
+        tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
+        head: nn.Module = self.model.get_output_embeddings()
+        log_probs, entropies = head(
+            hidden.index_select(0, tokens - 1), batch.ids[tokens], temperature=temperature, entropy=entropy
+        )
+        aux_loss = None
+        if self.router_loss:
+            real = None if self.packed else sequences.slots
+            aux_loss = load_balancing_loss(router_logits, self.model.config.num_experts_per_tok, real)
+        return TokenOutputs(
+            _spread(log_probs, tokens, batch.num_tokens),
+            _spread(entropies, tokens, batch.num_tokens) if entropy else None,
+            aux_loss,
+        )
+
+
+class ScalarModel(nn.Module):
+    """A transformers model with one number per token: critic, reward model."""
+
+    def __init__(self, model: PreTrainedModel, packed: bool) -> None:
+        super().__init__()
+        check_layout(model, packed)
+        self.model = model
+        self.packed = packed
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """The head's output at every token's own hidden state, [T] fp32. Read through the functions below."""
+        hidden, _ = hidden_states(self.model, batch, Sequences.of(batch.lengths, self.packed), False)
+        return self.model.score(hidden).squeeze(-1).float()
+
+
+def token_log_probs(
+    model: Callable[..., Any],
+    batch: TokenBatch,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    needed: Tensor | None = None,
+) -> TokenOutputs:
+    """`LanguageModel.forward`, through whatever engine wraps the model."""
+    outputs: TokenOutputs = model(batch, temperature=temperature, entropy=entropy, needed=needed)
+    return outputs
+
+
+def token_values(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
+    """V(state token t was chosen in), [T]: the head at t-1; 0 at the first token of a sequence."""
+    own = model(batch)  # [T]
+    shifted = F.pad(own[:-1], (1, 0))
+    first = torch.zeros(batch.num_tokens, dtype=torch.bool, device=own.device).index_fill(0, batch.starts, True)
+    return shifted.masked_fill(first, 0.0)
+
+
+def sequence_scores(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
+    """The head at each sequence's last token, [B]; which one that is follows from its length, not from a padding id."""
+    scores: Tensor = model(batch)[batch.starts + batch.lengths - 1]
+    return scores
+
+
+def check_layout(model: PreTrainedModel, packed: bool) -> None:
+    """Refuse a combination of attention and layout that would compute something else without saying so."""
+    implementation = model.config._attn_implementation
+    if packed and implementation not in PACKING:
+        raise UserError(
+            f"ds.packing_samples=true needs ds.attn_implementation={' or '.join(PACKING)}, not {implementation}: "
+            "the others let packed sequences see each other"
+        )
+    allowed = {"full_attention", "sliding_attention"}
+    other = set(getattr(model.config, "layer_types", None) or ()) - allowed
+    if other and (packed or implementation == attention.NAME):
+        raise UserError(
+            f"this model has layers of type {', '.join(sorted(other))}, which run neither packed nor with varlen "
+            "attention. Set ds.packing_samples=false and ds.attn_implementation=sdpa"
+        )
+
+
+def hidden_states(
+    model: PreTrainedModel, batch: TokenBatch, sequences: Sequences, router_logits: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The last hidden states [T, H]; where asked for, each MoE layer's router logits [rows, experts] as well."""
+    inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
+    implementation = model.config._attn_implementation
+    if implementation == attention.NAME:
+        inputs |= {"attention_mask": None, "sequences": sequences}
+    elif sequences.packed:
+        borders, longest = sequences.cu_lengths, sequences.max_length
+        inputs |= {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": longest, "max_length_k": longest}
+    if router_logits:
+        inputs["output_router_logits"] = True
+    # A cache would make transformers forget where packed sequences end.
+    outputs = model.base_model(**inputs, use_cache=False)
+    states: Tensor = outputs.last_hidden_state.flatten(0, 1)
+    if not sequences.packed:
+        states = states.index_select(0, sequences.slots)
+    return states, outputs.router_logits if router_logits else ()
+
+
+def _packed_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
+    """One row of all sequences, [1, T]; positions start again at each. A 2-D mask would switch the borders off."""
+    return {"input_ids": batch.ids[None], "position_ids": sequences.positions[None], "attention_mask": None}
+
+
+def _padded_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
+    """Right-padded rows, [B, L]; the padding is token 0, masked."""
+    rows, longest = len(batch), sequences.max_length
+    ids = batch.ids.new_zeros(rows * longest).index_copy_(0, sequences.slots, batch.ids).view(rows, longest)
+    positions = torch.arange(longest, device=ids.device).expand(rows, longest)
+    mask = (positions < batch.lengths[:, None]).long()
+    return {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+
+
+def _spread(values: Tensor, tokens: Tensor, total: int) -> Tensor:
+    """`values` [N] at positions `tokens` [N] of a zero vector [total]."""
+    return values.new_zeros(total).index_copy(0, tokens, values)
+
+
+def load_balancing_loss(router_logits: tuple[Tensor, ...], top_k: int, real: Tensor | None) -> Tensor:
+    """E * sum_e f_e P_e over the rows of all layers (Switch Transformer, arXiv:2101.03961, eq. 4-6, top-k routing).
+
+    f_e: how often expert e is among a row's top k; P_e: its mean probability; uniform routing gives `top_k`.
+    `router_logits`: one [rows, E] per layer; `real`: the rows that are no padding (null: all).
+    """
+    logits = torch.cat([layer if real is None else layer[real] for layer in router_logits]).float()  # [N, E]
+    probabilities = logits.softmax(-1)
+    experts = logits.shape[-1]
+    chosen = probabilities.topk(top_k, dim=-1).indices  # [N, top_k]
+    frequency = chosen.flatten().bincount(minlength=experts) / len(logits)  # [E]
+    return experts * (frequency * probabilities.mean(0)).sum()

@@ -1,0 +1,144 @@
+"""Log-probs and entropies of given tokens without a [T, V] matrix of logits.
+
+The language-model head works through the rows in chunks; the backward pass computes each chunk's logits again. With
+z = (h W^T + b) / temperature, p = softmax(z), one row, target y:
+
+    log_prob = z_y - logsumexp(z)                d log_prob / dz_j = [j = y] - p_j
+    entropy  = logsumexp(z) - sum_j p_j z_j      d entropy  / dz_j = -p_j (log p_j + entropy)
+
+N rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CHUNK_ROWS = 1024  # enough for a GPU's matrix unit; with V = 150k the logits of a chunk take 0.6 GB in fp32
+CHUNK_ELEMENTS = 2**22  # small vocabularies take more rows at a time
+
+
+def chunk_rows(vocabulary: int) -> int:
+    return max(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary)
+
+
+class HeadSettings(NamedTuple):
+    temperature: float
+    entropy: bool
+    chunk_rows: int
+
+
+class ChunkedLogProbs(torch.autograd.Function):
+    """(hidden [N, H], weight [V, H], bias [V] | None, targets [N]) -> log_probs [N], entropy [N] | None; both fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: HeadSettings,
+    ) -> tuple[Tensor, Tensor | None]:
+        temperature, with_entropy, rows = settings
+        log_probs, normalisers, entropies = [], [], []
+        for start in range(0, len(hidden), rows):
+            logits = _logits(hidden[start : start + rows], weight, bias, temperature)
+            normaliser = logits.logsumexp(-1)
+            chosen = logits.gather(-1, targets[start : start + rows, None]).squeeze(-1)
+            log_probs.append(chosen - normaliser)
+            normalisers.append(normaliser)
+            if with_entropy:
+                probabilities = (logits - normaliser[:, None]).exp_()
+                entropies.append(normaliser - (probabilities * logits).sum(-1))
+        empty = _logits(hidden[:0], weight, bias, temperature).sum(-1)  # a batch may need no row at all
+        entropy = torch.cat([*entropies, empty]) if with_entropy else None
+        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat([*normalisers, empty]), entropy)
+        ctx.temperature, ctx.rows = temperature, rows
+        ctx.set_materialize_grads(False)
+        return torch.cat([*log_probs, empty]), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        hidden_gradient = torch.empty_like(hidden) if need_hidden else None
+        # Sums over chunks stay exact in fp32, also where the weights are bf16.
+        weight_gradient = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        bias_gradient = torch.zeros_like(bias, dtype=wide) if need_bias else None
+        for start in range(0, len(hidden), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            chunk = hidden[part]
+            log_p = _logits(chunk, weight, bias, ctx.temperature).sub_(normaliser[part, None])
+            logits_gradient = _logits_gradient(
+                log_p,
+                targets[part],
+                gradients[0][part] if gradients[0] is not None else None,
+                gradients[1][part] if gradients[1] is not None else None,
+                entropy[part] if entropy is not None else None,
+            )
+            logits_gradient = logits_gradient.div_(ctx.temperature).to(weight.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = logits_gradient @ weight
+            if weight_gradient is not None:
+                weight_gradient += logits_gradient.T @ chunk
+            if bias_gradient is not None:
+                bias_gradient += logits_gradient.sum(0)
+        return (
+            hidden_gradient,
+            weight_gradient.to(weight.dtype) if weight_gradient is not None else None,
+            bias_gradient.to(weight.dtype) if bias_gradient is not None else None,
+            None,
+            None,
+        )
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """softmax's argument, [rows, V], at least fp32."""
+    logits = F.linear(hidden, weight, bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.div_(temperature)
+
+
+def _logits_gradient(
+    log_p: Tensor, targets: Tensor, of_log_prob: Tensor | None, of_entropy: Tensor | None, entropy: Tensor | None
+) -> Tensor:
+    """The gradient with respect to z, [rows, V]. Overwrites `log_p`."""
+    p = log_p.exp()
+    if of_entropy is not None:
+        assert entropy is not None
+        result = log_p.add_(entropy[:, None]).mul_(p).mul_(-of_entropy[:, None])
+    else:
+        result = log_p.zero_()
+    if of_log_prob is not None:
+        result.addcmul_(p, -of_log_prob[:, None])
+        result.scatter_add_(1, targets[:, None], of_log_prob[:, None])
+    return result
+
+
+class ScoringHead(nn.Linear):
+    """A language-model head that also scores given tokens.
+
+    The chunked computation lives in this module's own forward because that is where ZeRO-3 has the weight whole: its
+    hooks gather a module's parameters around its forward and backward, and at no other time.
+    """
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> ScoringHead:
+        """A head that shares the parameters of `linear`."""
+        head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        head.weight, head.bias = linear.weight, linear.bias
+        return head
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0, entropy: bool = False
+    ) -> Any:
+        """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None)."""
+        if targets is None:
+            return super().forward(hidden)
+        settings = HeadSettings(temperature, entropy, chunk_rows(self.out_features))
+        return ChunkedLogProbs.apply(hidden, self.weight, self.bias, targets, settings)

@@ -1,0 +1,1 @@
+"""Reinforcement learning: pipeline.py is the story, the other files its parts."""

@@ -1,0 +1,79 @@
+"""Prompts to trajectories: n samples of each prompt from the engines, each with a seed of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rl.engine_pool import EnginePool
+from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings
+
+TRAINING, EVALUATION = 0, 1  # streams of random numbers that never meet
+
+
+class Collector:
+    """Samples responses of the current policy."""
+
+    def __init__(self, config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> None:
+        self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
+
+    def collect(self, indices: Sequence[int], step: int) -> tuple[list[Trajectory], dict[str, float]]:
+        """A rollout: rollout.n_samples_per_prompt samples of each of the prompts `indices`."""
+        rollout = self.config.rollout
+        sampling = self.sampling(rollout.temperature)
+        trajectories = self.sample(self.prompts, indices, rollout.n_samples_per_prompt, sampling, (TRAINING, step))
+        versions = np.concatenate([t.version[t.model_mask] for t in trajectories])
+        if self.config.vllm.enable_sleep:
+            self.engines.sleep()
+        return trajectories, {"rollout/weight_version": float(versions.mean())}
+
+    def sampling(self, temperature: float) -> SamplingSettings:
+        """The flags of `rollout` at a given temperature."""
+        rollout = self.config.rollout
+        return SamplingSettings(
+            temperature=temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_p=rollout.min_p,
+            stop=tuple(rollout.stop or ()),
+            stop_token_ids=self.stop_ids,
+        )
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        indices: Sequence[int],
+        samples: int,
+        sampling: SamplingSettings,
+        stream: tuple[int, int],
+    ) -> list[Trajectory]:
+        """`samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
+        trajectories = [
+            Trajectory.start(index, group, sample, prompts[index].ids)
+            for group, index in enumerate(indices)
+            for sample in range(samples)
+        ]
+        requests = [
+            GenerationRequest(
+                id=i, prompt_ids=t.ids.tolist(), max_new_tokens=self.room(t), seed=self.seed(t, stream), sampling=sampling
+            )
+            for i, t in enumerate(trajectories)
+        ]
+        for trajectory, generation in zip(trajectories, self.engines.generate(requests), strict=True):
+            trajectory.append_model(generation.ids, generation.log_probs, generation.weight_version)
+            trajectory.finish_reason = generation.finish_reason
+        return trajectories
+
+    def room(self, trajectory: Trajectory) -> int:
+        """Tokens the response may have."""
+        left = self.config.data.max_len - len(trajectory.ids)
+        return min(left, self.config.rollout.max_new_tokens or left)
+
+    def seed(self, trajectory: Trajectory, stream: tuple[int, int]) -> int:
+        """A seed that depends on the sample alone: not on the order of requests, the batch or the engine."""
+        entropy = [self.config.train.seed, *stream, trajectory.prompt, trajectory.sample]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])

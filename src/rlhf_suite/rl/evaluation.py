@@ -1,0 +1,56 @@
+"""Pass@1 and unbiased pass@k on held-out prompts, by sampling from the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_suite.algo.passk import pass_at_k
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.chat import Prompt
+from rlhf_suite.rl.collect import EVALUATION, Collector
+from rlhf_suite.rl.scoring import ScoredTrajectories, Scorer
+
+
+class Evaluator:
+    """Samples every held-out prompt and scores the samples; a sample passes when its score is above 0.5."""
+
+    def __init__(self, config: PPORun, prompts: Sequence[Prompt], collector: Collector, scorer: Scorer) -> None:
+        self.config, self.prompts, self.collector, self.scorer = config, prompts, collector, scorer
+        self.samples: dict[int, ScoredTrajectories] = {}  # of the first and the last evaluation
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """`eval/pass1` and the like over all prompts, and `eval/<source>/...` when there are several sources."""
+        samples, sampling = self.config.eval.n_samples_per_prompt, self.collector.sampling(self.config.eval.temperature)
+        # the same seeds every time: what changes between evaluations is the policy
+        trajectories = self.collector.sample(self.prompts, range(len(self.prompts)), samples, sampling, (EVALUATION, 0))
+        scored, _ = self.scorer.score(trajectories)
+        first = min(self.samples, default=step)
+        self.samples = {first: self.samples.get(first, scored), step: scored}
+        sources = np.array(scored.datasources)
+        result = self.summary(scored, np.ones(len(sources), bool), "eval")
+        if len(set(scored.datasources)) > 1:
+            for source in sorted(set(scored.datasources)):
+                result |= self.summary(scored, sources == source, f"eval/{source}")
+        return result
+
+    def summary(self, scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
+        """Means over prompts of pass@1 and pass@n, and over samples of reward, length and truncation."""
+        groups = np.array([t.group for t in scored.trajectories])[chosen]
+        passed = (scored.scores > 0.5)[chosen]
+        lengths = np.array([t.response_length for t in scored.trajectories])[chosen]
+        truncated = np.array([t.truncated for t in scored.trajectories])[chosen]
+        n = self.config.eval.n_samples_per_prompt
+        correct = np.array([passed[groups == g].sum() for g in np.unique(groups)])
+        counts = np.array([(groups == g).sum() for g in np.unique(groups)])
+        result = {f"{prefix}/pass1": float(np.mean(correct / counts))}
+        if n > 1:
+            result[f"{prefix}/pass{n}"] = float(np.mean([pass_at_k(int(counts[i]), int(c), n) for i, c in enumerate(correct)]))
+        return result | {
+            f"{prefix}/reward": float(scored.rewards[chosen].mean()),
+            f"{prefix}/response_length_mean": float(lengths.mean()),
+            f"{prefix}/truncated_rate": float(truncated.mean()),
+            f"{prefix}/num_samples": float(len(passed)),
+        }
+

@@ -1,0 +1,62 @@
+"""Rewarded trajectories to experience: the policy's and the reference's log-probs and the critic's values."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_suite.algo.correction import mismatch
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import to_batch
+from rlhf_suite.errors import RunError
+from rlhf_suite.rl.scoring import ScoredTrajectories
+from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
+from rlhf_suite.train.workers import WorkerGroup
+
+MISMATCH_MAX = {"fp32": 1e-4, "bf16": 0.1}
+
+
+def mismatch_limit(config: PPORun) -> float:
+    """The mean |log-prob difference| of engine and trainer past which the run stops."""
+    return config.algo.mismatch_max or MISMATCH_MAX[config.ds.param_dtype]
+
+
+class ExperienceMaker:
+    """Runs the forward passes of a rollout, all roles at the same time."""
+
+    def __init__(
+        self, config: PPORun, policy: WorkerGroup, reference: WorkerGroup | None, critic: WorkerGroup | None
+    ) -> None:
+        self.config, self.policy, self.reference, self.critic = config, policy, reference, critic
+
+    def make(self, scored: ScoredTrajectories) -> tuple[TokenBatch, dict[str, float]]:
+        """Tokens `mask`, `engine_log_probs`, `old_log_probs`, with a reference `ref_log_probs`, with a critic `values`;
+        rows `group`, `index`, `reward`."""
+        batch = to_batch(scored.trajectories)
+        batch.rows["reward"] = torch.from_numpy(scored.rewards)
+        jobs = [("old_log_probs", self.policy, "log_probs")]
+        if self.reference is not None:
+            jobs.append(("ref_log_probs", self.reference, "log_probs"))
+        if self.critic is not None:
+            jobs.append(("values", self.critic, "values"))
+        started = [(name, group, *start(group, method, batch)) for name, group, method in jobs]
+        for name, group, parts, refs in started:
+            batch.tokens[name] = reassemble(batch, parts, group.wait(refs, f"{group.name}: {name} of the rollout"))
+        return batch, self.check_mismatch(batch)
+
+    def check_mismatch(self, batch: TokenBatch) -> dict[str, float]:
+        """How far the engines' log-probs are from the trainer's: the same weights wrote both. Stops past the limit."""
+        result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], batch.tokens["mask"])
+        limit = mismatch_limit(self.config)
+        if result.mean_abs > limit:
+            raise RunError(
+                f"engine and trainer disagree: mean |log-prob difference| {result.mean_abs:.2e} on the rollout passes "
+                f"{limit:.2e} (algo.mismatch_max); the engine does not sample from the policy that is trained"
+            )
+        return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
+
+
+def start(group: WorkerGroup, method: str, batch: TokenBatch) -> tuple[list[list[int]], list[object]]:
+    """Begin a forward pass over all ranks of a group; gives the split and what to wait for."""
+    parts = balanced_parts(batch, group.world_size)
+    return parts, group.start_sharded(method, shards(batch, parts))

@@ -1,0 +1,96 @@
+"""What an optimiser step of the policy and of the critic minimises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_loss
+from rlhf_suite.losses.reduce import LossSum, Mean, num_units, token_weights
+from rlhf_suite.losses.value import value_loss
+from rlhf_suite.models.forward import token_log_probs, token_values
+from rlhf_suite.train.task import Forward, StepLoss
+
+
+@dataclass
+class PolicyObjective:
+    """Clipped surrogate + beta * KL (use_loss) - entropy_coef * entropy + aux_loss_coef * MoE auxiliary loss.
+
+    The surrogate is a mean over tokens or over sequences by actor.loss_agg_mode; KL and entropy are means over tokens.
+    """
+
+    actor: PolicyConfig
+    kl: KLConfig
+    temperature: float
+    kl_coef: float = 0.0
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        mask, rows = batch.tokens["mask"], len(batch)
+        return {
+            "tokens": num_units(mask, batch.segments, rows, "token-mean"),
+            "sequences": num_units(mask, batch.segments, rows, "seq-mean-token-mean"),
+            "all_tokens": torch.tensor(float(batch.num_tokens)),
+        }
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        mask = batch.tokens["mask"]
+        wants_entropy = self.actor.entropy_coef is not None
+        output = token_log_probs(
+            model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool()
+        )
+        surrogate = self.surrogate(output.log_probs, batch)
+        terms = self.token_terms(output.log_probs, output.entropy, batch)
+        unit = "tokens" if self.actor.loss_agg_mode == "token-mean" else "sequences"
+        sums = {"tokens": torch.stack([torch.zeros_like(surrogate.total), *(term.total for term in terms)]).sum()}
+        sums[unit] = sums.get(unit, 0.0) + surrogate.total
+        metrics = surrogate.metrics | {name: mean for term in terms for name, mean in term.metrics.items()}
+        if output.aux_loss is not None:
+            sums["all_tokens"] = self.actor.aux_loss_coef * output.aux_loss * batch.num_tokens
+            metrics["aux_loss"] = Mean(output.aux_loss.detach() * batch.num_tokens, float(batch.num_tokens))
+        return StepLoss(sums, metrics)
+
+    def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
+        """The clipped surrogate of the micro-batch."""
+        mask = batch.tokens["mask"]
+        tokens = PolicyTokens(
+            log_probs=log_probs,
+            old_log_probs=batch.tokens["old_log_probs"],
+            advantages=batch.tokens["advantages"],
+            mask=mask,
+            weights=token_weights(mask, batch.segments, len(batch), self.actor.loss_agg_mode),
+        )
+        return ppo_loss(tokens, self.actor)
+
+    def token_terms(
+        self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: TokenBatch
+    ) -> list[LossSum]:
+        """The terms that are means over tokens whatever the surrogate is."""
+        mask, terms = batch.tokens["mask"], []
+        if self.kl.use_loss:
+            kl = estimate_kl(log_probs, batch.tokens["ref_log_probs"], self.kl.estimator)
+            terms.append(kl_term(kl, mask, self.kl_coef))
+        if entropy is not None and self.actor.entropy_coef is not None:
+            terms.append(entropy_term(entropy, mask, self.actor.entropy_coef))
+        return terms
+
+
+@dataclass
+class ValueObjective:
+    """Clipped value loss, a mean over tokens."""
+
+    critic: CriticConfig
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.tokens["mask"].sum()}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        tokens = batch.tokens
+        values = token_values(model, batch)
+        result = value_loss(values, tokens["values"], tokens["returns"], tokens["mask"], self.critic.value_clip)
+        return StepLoss({"tokens": result.total}, result.metrics)

@@ -1,0 +1,98 @@
+"""The story of reinforcement learning, one step at a time. Read this first.
+
+collect -> score -> make experience -> assign credit -> update -> publish weights -> log, evaluate, save.
+Every step is a call of one module beside this file and returns its metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.rl.collect import Collector
+from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.journal import Journal
+from rlhf_suite.rl.publish import Publisher
+from rlhf_suite.rl.saving import Saver
+from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.update import Updater
+
+
+@dataclass
+class Pipeline:
+    """The parts of a run, wired by tasks/ppo.py, and the loop over them."""
+
+    config: PPORun
+    order: BatchOrder  # which prompts each step takes
+    collector: Collector  # prompts -> trajectories, by the engines
+    scorer: Scorer  # trajectories -> rewards
+    experience: ExperienceMaker  # log-probs of policy and reference, values
+    credit: CreditAssigner  # rewards -> advantages and returns
+    updater: Updater  # optimiser steps of policy and critic
+    publisher: Publisher  # weights -> engines, attested
+    evaluator: Evaluator  # pass@k on held-out prompts
+    saver: Saver  # checkpoints and the final model
+    journal: Journal  # metrics, timings, rollouts, progress
+    last: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_steps(self) -> int:
+        """Rollout steps of the whole run."""
+        steps = self.order.steps_per_epoch * self.config.train.num_episodes
+        return min(steps, self.config.train.max_steps or steps)
+
+    def run(self) -> dict[str, float]:
+        """Train to the end; returns the last value of every metric."""
+        start = self.saver.resume()
+        self.journal.begin(start, self.total_steps)
+        with self.journal.phase("broadcast"):
+            self.publisher.publish(version=start)
+        if start == 0:
+            self.evaluate(step=0)
+        for step in range(start, self.total_steps):
+            self.train_step(step)
+            evaluation = self.evaluate(step + 1)
+            self.save(step + 1, evaluation)
+        self.saver.export()
+        return self.last
+
+    def train_step(self, step: int) -> None:
+        """One rollout step (0-based)."""
+        journal = self.journal
+        with journal.phase("generation"):
+            trajectories, metrics = self.collector.collect(self.order.indices(step), step)
+        with journal.phase("reward"):
+            scored, reward_metrics = self.scorer.score(trajectories)
+        with journal.phase("make_experience"):
+            experience, experience_metrics = self.experience.make(scored)
+            experience, credit_metrics = self.credit.assign(experience)
+        with journal.phase("ppo_train"):
+            update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
+            self.credit.adapt(credit_metrics, len(experience))
+        with journal.phase("broadcast"):
+            publish_metrics = self.publisher.publish(version=step + 1, probe=experience)
+        metrics |= reward_metrics | experience_metrics | credit_metrics | update_metrics | publish_metrics
+        self.log(step + 1, metrics)
+        journal.rollouts(step + 1, scored, experience)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Pass@k before the first step, every eval.steps and after the last."""
+        every = self.config.eval.steps
+        if every <= 0 or (step % every and step != self.total_steps):
+            return {}
+        with self.journal.phase("evaluation"):
+            metrics = self.evaluator.evaluate(step)
+        self.log(step, metrics)
+        return metrics
+
+    def save(self, step: int, evaluation: dict[str, float]) -> None:
+        """A checkpoint every ckpt.save_steps, and of the best evaluation."""
+        with self.journal.phase("save"):
+            self.saver.save_if_due(step, evaluation)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.last |= metrics
+        self.journal.log(step, metrics)

@@ -1,0 +1,71 @@
+"""Which roles of an RL run exist, how many actors each has, and which of them share devices."""
+
+from __future__ import annotations
+
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.ref import ReferenceConfig
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
+
+__all__ = ["Plan", "plan", "reserve", "resources", "roles"]
+
+ENGINE = "engine"
+
+
+def roles(config: PPORun) -> list[Role]:
+    """The roles this configuration needs: no reference without a KL term, no critic without GAE."""
+    engines = Role(ENGINE, config.vllm.num_engines, config.vllm.tensor_parallel_size)
+    found = [Role("actor", _ranks(config.actor)), engines]
+    if config.algo.kl.init_coef > 0:
+        found.append(Role("ref", _ranks(config.ref)))
+    if config.algo.advantage.estimator == "gae":
+        found.append(Role("critic", _ranks(config.critic)))
+    if config.reward.model_name_or_path is not None:
+        found.append(Role("reward", _ranks(config.reward)))
+    return found
+
+
+def plan(config: PPORun, device: str) -> Plan:
+    """The placement of a run on `device` ("cpu" or "cuda"); asks nobody, so it can be shown without running.
+
+    Raises:
+        UserError: roles that are to share devices differ in size.
+    """
+    sharing: list[tuple[str, set[str]]] = []
+    if config.train.colocate_all:
+        sharing.append(("train.colocate_all", {"actor", "ref", "critic", "reward", ENGINE}))
+    else:
+        if config.train.colocate_actor_ref:
+            sharing.append(("train.colocate_actor_ref", {"actor", "ref"}))
+        if config.train.colocate_critic_reward:
+            sharing.append(("train.colocate_critic_reward", {"critic", "reward"}))
+    left, pools = roles(config), []
+    for flag, names in sharing:
+        together = tuple(role for role in left if role.name in names)
+        left = [role for role in left if role.name not in names]
+        if together:
+            _check_equal(flag, together, config)
+            pools.append(Pool(together))
+    return Plan(device, tuple(pools + [Pool((role,)) for role in left]))
+
+
+def _ranks(section: TrainedModelConfig | ReferenceConfig | RewardConfig) -> int:
+    return section.num_nodes * section.num_gpus_per_node
+
+
+def _check_equal(flag: str, together: tuple[Role, ...], config: PPORun) -> None:
+    wide = [role for role in together if role.devices_per_actor > 1]
+    if wide:
+        raise UserError(
+            f"{flag}=true with vllm.tensor_parallel_size={wide[0].devices_per_actor}: an engine on several devices "
+            "shares none; set vllm.tensor_parallel_size=1 and as many vllm.num_engines as the actor has ranks"
+        )
+    if len({role.num_actors for role in together}) > 1:
+        sizes = ", ".join(f"{_size_flags(role)} = {role.num_actors}" for role in together)
+        raise UserError(f"{flag}=true needs the same number of devices for each: {sizes}")
+
+
+def _size_flags(role: Role) -> str:
+    return "vllm.num_engines" if role.name == ENGINE else f"{role.name}.num_nodes x {role.name}.num_gpus_per_node"

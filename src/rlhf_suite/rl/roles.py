@@ -1,0 +1,175 @@
+"""The models of a run as worker classes: policy, critic, reference, reward model. One instance per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.models.load import load_model, load_tokenizer
+from rlhf_suite.models.save import named_weights, save_hf
+from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
+from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
+from rlhf_suite.rl.weight_sync import Manifest, WeightSender
+from rlhf_suite.train.loader import micro_groups
+from rlhf_suite.train.step import optimizer_step
+from rlhf_suite.train.strategy import TrainedModel, frozen_model, loading_context
+from rlhf_suite.train.task import Objective
+from rlhf_suite.train.workers import Worker
+from rlhf_suite.train.world import join_world
+
+STEP_RESULTS = ("lr", "grad_norm", "skipped")  # names that policy and critic share
+
+
+class Role(Worker):
+    """What all roles share: the ranks they work with, and forward passes in micro-batches."""
+
+    def __init__(
+        self, rank: int, world_size: int, master_addr: str, master_port: int, device: str, config: PPORun
+    ) -> None:
+        super().__init__(rank, world_size, master_addr, master_port, device)
+        self.config = config
+        self.world = join_world(rank, world_size, device)
+
+    @torch.no_grad()
+    def forward(
+        self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """`compute` of each micro-batch of this rank's shard."""
+        rollout, train = self.config.rollout, self.config.train
+        budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
+        groups = forward_groups(batch, rollout.micro_batch_size, budget)
+        rounds = int(self.world.max(torch.tensor(float(len(groups)))))
+        return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
+
+
+class PolicyForward(Role):
+    """Log-probs of the model tokens at the sampling temperature, [T] in the order of the shard."""
+
+    model: Callable[..., object]
+
+    def log_probs(self, batch: TokenBatch) -> torch.Tensor:
+        groups, results = self.forward(batch, self._log_probs)
+        return reassemble(batch, groups, results)
+
+    def _log_probs(self, batch: TokenBatch) -> torch.Tensor:
+        mask = batch.tokens["mask"]
+        output = self.model(batch, temperature=self.config.rollout.temperature, needed=mask.bool())
+        return output.log_probs * mask
+
+
+class ReferenceRole(PolicyForward):
+    """The frozen reference policy."""
+
+    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
+        super().__init__(rank, world_size, addr, port, device, config)
+        path = config.ref.model_name_or_path or config.actor.model_name_or_path
+        with loading_context(config.ds):
+            module = load_model(path, head="lm", ds=config.ds, seed=config.train.seed, flag="ref.model_name_or_path")
+        self.model = frozen_model(module, config.ds, self.world)
+
+
+class RewardRole(Role):
+    """The frozen reward model: one score per sequence, at its last token."""
+
+    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
+        super().__init__(rank, world_size, addr, port, device, config)
+        path = config.reward.model_name_or_path
+        with loading_context(config.ds):
+            module = load_model(
+                path, head="value", ds=config.ds, seed=config.train.seed, flag="reward.model_name_or_path"
+            )
+        self.model = frozen_model(module, config.ds, self.world)
+
+    def scores(self, batch: TokenBatch) -> torch.Tensor:
+        """[B], with reward.normalize_enable standardised by the constants the model stores."""
+        groups, results = self.forward(batch, lambda part: self.model(part, per_sequence=True))
+        return reassemble_rows(groups, results)
+
+
+class TrainedRole(Role):
+    """A model that is trained on rollouts."""
+
+    model: TrainedModel
+    objective: Objective
+    prefix: str
+
+    def build(self, section: TrainedModelConfig, head: str, total_steps: int, flag: str) -> None:
+        """Load the model of `section` and put it under DeepSpeed."""
+        config = self.config
+        self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+        with loading_context(config.ds):
+            module = load_model(
+                section.model_name_or_path, head=head, ds=config.ds, seed=config.train.seed, trained=section, flag=flag
+            )
+        self.model = TrainedModel(module, section, config.ds, total_steps, self.world)
+
+    def train(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
+        """One optimiser step per batch; the mean of each metric over them."""
+        rows = []
+        for offset, batch in enumerate(batches):
+            groups = micro_groups(batch.lengths.tolist(), self.config.train)
+            micro_batches = [take(batch, group) for group in groups]
+            step = first_step + offset
+            rows.append(
+                optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite)
+            )
+        means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
+
+    def save_state(self, folder: Path) -> None:
+        """This rank's part of a checkpoint."""
+        self.model.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        self.model.load_state(folder)
+
+    def export(self, path: Path) -> None:
+        """The model in HF format; rank 0 writes, every rank gathers."""
+        save_hf(self.model.module, self.tokenizer, path, gathered=self.model.gathered, write=self.world.is_main)
+
+
+class PolicyRole(TrainedRole, PolicyForward):
+    """The policy: log-probs, updates, and its weights for the engines."""
+
+    prefix = "actor_"
+
+    def __init__(
+        self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
+    ) -> None:
+        super().__init__(rank, world_size, addr, port, device, config)
+        self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
+        self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature)
+
+    def update(self, batches: list[TokenBatch], first_step: int, kl_coef: float) -> dict[str, float]:
+        self.objective.kl_coef = kl_coef
+        return self.train(batches, first_step)
+
+    def write_weights(self, sender: WeightSender) -> Manifest | None:
+        """Hand all weights to `sender` (rank 0), named as in an HF checkpoint; every rank gathers."""
+        return sender.send(named_weights(self.model.module, self.model.gathered), self.world.is_main)
+
+
+class CriticRole(TrainedRole):
+    """The value model."""
+
+    prefix = "critic_"
+
+    def __init__(
+        self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
+    ) -> None:
+        super().__init__(rank, world_size, addr, port, device, config)
+        self.build(config.critic, "value", total_steps, "critic.model_name_or_path")
+        self.objective = ValueObjective(config.critic)
+
+    def values(self, batch: TokenBatch) -> torch.Tensor:
+        """State values at the model tokens, [T] in the order of the shard."""
+        groups, results = self.forward(batch, lambda part: self.model(part) * part.tokens["mask"])
+        return reassemble(batch, groups, results)
+
+    def update(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
+        return self.train(batches, first_step)

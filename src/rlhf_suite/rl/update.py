@@ -1,0 +1,52 @@
+"""The optimiser steps of one rollout: which sequences each step takes, and policy and critic at the same time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.rl.sharding import balanced_parts, shards
+from rlhf_suite.train.workers import WorkerGroup
+
+
+def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
+    """The sequences of each optimiser step: a fresh shuffle per epoch, whatever the ranks. A last short batch is kept."""
+    generator = np.random.Generator(np.random.PCG64(list(seed)))
+    steps = []
+    for _ in range(epochs):
+        order = generator.permutation(num_sequences)
+        steps += [order[i : i + batch_size].tolist() for i in range(0, num_sequences, batch_size)]
+    return steps
+
+
+def steps_per_rollout(config: PPORun) -> int:
+    """Optimiser steps of a full rollout."""
+    sequences = config.rollout.batch_size * config.rollout.n_samples_per_prompt
+    return -(-sequences // config.train.batch_size) * config.train.max_epochs
+
+
+class Updater:
+    """Trains policy and critic on a rollout."""
+
+    def __init__(self, config: PPORun, policy: WorkerGroup, critic: WorkerGroup | None) -> None:
+        self.config, self.policy, self.critic = config, policy, critic
+
+    def update(self, experience: TokenBatch, step: int, kl_coef: float) -> dict[str, float]:
+        """All optimiser steps on `experience`; each metric is the mean over them, rates and norms too."""
+        train = self.config.train
+        chosen = step_indices(len(experience), train.batch_size, train.max_epochs, (train.seed, step))
+        batches = [take(experience, indices) for indices in chosen]
+        first = step * steps_per_rollout(self.config)
+        running = [(self.policy, self.policy.start_sharded("update", self.split(batches, self.policy), first, kl_coef))]
+        if self.critic is not None:
+            running.append((self.critic, self.critic.start_sharded("update", self.split(batches, self.critic), first)))
+        metrics: dict[str, float] = {}
+        for group, refs in running:
+            metrics |= group.wait(refs, f"{group.name}: update of step {step + 1}")[0]
+        return metrics
+
+    def split(self, batches: list[TokenBatch], group: WorkerGroup) -> list[list[TokenBatch]]:
+        """For each rank its share of every optimiser step."""
+        per_step = [shards(batch, balanced_parts(batch, group.world_size)) for batch in batches]
+        return [[ranks[rank] for ranks in per_step] for rank in range(group.world_size)]

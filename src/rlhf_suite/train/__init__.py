@@ -1,0 +1,1 @@
+"""One trainer for every supervised task, and the parts PPO shares with it."""

@@ -1,0 +1,59 @@
+"""Which sequences each rank trains on at each step: a pure function of the step number, so a resume is one integer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.data.batch import Example, TokenBatch, collate
+from rlhf_suite.data.packing import balance, micro_batches
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.train.step import weightless
+from rlhf_suite.train.world import World
+
+
+class StepLoader:
+    """Micro-batches of this rank for every optimiser step. All ranks hold all examples and make the same split."""
+
+    def __init__(self, examples: Sequence[Example], config: TrainConfig, world: World) -> None:
+        self.examples, self.config, self.world = examples, config, world
+        self.order = BatchOrder(len(examples), config.batch_size, config.seed)
+
+    @property
+    def total_steps(self) -> int:
+        steps = self.order.steps_per_epoch * self.config.max_epochs
+        return min(steps, self.config.max_steps or steps)
+
+    def step(self, step: int) -> list[TokenBatch]:
+        """The micro-batches of this rank for optimiser step `step` (0-based)."""
+        chosen = self.order.indices(step)
+        return rank_micro_batches(self.examples, chosen, self.config, self.world)
+
+
+def rank_micro_batches(
+    examples: Sequence[Example], chosen: Sequence[int], config: TrainConfig, world: World
+) -> list[TokenBatch]:
+    """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts."""
+    lengths = [len(examples[i]) for i in chosen]
+    part = balance(lengths, world.size)[world.rank] if world.size > 1 else list(range(len(chosen)))
+    if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
+        return [weightless(collate_indexed(examples, [chosen[0]]))]
+    mine = [chosen[i] for i in part]
+    groups = micro_groups([len(examples[i]) for i in mine], config)
+    return [collate_indexed(examples, [mine[i] for i in group]) for group in groups]
+
+
+def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]:
+    """Which of a rank's sequences share a micro-batch, by the flags of `train`."""
+    if config.dynamic_batch_enable:
+        return micro_batches(lengths, token_budget=config.max_tokens_per_gpu)
+    return micro_batches(lengths, count=config.micro_batch_size)
+
+
+def collate_indexed(examples: Sequence[Example], indices: Sequence[int]) -> TokenBatch:
+    """A batch that remembers which examples it holds, for error messages."""
+    batch = collate([examples[i] for i in indices])
+    batch.rows["index"] = torch.tensor(indices)
+    return batch

@@ -1,0 +1,94 @@
+"""One optimiser step, exact whatever the micro-batch size, packing, number of ranks or ZeRO stage.
+
+The loss of a step is sum over units u of (sum of losses over u) / (number of u), where the number is counted over all
+micro-batches and all ranks before the first forward. Each micro-batch then backs up its own share of that sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.errors import RunError
+from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.train.strategy import TrainedModel
+from rlhf_suite.train.task import Objective, StepLoss
+from rlhf_suite.train.world import World
+
+
+def optimizer_step(
+    model: TrainedModel, objective: Objective, micro_batches: Sequence[TokenBatch], step: int, on_nonfinite: str
+) -> dict[str, float]:
+    """Back up all micro-batches, update once; the step's metrics, exact over ranks, with `grad_norm` and `lr`.
+
+    Every rank calls it with its own micro-batches (possibly of different number). A loss or gradient norm that is not
+    finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped and reported.
+    """
+    world = model.world
+    micro_batches = equalise(model, micro_batches)
+    counts = global_counts(objective, micro_batches, world)
+    metrics: dict[str, Mean] = {}
+    bad: list[int] = []
+    for index, micro_batch in enumerate(micro_batches):
+        batch = micro_batch.to(world.device)
+        loss = objective.loss(model, batch)
+        share = weighted_share(loss, counts)
+        if not math.isfinite(float(share.detach())):
+            bad.append(index)
+        model.backward(share)
+        add_metrics(metrics, loss.metrics)
+    bad_losses = float(world.sum(torch.tensor(float(len(bad)))))
+    result = model.step(step)
+    finite = math.isfinite(result["grad_norm"])
+    if not finite or bad_losses:
+        report_nonfinite(step, [micro_batches[i] for i in bad], on_nonfinite)
+    return world.sum_means(metrics) | result | {"skipped": float(not finite)}
+
+
+def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[TokenBatch]:
+    """Where the backward pass holds collectives every rank needs the same number of micro-batches: add empty-mask
+    copies of the first, which weigh nothing."""
+    wanted = len(micro_batches)
+    if model.needs_equal_micro_batches:
+        wanted = int(model.world.max(torch.tensor(float(wanted))))
+    return [*micro_batches, *(weightless(micro_batches[0]) for _ in range(wanted - len(micro_batches)))]
+
+
+def weightless(batch: TokenBatch) -> TokenBatch:
+    """A copy that no loss counts: its mask is zero."""
+    return replace(batch, tokens={**batch.tokens, "mask": torch.zeros_like(batch.tokens["mask"])})
+
+
+def global_counts(objective: Objective, micro_batches: Sequence[TokenBatch], world: World) -> dict[str, float]:
+    """Number of each unit over all micro-batches of the step and all ranks."""
+    units = [objective.units(batch) for batch in micro_batches]
+    names = sorted(units[0])
+    local = torch.tensor([sum(float(unit[name]) for unit in units) for name in names], dtype=torch.float64)
+    return dict(zip(names, world.sum(local).tolist(), strict=True))
+
+
+def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
+    """This micro-batch's share of the step's loss: sum over units of total / global count."""
+    shares = [total / max(counts[name], 1.0) for name, total in loss.sums.items()]
+    return torch.stack(shares).sum()
+
+
+def add_metrics(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
+    for name, mean in metrics.items():
+        total, count = mean.total.detach().double().cpu(), torch.as_tensor(mean.count).detach().double().cpu()
+        before = into.get(name)
+        into[name] = Mean(total, count) if before is None else Mean(before.total + total, before.count + count)
+
+
+def report_nonfinite(step: int, batches: Sequence[TokenBatch], on_nonfinite: str) -> None:
+    """Stop with the sequences of the first bad micro-batch named, or let the skipped step pass."""
+    named = batches[0].rows["index"].tolist() if batches and "index" in batches[0].rows else "unknown"
+    if on_nonfinite == "stop":
+        raise RunError(
+            f"step {step + 1}: loss or gradient is not finite; nothing was updated. Sequences of the micro-batch: {named}. "
+            "Lower actor.adam.lr, look at these rows, or set train.on_nonfinite=skip"
+        )

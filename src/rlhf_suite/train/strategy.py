@@ -1,0 +1,179 @@
+"""Everything DeepSpeed: process group, engine configuration, the trained and the frozen model, ZeRO-3 gathering."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.train import optim
+from rlhf_suite.train.world import World
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def init_distributed(backend: str) -> None:
+    """DeepSpeed's process group, without its shared-memory extension (a minute's compilation and leaked buffers)."""
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(backend, verbose=False)
+
+
+def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
+    """DeepSpeed's configuration. The caller owns accumulation: backward adds up, each step() updates."""
+    zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
+    if ds.zero_stage == 3:
+        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
+    if ds.adam_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "steps_per_print": None,
+    }
+    if not is_plain(ds):
+        config["gradient_clipping"] = max_norm
+    if ds.grad_accum_dtype:
+        config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
+    return config
+
+
+def is_plain(ds: DeepSpeedConfig) -> bool:
+    """Whether torch's optimiser runs with no DeepSpeed optimiser around it, which would clip and guard."""
+    return ds.zero_stage == 0 and ds.param_dtype == "fp32"
+
+
+def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
+    """Where a model is created: under ZeRO-3 `from_pretrained` then partitions parameters as it loads them."""
+    if ds.zero_stage != 3:
+        return nullcontext()
+    from transformers.integrations import HfDeepSpeedConfig
+
+    holder = HfDeepSpeedConfig(
+        {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": ds.param_dtype == "bf16"}}
+    )
+    return nullcontext(holder)
+
+
+class TrainedModel:
+    """A model under DeepSpeed. `forward` through it, `backward` sums of losses, `step` once per optimiser step."""
+
+    def __init__(
+        self, module: nn.Module, config: TrainedModelConfig, ds: DeepSpeedConfig, total_steps: int, world: World
+    ) -> None:
+        import deepspeed
+
+        self.module, self.config, self.ds, self.total_steps, self.world = module, config, ds, total_steps, world
+        self._plain_norm = 0.0
+        settings = engine_config(ds, config.max_norm, world)
+        optimizer = None
+        if config.optim == "muon":
+            optim.mark_muon_parameters(module.named_parameters())
+            settings["optimizer"] = optim.muon_config(config)
+            settings["zero_optimization"]["reduce_scatter"] = False
+        else:
+            optimizer = optim.adamw(module, config)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=module, model_parameters=trained, optimizer=optimizer, config=settings
+        )
+        if is_plain(ds):
+            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
+        self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _record_norm(self, norm: float) -> None:
+        self._plain_norm = norm
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.engine(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss`, this rank's share of the step's loss. DeepSpeed averages over the ranks, so it
+        is scaled by their number to make the result the gradient of the sum over ranks."""
+        self.engine.backward(loss * self.world.size)
+
+    def step(self, step: int) -> dict[str, float]:
+        """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
+
+        Returns the gradient norm before clipping and the rate. A norm that is not finite means nothing was updated.
+        """
+        factor = optim.learning_rate_factor(step, self.total_steps, self.config)
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * factor
+        self.engine.step()
+        norm = self._plain_norm if is_plain(self.ds) else float(self.engine.get_global_grad_norm())
+        return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self._peaks[0] * factor}
+
+    @property
+    def needs_equal_micro_batches(self) -> bool:
+        """Whether every rank must run the same number of micro-batches (its collectives run in the backward pass)."""
+        return self.world.size > 1 and self.ds.zero_stage >= 2
+
+    def gathered(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Within it the given parameters are whole on every rank (ZeRO-3 partitions them)."""
+        return gathered(self.ds, parameters)
+
+    def save_state(self, folder: Path) -> None:
+        """Weights, optimiser state and this rank's RNG state. Every rank calls it."""
+        self.engine.save_checkpoint(str(folder), tag="engine", client_state={}, save_latest=False)
+        torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
+
+    def load_state(self, folder: Path) -> None:
+        """The inverse of `save_state`, on the same number of ranks."""
+        path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+        assert path is not None, f"no engine state in {folder}"
+        set_rng_state(torch.load(folder / f"rng_{self.world.rank}.pt", weights_only=True))
+
+
+def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World) -> nn.Module:
+    """A model that only runs forward: whole on its device, or under ZeRO-3 partitioned over the ranks."""
+    module.eval().requires_grad_(False)
+    if ds.zero_stage != 3:
+        return module.to(world.device)
+    import deepspeed
+
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "steps_per_print": None,
+    }
+    engine, *_ = deepspeed.initialize(model=module, config=settings)
+    return engine
+
+
+def gathered(ds: DeepSpeedConfig, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[Any]:
+    """Within it the given parameters are whole on every rank; a no-op below ZeRO-3."""
+    if ds.zero_stage != 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=None)
+
+
+def rng_state() -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,77 @@
+"""The ranks that train one model together, and the few collectives the suite needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlhf_suite.losses.reduce import Mean
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among the ranks of its model. Without other ranks every collective is the identity."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over the ranks, of a copy."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Element-wise maximum over the ranks, of a copy."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+        result = tensor.detach().clone().to(self.device)
+        if self.size > 1:
+            dist.all_reduce(result, op=op)
+        return result
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def sum_means(self, metrics: dict[str, Mean]) -> dict[str, float]:
+        """The exact mean of each metric over all ranks: total over total count. Every rank has the same names."""
+        if not metrics:
+            return {}
+        names = sorted(metrics)
+        local = torch.tensor(
+            [[float(metrics[name].total), float(metrics[name].count)] for name in names], dtype=torch.float64
+        )
+        pairs = self.sum(local).tolist()
+        return {name: total / count for name, (total, count) in zip(names, pairs, strict=True) if count > 0}
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def local_world(device: str) -> World:
+    """The world of a run without workers: this process alone."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    return join_world(0, 1, device)
+
+
+def join_world(rank: int, size: int, device: str) -> World:
+    """Join the process group (MASTER_ADDR and MASTER_PORT are set): gloo on CPU, NCCL on GPUs."""
+    from rlhf_suite.train.strategy import init_distributed
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    init_distributed("nccl" if device == "cuda" else "gloo")
+    return World(rank, size, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
