@@ -2,7 +2,8 @@
 
 Shapes: B responses, T token positions. `mask` [B, T] is 1 for tokens the model wrote. Between them may lie gaps (turns
 of an environment): no time passes there, so discounting, bootstrapping and the reward at the last token know model
-tokens only. A row without model tokens takes part in nothing: no baseline, no statistic, no whitening; its advantages are 0.
+tokens only. A row without model tokens takes part in nothing: no baseline, no statistic, no whitening; its advantages
+are 0.
 
 Reward of model token t (beta is inside `kl_penalty`):  r_t = -kl_penalty_t + [t is the row's last model token] R
 The baseline is taken from R before that sum, so the KL penalty is not compared between responses.

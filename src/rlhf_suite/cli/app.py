@@ -1,1 +1,101 @@
-def main(): ...
+"""`main`: what a command line asks for, checked and done. Exit codes: 0 done, 1 the run failed, 2 a mistake to mend."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rlhf_suite.cli.arguments import CommandLine, parse
+from rlhf_suite.config.problems import Problem, report
+
+if TYPE_CHECKING:
+    from rlhf_suite.cli.preflight import Preflight
+
+# Answered by Hydra alone, whatever the configuration.
+HYDRA_ONLY = ("--hydra-help", "--version", "--shell-completion")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the command line says; returns the exit code. Help and completion import not even Hydra."""
+    line = parse(sys.argv[1:] if argv is None else argv)
+    if line.options.get("--shell-completion") == "query=bash":
+        from rlhf_suite.cli.complete import answer
+
+        return answer()
+    if "--help" in line.options:
+        from rlhf_suite.cli.help import print_help
+
+        return print_help(line)
+    if any(option in line.options for option in HYDRA_ONLY):
+        return hydra(line)
+    return checked(line)
+
+
+def checked(line: CommandLine) -> int:
+    """Check the command line, then explain, show, sweep or run."""
+    from rlhf_suite.cli.preflight import preflight
+
+    found = preflight(line)
+    if found.problems:
+        return refuse(found.problems)
+    if found.demo and not found.is_sweep:
+        say(f"no model is named: taking demo={found.demo} (conf/demo/{found.demo}.yaml)")
+        line.overrides.append(f"demo={found.demo}")
+    if "--cfg" in line.options or "--info" in line.options:
+        return hydra(line)
+    if any(run.explain for run in found.runs):
+        from rlhf_suite.cli.explain import explain
+
+        return explain(line, found)
+    return sweep(line, found) if found.is_sweep else single(line, found)
+
+
+def single(line: CommandLine, found: Preflight) -> int:
+    """One run in a folder of its own, or in the one that it continues."""
+    from rlhf_suite.cli.folders import for_run
+    from rlhf_suite.cli.overrides import quoted
+
+    place = for_run(found)
+    if isinstance(place, Problem):
+        return refuse([place])
+    if place.note:
+        say(place.note)
+    line.overrides.append(f"hydra.run.dir={quoted(str(place.folder))}")
+    return hydra(line)
+
+
+def sweep(line: CommandLine, found: Preflight) -> int:
+    """Many runs, each a process of its own (hydra/launcher), then their table."""
+    from rlhf_suite.cli.folders import fresh
+    from rlhf_suite.cli.overrides import quoted
+    from rlhf_suite.cli.summary import finish
+
+    folder = found.folder if found.chosen_folder else fresh(found.folder)
+    line.overrides.append(f"hydra.sweep.dir={quoted(str(folder))}")
+    return hydra(line) or finish(folder)
+
+
+def hydra(line: CommandLine) -> int:
+    """Hand over to Hydra: it shows, sweeps or runs `job`."""
+    import hydra as library
+
+    from rlhf_suite.cli.compose import conf_dir, register
+    from rlhf_suite.cli.execute import job
+
+    register()
+    sys.argv = [sys.argv[0], *line.for_hydra]
+    try:
+        library.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def refuse(problems: list[Problem]) -> int:
+    print(report(problems), file=sys.stderr)
+    return 2
+
+
+def say(text: str) -> None:
+    """A remark beside the output, which may be YAML for another program."""
+    print(text, file=sys.stderr, flush=True)

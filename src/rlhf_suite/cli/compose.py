@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,15 +21,16 @@ from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
+MODEL = "actor.model_name_or_path"
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Composed:
-    """A composition split in the run's part and Hydra's own."""
+    """A composition: the run's part, and the whole with Hydra's own under `hydra`."""
 
     run: DictConfig
-    hydra: DictConfig
+    whole: DictConfig
 
 
 def conf_dir() -> Path:
@@ -51,15 +52,19 @@ def hydra_ready() -> Iterator[None]:
     """Hydra's Compose API over conf/."""
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
-        yield
+        try:
+            yield
+        finally:
+            compose_blaming.cache_clear()
 
 
 def composed(overrides: list[str]) -> Composed:
-    """Compose the menu with group choices, values and Hydra's own settings."""
-    config = compose("config", overrides=overrides, return_hydra_config=True)
-    with open_dict(config):
-        hydra = config.pop("hydra")
-    return Composed(config, hydra)
+    """Compose the menu with choices of presets and Hydra's own settings."""
+    whole = compose("config", overrides=overrides, return_hydra_config=True)
+    run = copy.deepcopy(whole)
+    with open_dict(run):
+        run.pop("hydra")
+    return Composed(run, whole)
 
 
 def search_path(folder: str) -> str:
@@ -80,29 +85,41 @@ def groups() -> list[str]:
     return own + [f"hydra/{name}" for name in loader.list_groups("hydra")]
 
 
-def composition_problem(error: Exception, overrides: list[str]) -> Problem:
-    """One problem from Hydra's words: a preset that does not exist, or a preset that does not fit the task."""
-    text = str(error)
-    if missing := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
-        group, name = missing.groups()
-        options = presets(group)
-        guess = did_you_mean(name, options)
-        return Problem(group, f"no preset named {name}", guess or f"choose one of {', '.join(options)}")
-    if "not in" in text or "Could not override" in text:
-        key = next((word.partition("=")[0].lstrip("+") for word in overrides if mentioned(word, text)), overrides[-1])
-        return Problem(key, first_line(text), "compare --info defaults and --help")
-    return Problem(overrides[-1] if overrides else "conf", first_line(text), "see --help")
+@cache
+def compose_blaming(*overrides: str) -> tuple[Composed, list[Problem]]:
+    """Compose; words that do not compose with those before them are left out, each as a problem."""
+    try:
+        return composed(list(overrides)), []
+    except COMPOSE_ERRORS:
+        good: list[str] = []
+        problems = []
+        for word in overrides:
+            try:
+                composed([*good, word])
+                good.append(word)
+            except COMPOSE_ERRORS as error:
+                problems.append(blame(word, str(error)))
+        return composed(good), problems
 
 
-def mentioned(override: str, text: str) -> bool:
-    key, _, value = override.partition("=")
-    return key.lstrip("+~") in text or f"{key}/{value}" in text
+def blame(word: str, reason: str) -> Problem:
+    """The problem of one word that does not compose: no such preset, or a preset that does not fit the task."""
+    key, _, value = word.lstrip("+~").partition("=")
+    if f"Could not find '{key}/" in reason:
+        options = presets(key)
+        close = did_you_mean(value, options)
+        fix = close.replace("did you mean ", f"did you mean {key}=") if close else f"choose {key}={' or '.join(options)}"
+        hint = f"; for a model write {MODEL}={value}" if key == "actor" else ""
+        return Problem(key, f"there is no preset {key}/{value}", fix + hint)
+    if key in groups() and not key.startswith("hydra/"):
+        what = f"{value} does not fit this task: {one_line(reason)}"
+        return Problem(key, what, f"leave {word} away, or change task=")
+    return Problem(key, one_line(reason), "see --info config and --cfg hydra")
 
 
-def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "cannot be composed")
-
-
-def run_mode(hydra: DictConfig, multirun: bool) -> RunMode:
-    """MULTIRUN by -m, or where a preset sets hydra.mode."""
-    return RunMode.MULTIRUN if multirun or hydra.mode == RunMode.MULTIRUN else RunMode.RUN
+def one_line(reason: str) -> str:
+    """The first sentences of one of Hydra's errors."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    if lines[0].endswith("composing config:"):  # names a file, and the fault only in the next line
+        return lines[1]
+    return " ".join(lines[:2]) if lines[0].endswith(".") else lines[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -13,20 +13,19 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from rlhf_suite.cli.compose import groups
+from rlhf_suite.cli.values import Value
 from rlhf_suite.config.names import SECRETS, unknown_flag
 from rlhf_suite.config.problems import Problem
 
-Value = tuple[str, Any]
 
-
-@dataclass(frozen=True)
+@dataclass
 class Overrides:
     """`settings` are Hydra's own. `choices` pick presets, `values` set flags; either may be a sweep."""
 
-    settings: list[str]
-    choices: list[Override]
-    values: list[Override]
-    problems: list[Problem]
+    settings: list[str] = field(default_factory=list)
+    choices: list[Override] = field(default_factory=list)
+    values: list[Override] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def sweeps(self) -> list[Override]:
@@ -39,33 +38,39 @@ class Overrides:
 
     def value_sets(self) -> Iterator[list[Value]]:
         """Every combination of values, in the order of the command line."""
-        options = [[(each.key_or_group, value) for _, value in alternatives(each)] for each in self.values]
+        kept = [each for each in self.values if not each.is_delete()]
+        options = [[(each.key_or_group, value) for _, value in alternatives(each)] for each in kept]
         return map(list, itertools.product(*[option for option in options if option]))
 
 
 def sort(words: Sequence[str]) -> Overrides:
     """Sort overrides by what they do."""
+    result = Overrides()
     presets = groups()
-    settings, choices, values, problems = [], [], [], []
     for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if key.startswith(("hydra.", "hydra/")):
-            settings.append(word)
+        if key_of(word).startswith(("hydra.", "hydra/")):
+            result.settings.append(word)
             continue
         override = parsed(word)
         if isinstance(override, Problem):
-            problems.append(override)
-        elif is_choice(override, presets):
-            (problems if override.value() is None else choices).append(empty(override) or override)
+            result.problems.append(override)
+        elif override.key_or_group not in presets or isinstance(override.value(), dict):
+            result.values.append(override)
+        elif override.value() is None:
+            result.problems.append(Problem(override.key_or_group, "a preset cannot be null", f"leave {word} away"))
         else:
-            values.append(override)
-    settings.sort(key=lambda word: not word.startswith("hydra/"))
-    return Overrides(settings, choices, values, problems)
+            result.choices.append(override)
+    result.settings.sort(key=lambda word: not word.startswith("hydra/"))
+    return result
+
+
+def key_of(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
 def parsed(word: str) -> Override | Problem:
     """One override by Hydra's grammar."""
-    key = word.lstrip("+~").partition("=")[0]
+    key = key_of(word)
     if key in SECRETS:
         return unknown_flag(key, None)
     try:
@@ -80,17 +85,6 @@ def parser() -> OverridesParser:
     return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
 
 
-def is_choice(override: Override, presets: list[str]) -> bool:
-    return override.key_or_group in presets and not isinstance(override.value(), dict)
-
-
-def empty(override: Override) -> Problem | None:
-    """`experiment=null`: nothing is chosen by leaving the word away."""
-    if override.value() is not None:
-        return None
-    return Problem(override.key_or_group, "a preset cannot be null", f"leave {override.input_line} away")
-
-
 def alternatives(override: Override) -> list[tuple[str, Any]]:
     """The (word, value) pairs that an override stands for; none for a sweep that cannot be enumerated."""
     if not override.is_sweep_override():
@@ -103,5 +97,5 @@ def alternatives(override: Override) -> list[tuple[str, Any]]:
 
 def quoted(text: str) -> str:
     """A text as a value that Hydra's grammar reads back unchanged."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"') if '"' in text or text.endswith("\\") else text
+    escaped = text.replace('\\"', '\\\\"').replace('"', '\\"')
     return f'"{escaped}"'

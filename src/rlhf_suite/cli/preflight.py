@@ -14,19 +14,18 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
-from rlhf_suite.cli.overrides import Overrides, Value
-from rlhf_suite.cli.values import flag_values, task_flags
+from rlhf_suite.cli.compose import MODEL, Composed, compose_blaming, hydra_ready, presets, search_path
+from rlhf_suite.cli.overrides import Overrides
+from rlhf_suite.cli.values import Value, flattened, name_problems, task_flags
 from rlhf_suite.config.checks import check
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.validate import assign, to_run
 
-MODEL = "actor.model_name_or_path"
 MAX_JOBS = 500
 
 
@@ -34,14 +33,16 @@ MAX_JOBS = 500
 class Preflight:
     """What a command line amounts to: one of `runs` per job, unless there are `problems`.
 
-    `demo` is the preset that stands in for a command line without a model; `hydra` are Hydra's settings.
+    `demo` is the preset that stands in for a command line without a model. `hydra` holds Hydra's settings of the first
+    job, `folder` where it (or the sweep) wants to be.
     """
 
     problems: list[Problem] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     given: frozenset[str] = frozenset()
-    hydra: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
     is_sweep: bool = False
+    folder: Path = Path()
+    chosen_folder: bool = False
     demo: str | None = None
 
 
@@ -52,14 +53,17 @@ def preflight(line: CommandLine) -> Preflight:
         given = words.sort([*config_folder(line, result), *line.overrides])
         result.problems += given.problems
         result.given = frozenset(each.key_or_group for each in given.values)
-        result.hydra, result.is_sweep = hydra_settings(line, given)
+        first, _ = compose_blaming(*given.settings, *next(given.choice_sets(), []))
+        result.is_sweep = "--multirun" in line.options or first.whole.hydra.mode == RunMode.MULTIRUN
         if result.is_sweep:
-            given = with_sweep_params(given, result.hydra)
+            given = with_sweep_params(given, first)
         else:
             result.problems += [several_values(each) for each in given.sweeps]
             given = without_sweeps(given)
         for choices in itertools.islice(given.choice_sets(), MAX_JOBS):
             check_choices(choices, given, result)
+        if not result.problems:
+            set_folder(first, given, result)
     result.problems = distinct(result.problems)
     return result
 
@@ -75,15 +79,16 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
     return [search_path(folder)]
 
 
-def hydra_settings(line: CommandLine, given: Overrides) -> tuple[DictConfig, bool]:
-    """Hydra's part of the first job, and whether the command line is a sweep (by -m, or where a preset says so)."""
-    first, _ = compose_blaming([*given.settings, *next(given.choice_sets(), [])])
-    return first.hydra, "--multirun" in line.options or first.hydra.mode == RunMode.MULTIRUN
+def set_folder(first: Composed, given: Overrides, result: Preflight) -> None:
+    """Where the run or the sweep wants to be, and whether the user says so."""
+    name = "sweep" if result.is_sweep else "run"
+    result.folder = Path(first.whole.hydra[name].dir)
+    result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
 
 
-def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
+def with_sweep_params(given: Overrides, first: Composed) -> Overrides:
     """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
-    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    params = OmegaConf.select(first.whole, "hydra.sweeper.params") or {}
     taken = {each.key_or_group for each in (*given.choices, *given.values)}
     extra = words.sort([f"{key}={value}" for key, value in params.items() if key not in taken])
     return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
@@ -105,16 +110,16 @@ def several_values(override: Override) -> Problem:
 
 def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets."""
-    base, problems = compose_blaming([*given.settings, *choices])
+    base, problems = compose_blaming(*given.settings, *choices)
     result.problems += problems
     task = base.run.get("task")
     if task is None:
         result.problems += no_task(choices, given)
         return
-    mistakes = [problem for each in given.values for problem in flag_values(each, task)[1]]
+    mistakes = [problem for each in given.values for problem in name_problems(each, task)]
     result.problems += mistakes
     if demo := demo_for(base, task, given, mistakes):
-        base, _ = compose_blaming([*given.settings, *choices, f"demo={demo}"])
+        base, _ = compose_blaming(*given.settings, *choices, f"demo={demo}")
         result.demo = demo
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
         check_job(base, values, result)
@@ -125,7 +130,7 @@ def no_task(choices: list[str], given: Overrides) -> Iterator[Problem]:
     if not any(word.startswith("task=") for word in choices):
         yield Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
     for each in given.values:
-        yield from flag_values(each, None)[1]
+        yield from name_problems(each, None)
 
 
 def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem]) -> str | None:
@@ -144,18 +149,13 @@ def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]
-    if run is None:
-        return
-    told = [each for each in result.problems if each is not None]
-    rules = check(run, frozenset() if result.is_sweep else result.given)
-    result.problems += [each for each in rules if not any(each.key == one.key or each.key in one.fix for one in told)]
-    result.runs.append(run)
+    if run is not None:
+        rules = check(run, frozenset() if result.is_sweep else result.given)
+        result.problems += [each for each in rules if not told(each.key, result.problems)]
+        result.runs.append(run)
 
 
-def flattened(values: list[Value]) -> Iterator[Value]:
-    """`algo={kl: {init_coef: 0}}` as its single values."""
-    for key, value in values:
-        if isinstance(value, dict):
-            yield from flattened([(f"{key}.{name}", inner) for name, inner in value.items()])
-        else:
-            yield key, value
+def told(key: str, problems: list[Problem]) -> bool:
+    """Whether a mistake with this flag, or with a misspelling of it, is among the problems."""
+    return any(key == each.key or key in each.fix for each in problems)
+

@@ -85,7 +85,7 @@ def renamed(key: str, known: Collection[str]) -> str | None:
     return next((name for name in candidates if name in known), None)
 
 
-def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.55) -> list[str]:
+def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.6) -> list[str]:
     """The names most like `word`: 0.6 x likeness of the whole + 0.4 x likeness of the part after the last dot."""
 
     def likeness(name: str) -> float:

@@ -61,6 +61,8 @@ def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
         return f"""write '{info.key}="{text}"'"""
     if expected.base is int and isinstance(value, float) and value.is_integer():
         return f"write {info.key}={int(value)}"
+    if expected.base is bool:
+        return f"write {info.key}=true or {info.key}=false"
     return f"write {info.key}=<{expected.name}>, e.g. {info.key}={example(info)}"
 
 

@@ -154,7 +154,7 @@ class ConversationEncoder:
         if isinstance(given, str):
             raise RowError(
                 row.where,
-                f"column {self.config.input_key!r} is text, not a message list: set data.output_key to the response column",
+                f"column {self.config.input_key!r} is text, not a message list: set data.output_key to the response",
             )
         messages = messages_of(given, self.config.input_key, "user", row)
         return messages[:-1], messages[-1:]

@@ -11,28 +11,28 @@ from rlhf_suite.data.batch import Example
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.errors import UserError
 
-Encoded = TypeVar("Encoded", covariant=True)
+Encoded_co = TypeVar("Encoded_co", covariant=True)
 Progress = Callable[[int, int], None]  # rows done, rows in all
 ROWS_PER_REPORT = 256
 
 
-class Encoder(Protocol[Encoded]):
+class Encoder(Protocol[Encoded_co]):
     """Makes one thing of one row."""
 
-    def encode(self, row: Row) -> Encoded:
+    def encode(self, row: Row) -> Encoded_co:
         """RowError says why the row cannot be used."""
         ...
 
 
 def encode_rows(
-    encoder: Encoder[Encoded], rows: Sequence[Row], bad: BadRows, workers: int = 0, progress: Progress | None = None
-) -> list[Encoded]:
+    encoder: Encoder[Encoded_co], rows: Sequence[Row], bad: BadRows, workers: int = 0, progress: Progress | None = None
+) -> list[Encoded_co]:
     """What `encoder` makes of each row it can use, in the order of the rows; the others go to `bad`.
 
     `workers` processes share the work (`data.dataloader_num_workers`; 0: this process). `progress` is called after
     every 256 rows and at the end. UserError if no row can be used.
     """
-    encoded: list[Encoded] = []
+    encoded: list[Encoded_co] = []
     for done, item in enumerate(_results(encoder, rows, workers), start=1):
         if isinstance(item, RowError):
             bad.add(item.where, item.reason)
@@ -47,7 +47,7 @@ def encode_rows(
     return encoded
 
 
-def _results(encoder: Encoder[Encoded], rows: Sequence[Row], workers: int) -> Iterator[Encoded | RowError]:
+def _results(encoder: Encoder[Encoded_co], rows: Sequence[Row], workers: int) -> Iterator[Encoded_co | RowError]:
     if workers == 0:
         for row in rows:
             yield _try(encoder, row)
@@ -60,7 +60,7 @@ def _results(encoder: Encoder[Encoded], rows: Sequence[Row], workers: int) -> It
             pool.shutdown(cancel_futures=True)
 
 
-def _try(encoder: Encoder[Encoded], row: Row) -> Encoded | RowError:
+def _try(encoder: Encoder[Encoded_co], row: Row) -> Encoded_co | RowError:
     try:
         return encoder.encode(row)
     except RowError as error:

@@ -1,4 +1,4 @@
-"""Columns of a row to text, and text to ids: message lists, chat templates, prompt templates. The only caller of chat templates."""
+"""Columns of a row to text, and text to ids. The only caller of chat templates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig, inpu
         fits = False
     if not fits:
         raise UserError(
-            f"data.input_template={input_template!r} must have {{}} once, where the prompt goes; write other braces twice"
+            f"data.input_template={input_template!r} must have {{}} once, where the prompt goes; double other braces"
         )
 
 

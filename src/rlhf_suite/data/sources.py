@@ -17,7 +17,7 @@ from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class SourceFlags(NamedTuple):

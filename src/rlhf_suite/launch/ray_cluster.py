@@ -106,7 +106,7 @@ def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) 
 @contextmanager
 def _credentials(token: Path) -> Iterator[None]:
     """The cluster's own token instead of the user's: other users of the machine cannot run code in it."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     def reread() -> None:  # Ray reads these variables when it is imported, which may have been before
         Config.initialize("")
@@ -122,7 +122,7 @@ def _credentials(token: Path) -> Iterator[None]:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Every daemon listens on 127.0.0.1 alone: the mode Ray has for laptops, chosen by a constant and by its variable."""
+    """Every daemon listens on 127.0.0.1 alone: Ray's mode for laptops, chosen by a constant and by its variable."""
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER

@@ -118,7 +118,7 @@ def varlen_attention(
         return call.padded(query, key, value).transpose(1, 2), None
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
     if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1]:
-        return _flash_kernel()(*tokens, sequences, call)[None], None
+        return _flash_kernel()(tokens, sequences, call)[None], None
     outputs = []
     for bucket in sequences.buckets:
         blocks = [_Place.apply(states, bucket).unflatten(0, (bucket.rows, bucket.width)) for states in tokens]
@@ -157,7 +157,7 @@ class _Call:
 
 
 class _FlashKernel(Protocol):
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor: ...
+    def __call__(self, states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor: ...
 
 
 @cache
@@ -168,18 +168,18 @@ def _flash_kernel() -> _FlashKernel:
     except ImportError:
         return _torch_flash
 
-    def packaged(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor:
+    def packaged(states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor:
         borders, longest = sequences.cu_lengths, sequences.max_length
         window = (-1, -1) if call.window is None else (call.window - 1, 0)
         return flash_attn_varlen_func(
-            query, key, value, borders, borders, longest, longest,
+            *states, borders, borders, longest, longest,
             dropout_p=call.dropout, softmax_scale=call.scaling, causal=True, window_size=window,
         )  # fmt: skip
 
     return packaged
 
 
-def _torch_flash(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, call: _Call) -> Tensor:
+def _torch_flash(states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     if call.dropout > 0:
@@ -188,6 +188,7 @@ def _torch_flash(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences
         )
     borders, longest = sequences.cu_lengths, sequences.max_length
     window = (-1, 0) if call.window is None else (call.window - 1, 0)
+    query, key, value = states
     output = varlen_attn(
         query, key, value, borders, borders, longest, longest,
         scale=call.scaling, window_size=window, enable_gqa=query.shape[1] != key.shape[1],

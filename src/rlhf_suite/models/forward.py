@@ -8,7 +8,7 @@ sequence's first token has neither: both are 0 there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import Sequences
 from rlhf_suite.models.head import ScoringHead
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 PACKING = (attention.NAME, "flash_attention_2")
 
@@ -42,6 +45,7 @@ class LanguageModel(nn.Module):
         self.model = model
         self.packed = packed
         self.router_loss = False
+        self.lora: PeftConfig | None = None
 
     def forward(
         self, batch: TokenBatch, temperature: float = 1.0, entropy: bool = False, needed: Tensor | None = None
@@ -69,11 +73,16 @@ class LanguageModel(nn.Module):
 class ScalarModel(nn.Module):
     """A transformers model with one number per token: critic, reward model."""
 
-    def __init__(self, model: PreTrainedModel, packed: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, packed: bool, *, head_name: str = "score", head_is_new: bool = False
+    ) -> None:
         super().__init__()
         check_layout(model, packed)
         self.model = model
         self.packed = packed
+        self.head_name = head_name  # in checkpoints; in memory it is transformers' `score`
+        self.head_is_new = head_is_new  # drawn at random because the checkpoint had none of that name
+        self.lora: PeftConfig | None = None
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """The head's output at every token's own hidden state, [T] fp32. Read through the functions below."""

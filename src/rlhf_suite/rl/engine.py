@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
 from rlhf_suite.errors import UserError
@@ -25,7 +26,10 @@ from rlhf_suite.rl.weights import Manifest, SyncReport
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
 
+T = TypeVar("T")
+
 CPU_KV_CACHE_MB = 64  # unset, vLLM takes most of the machine's memory and spends half a minute zeroing it
+CPU_BATCHED_TOKENS = 2048  # of one step; a prompt must fit in a step
 CPU_BLOCK_SIZE = 32  # of the KV cache; the default of 128 never caches a short prompt
 
 
@@ -35,19 +39,16 @@ class Engine:
     def __init__(self, spec: EngineSpec, log: Path | None = None) -> None:
         if log is not None:
             redirect_output(log)
-        began = time.perf_counter()
         self._spec = spec
+        self._began = time.perf_counter()
         self._loop = StepLoop(lambda: build_engine(spec), _add)
-        self._startup_s = time.perf_counter() - began
 
     async def ready(self) -> EngineInfo:
-        """Answers once the engine is up."""
-        import ray
-
-        cache = (await self._call(lambda engine: engine.vllm_config.cache_config))
+        """Answers once the engine is up, with an error if it cannot be."""
+        cache = await self._call(lambda engine: engine.vllm_config.cache_config)
+        startup_s = time.perf_counter() - self._began
         tokens = cache.num_gpu_blocks * cache.block_size
-        node = ray.util.get_node_ip_address()
-        return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, node)
+        return EngineInfo(startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response per request, in order. What a request samples depends on its seed alone, not on the others."""
@@ -64,8 +65,11 @@ class Engine:
         A sequence may have max_len - 1 tokens at most: the engine insists on room for one more.
         """
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
         return await asyncio.wrap_future(self._loop.run([Job(ids, params, _read_scores) for ids in sequences]))
 
     async def progress(self) -> tuple[int, int]:
@@ -109,7 +113,7 @@ class Engine:
         """Stop the engine and its workers."""
         await asyncio.to_thread(self._loop.close)
 
-    async def _call(self, function: Any) -> Any:
+    async def _call(self, function: Callable[[LLMEngine], T]) -> T:
         return await asyncio.wrap_future(self._loop.call(function))
 
     def _check(self, request: GenerationRequest) -> None:
@@ -130,7 +134,7 @@ class Engine:
             engine.collective_rpc("finish_weight_update")
             report = _attest(engine)
         except BaseException as error:
-            self._loop.give_up(error)
+            self._loop.give_up(error, "loading weights")
             raise
         engine.reset_prefix_cache(reset_running_requests=True)
         engine.set_weight_version(str(manifest.version))
@@ -152,9 +156,29 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
 
     from rlhf_suite.rl import weight_sync  # registers the transfer backends
 
-    engine = LLMEngine.from_engine_args(EngineArgs(**_engine_args(spec, weight_sync.backend_name(spec.sync_backend))))
+    arguments = EngineArgs(**_engine_args(spec, weight_sync.backend_name(spec.sync_backend)))
+    try:
+        config = arguments.create_engine_config()
+        if spec.device == "cpu":
+            _check_head_size(config.model_config.get_head_size())
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except ValueError as error:  # vLLM's way to refuse a set-up
+        raise UserError(
+            f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, ds.param_dtype={spec.dtype}, "
+            f"vllm.kv_cache_mb={spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}: "
+            f"{error}"
+        ) from None
     engine.set_weight_version("0")
     return engine
+
+
+def _check_head_size(size: int) -> None:
+    """vLLM notices a head size without a CPU kernel only at the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"its attention heads have {size} dimensions, on a CPU there are kernels for {sizes}")
 
 
 def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
@@ -186,6 +210,9 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = cache_mb << 20
     if cpu:
         arguments["block_size"] = CPU_BLOCK_SIZE
+        # A prompt prefilled in two steps rewinds its request's random generator, which CPU generators cannot.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
         arguments["enable_sleep_mode"] = config.enable_sleep
@@ -235,7 +262,7 @@ class _GenerationReader:
         assert len(ids) == len(log_probs), f"{len(ids)} tokens with {len(log_probs)} log-probs"
         versions = np.empty(len(ids), dtype=np.int32)
         for span in done.weight_versions:
-            versions[span.start : span.end] = int(span.weight_version)
+            versions[span.start : span.end] = int(span.version)
         return Generation(self._id, ids, log_probs, done.finish_reason, versions)
 
 

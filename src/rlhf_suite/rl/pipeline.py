@@ -14,11 +14,12 @@ from rlhf_suite.rl.collect import Collector
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.journal import Journal
 from rlhf_suite.rl.publish import Publisher
-from rlhf_suite.rl.saving import Saver
+from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.update import Updater
+from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.saving import Saver
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Pipeline:
     publisher: Publisher  # weights -> engines, attested
     evaluator: Evaluator  # pass@k on held-out prompts
     saver: Saver  # checkpoints and the final model
-    journal: Journal  # metrics, timings, rollouts, progress
+    journal: Journal  # metrics, timings, progress
     last: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -48,6 +49,7 @@ class Pipeline:
         """Train to the end; returns the last value of every metric."""
         start = self.saver.resume()
         self.journal.begin(start, self.total_steps)
+        forget_after(self.journal.folder.rollouts, start)
         with self.journal.phase("broadcast"):
             self.publisher.publish(version=start)
         if start == 0:
@@ -56,7 +58,9 @@ class Pipeline:
             self.train_step(step)
             evaluation = self.evaluate(step + 1)
             self.save(step + 1, evaluation)
-        self.saver.export()
+        for model in self.saver.groups:
+            if model == "actor" or self.config.critic.save_value_network:
+                self.saver.export(model)
         return self.last
 
     def train_step(self, step: int) -> None:
@@ -76,7 +80,7 @@ class Pipeline:
             publish_metrics = self.publisher.publish(version=step + 1, probe=experience)
         metrics |= reward_metrics | experience_metrics | credit_metrics | update_metrics | publish_metrics
         self.log(step + 1, metrics)
-        journal.rollouts(step + 1, scored, experience)
+        write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Pass@k before the first step, every eval.steps and after the last."""

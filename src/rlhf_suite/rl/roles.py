@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.models.load import load_model, load_tokenizer
-from rlhf_suite.models.save import named_weights, save_hf
+from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
+from rlhf_suite.models.load import DTYPES, load_tokenizer
+from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
-from rlhf_suite.rl.weight_sync import Manifest, WeightSender
+from rlhf_suite.rl.weight_sender import Sender
+from rlhf_suite.rl.weights import Manifest
+from rlhf_suite.train.export import export
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.strategy import TrainedModel, frozen_model, loading_context
+from rlhf_suite.train.strategy import TrainedModel, load_frozen, load_trained
 from rlhf_suite.train.task import Objective
 from rlhf_suite.train.workers import Worker
 from rlhf_suite.train.world import join_world
@@ -58,7 +62,8 @@ class PolicyForward(Role):
 
     def _log_probs(self, batch: TokenBatch) -> torch.Tensor:
         mask = batch.tokens["mask"]
-        output = self.model(batch, temperature=self.config.rollout.temperature, needed=mask.bool())
+        temperature = self.config.rollout.temperature
+        output = token_log_probs(self.model, batch, temperature=temperature, needed=mask.bool())
         return output.log_probs * mask
 
 
@@ -68,9 +73,7 @@ class ReferenceRole(PolicyForward):
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
         path = config.ref.model_name_or_path or config.actor.model_name_or_path
-        with loading_context(config.ds):
-            module = load_model(path, head="lm", ds=config.ds, seed=config.train.seed, flag="ref.model_name_or_path")
-        self.model = frozen_model(module, config.ds, self.world)
+        self.model = load_frozen(path, "lm", config.ds, self.world, "ref.model_name_or_path")
 
 
 class RewardRole(Role):
@@ -79,15 +82,11 @@ class RewardRole(Role):
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
         path = config.reward.model_name_or_path
-        with loading_context(config.ds):
-            module = load_model(
-                path, head="value", ds=config.ds, seed=config.train.seed, flag="reward.model_name_or_path"
-            )
-        self.model = frozen_model(module, config.ds, self.world)
+        self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """[B], with reward.normalize_enable standardised by the constants the model stores."""
-        groups, results = self.forward(batch, lambda part: self.model(part, per_sequence=True))
+        groups, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
         return reassemble_rows(groups, results)
 
 
@@ -98,15 +97,20 @@ class TrainedRole(Role):
     objective: Objective
     prefix: str
 
-    def build(self, section: TrainedModelConfig, head: str, total_steps: int, flag: str) -> None:
+    def build(self, section: TrainedModelConfig, head: Literal["lm", "value"], total_steps: int, flag: str) -> None:
         """Load the model of `section` and put it under DeepSpeed."""
         config = self.config
         self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
-        with loading_context(config.ds):
-            module = load_model(
-                section.model_name_or_path, head=head, ds=config.ds, seed=config.train.seed, trained=section, flag=flag
-            )
-        self.model = TrainedModel(module, section, config.ds, total_steps, self.world)
+        self.model = load_trained(
+            section,
+            head,
+            config.ds,
+            self.world,
+            total_steps=total_steps,
+            seed=config.train.seed,
+            aux_loss=head == "lm" and config.actor.aux_loss_coef > 0,
+            flag=flag,
+        )
 
     def train(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
         """One optimiser step per batch; the mean of each metric over them."""
@@ -130,7 +134,7 @@ class TrainedRole(Role):
 
     def export(self, path: Path) -> None:
         """The model in HF format; rank 0 writes, every rank gathers."""
-        save_hf(self.model.module, self.tokenizer, path, gathered=self.model.gathered, write=self.world.is_main)
+        export(self.model, self.tokenizer, path)
 
 
 class PolicyRole(TrainedRole, PolicyForward):
@@ -149,9 +153,29 @@ class PolicyRole(TrainedRole, PolicyForward):
         self.objective.kl_coef = kl_coef
         return self.train(batches, first_step)
 
-    def write_weights(self, sender: WeightSender) -> Manifest | None:
-        """Hand all weights to `sender` (rank 0), named as in an HF checkpoint; every rank gathers."""
-        return sender.send(named_weights(self.model.module, self.model.gathered), self.world.is_main)
+    def open_sender(self, backend: str, host: str, port: int) -> int:
+        """Prepare to send weights; the port of the rendezvous, for the engines (and with ipc the other ranks)."""
+        check, timeout = self.config.vllm.sync_check != "off", self.config.launch.timeout_s
+        self.sender = make_sender(backend, DTYPES[self.config.ds.param_dtype], check, host, port, timeout)
+        return getattr(self.sender, "port", 0)
+
+    def connect_sender(self, world_size: int) -> None:
+        """Meet the engines' workers (gloo, nccl)."""
+        self.sender.connect(world_size)
+
+    def publish(self, version: int) -> Manifest | None:
+        """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
+        weights = named_weights(self.model.module, self.model.gathered)
+        if self.sender is not None:
+            return self.sender.publish(version, weights)
+        for _ in weights:
+            pass
+        return None
+
+    def release(self) -> None:
+        """The engines have loaded the weights."""
+        if self.sender is not None:
+            self.sender.release()
 
 
 class CriticRole(TrainedRole):
@@ -168,7 +192,7 @@ class CriticRole(TrainedRole):
 
     def values(self, batch: TokenBatch) -> torch.Tensor:
         """State values at the model tokens, [T] in the order of the shard."""
-        groups, results = self.forward(batch, lambda part: self.model(part) * part.tokens["mask"])
+        groups, results = self.forward(batch, lambda part: token_values(self.model, part) * part.tokens["mask"])
         return reassemble(batch, groups, results)
 
     def update(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:

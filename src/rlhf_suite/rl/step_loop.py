@@ -15,7 +15,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from rlhf_suite.errors import RunError
+from rlhf_suite.errors import RunError, UserError
 
 T = TypeVar("T")
 
@@ -49,18 +49,19 @@ class Batch(Generic[T]):
 
 
 class StepLoop:
-    """Runs the engine that `build` makes. The first failure of a step or of a weight update is final."""
+    """Runs the engine that `build` makes, which takes seconds: calls made meanwhile wait.
+
+    The first failure of the build, of a step or of a weight update is final; every later call reports it.
+    """
 
     def __init__(self, build: Callable[[], Any], add: Callable[[Any, str, Job[Any]], None]) -> None:
         self._build, self._add = build, add
         self._commands: SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = SimpleQueue()
         self._waiting: dict[str, tuple[Batch[Any], int]] = {}
         self._numbers = count()
-        self._failure: str | None = None
-        self._started: Future[None] = Future()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._main, name="vllm-step-loop", daemon=True)
         self._thread.start()
-        self._started.result()
 
     def call(self, function: Callable[[Any], T]) -> Future[T]:
         """Run `function(engine)` between two steps."""
@@ -83,12 +84,15 @@ class StepLoop:
         total = sum(len(batch.jobs) for batch in batches)
         return total - sum(batch.left for batch in batches), total
 
-    def give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException, what: str) -> None:
         """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say."""
-        self._failure = f"{type(error).__name__}: {error}"
+        ours = isinstance(error, UserError | RunError)  # a foreign exception may not pickle
+        self._failure = error if ours else RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
+        if not ours:
+            traceback.print_exception(error)  # into the actor's log
         for batch, _ in self._waiting.values():
             if not batch.future.done():
-                batch.future.set_exception(RunError(self._failure))
+                batch.future.set_exception(self._failure)
         self._waiting.clear()
 
     def close(self) -> None:
@@ -108,16 +112,16 @@ class StepLoop:
             raise
 
     def _main(self) -> None:
+        engine = None
         try:
             engine = self._build()
         except BaseException as error:
-            self._started.set_exception(error)
-            return
-        self._started.set_result(None)
+            self.give_up(error, "starting")
         while self._run_commands(engine):
             if self._waiting:
                 self._step(engine)
-        engine.engine_core.shutdown()
+        if engine is not None:
+            engine.engine_core.shutdown()
 
     def _run_commands(self, engine: Any) -> bool:
         """Run what has been asked for; waits for it when there is nothing to step. False: stop."""
@@ -128,7 +132,7 @@ class StepLoop:
             function, future = command
             try:
                 if self._failure:
-                    raise RunError(f"the engine failed earlier: {self._failure}")
+                    raise self._failure
                 future.set_result(function(engine))
             except BaseException as error:
                 future.set_exception(error)
@@ -140,8 +144,7 @@ class StepLoop:
                 batch, index = self._waiting.pop(output.request_id)
                 batch.put(index, batch.jobs[index].read(output))
         except BaseException as error:
-            traceback.print_exc()  # the actor's log; vLLM's own exceptions do not always pickle
-            self.give_up(error)
+            self.give_up(error, "generating")
 
 
 def _fail(batch: Batch[Any], added: Future[None]) -> None:

@@ -6,18 +6,18 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.train import optim
 from rlhf_suite.train.world import World
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def init_distributed(backend: str) -> None:
@@ -46,8 +46,7 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
         "bf16": {"enabled": ds.param_dtype == "bf16"},
         "steps_per_print": None,
     }
-    if not is_plain(ds):
-        config["gradient_clipping"] = max_norm
+    config["gradient_clipping"] = 0.0 if is_plain(ds) else max_norm
     if ds.grad_accum_dtype:
         config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
     return config
@@ -124,7 +123,7 @@ class TrainedModel:
         """Whether every rank must run the same number of micro-batches (its collectives run in the backward pass)."""
         return self.world.size > 1 and self.ds.zero_stage >= 2
 
-    def gathered(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[Any]:
+    def gathered(self, parameters: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
         """Within it the given parameters are whole on every rank (ZeRO-3 partitions them)."""
         return gathered(self.ds, parameters)
 
@@ -138,6 +137,33 @@ class TrainedModel:
         path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
         assert path is not None, f"no engine state in {folder}"
         set_rng_state(torch.load(folder / f"rng_{self.world.rank}.pt", weights_only=True))
+
+
+def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its caller
+    section: TrainedModelConfig,
+    head: Literal["lm", "value"],
+    ds: DeepSpeedConfig,
+    world: World,
+    *,
+    total_steps: int,
+    seed: int,
+    aux_loss: bool,
+    flag: str,
+) -> TrainedModel:
+    """Load the model of `section`, make it trainable and put it under DeepSpeed."""
+    assert section.model_name_or_path is not None, flag
+    with loading_context(ds):
+        writable = partial(gathered, ds, modifier_rank=0)
+        module = load_model(section.model_name_or_path, head=head, ds=ds, seed=seed, flag=flag, writable=writable)
+    make_trainable(module, section, ds.lora, seed=seed, aux_loss=aux_loss)
+    return TrainedModel(module.to(world.device), section, ds, total_steps, world)
+
+
+def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, world: World, flag: str) -> nn.Module:
+    """Load a model that only runs forward."""
+    with loading_context(ds):
+        module = load_model(path, head=head, ds=ds, flag=flag)
+    return frozen_model(module, ds, world)
 
 
 def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World) -> nn.Module:
@@ -157,13 +183,16 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World) -> nn.Mod
     return engine
 
 
-def gathered(ds: DeepSpeedConfig, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Within it the given parameters are whole on every rank; a no-op below ZeRO-3."""
+def gathered(
+    ds: DeepSpeedConfig, parameters: Iterable[torch.Tensor], modifier_rank: int | None = None
+) -> AbstractContextManager[Any]:
+    """Within it the given parameters are whole on every rank; a no-op below ZeRO-3. What `modifier_rank` changes in
+    them is kept."""
     if ds.zero_stage != 3:
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=None)
+    return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank)
 
 
 def rng_state() -> dict[str, torch.Tensor]:

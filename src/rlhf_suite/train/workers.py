@@ -104,10 +104,12 @@ class WorkerGroup:
 
     def call(self, method: str, *args: Any, what: str | None = None, **kwargs: Any) -> list[Any]:
         """`method` of every rank with the same arguments: the list of results. `what` names the wait in errors."""
+        self.ready()
         return self.wait(self.start(method, *args, **kwargs), what or f"{self.name}.{method}")
 
     def call_sharded(self, method: str, shards: Sequence[Any], *args: Any, what: str | None = None) -> list[Any]:
         """As `call`, but rank i gets `shards[i]` as its first argument."""
+        self.ready()
         return self.wait(self.start_sharded(method, shards, *args), what or f"{self.name}.{method}")
 
     def kill(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -62,16 +61,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def local_world(device: str) -> World:
-    """The world of a run without workers: this process alone."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    return join_world(0, 1, device)
-
-
 def join_world(rank: int, size: int, device: str) -> World:
-    """Join the process group (MASTER_ADDR and MASTER_PORT are set): gloo on CPU, NCCL on GPUs."""
+    """Join the process group (a Worker has set its environment): gloo on CPU, NCCL on GPUs."""
     from rlhf_suite.train.strategy import init_distributed
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     init_distributed("nccl" if device == "cuda" else "gloo")
     return World(rank, size, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))

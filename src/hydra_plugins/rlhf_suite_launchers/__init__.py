@@ -1,0 +1,1 @@
+"""`hydra/launcher=local` and `hydra/launcher=slurm`. Hydra imports this in every application: nothing heavy here."""

@@ -1,0 +1,66 @@
+"""One job: its configuration written down, its task run, its end recorded and told."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.validate import to_run
+from rlhf_suite.errors import RunError, UserError
+
+INTERRUPTED = 130
+
+
+def job(config: DictConfig) -> None:
+    """What Hydra calls, with a configuration that the preflight has checked."""
+    run, problems = to_run(config)
+    assert run is not None, problems
+    if code := execute(run, Path(HydraConfig.get().runtime.output_dir)):
+        sys.exit(code)
+
+
+def execute(run: Run, folder: Path) -> int:
+    """Run a task in its folder; returns the exit code. Errors that users can mend or understand have no traceback."""
+    from rlhf_suite.launch.slurm import serve_node
+
+    try:
+        if not serve_node(folder, run.launch):
+            train(run, folder)
+    except UserError as error:
+        return tell(str(error), 2)
+    except RunError as error:
+        return tell(str(error), 1)
+    except KeyboardInterrupt:
+        return tell("interrupted; continue with the same command and ckpt.load_enable=true", INTERRUPTED)
+    except Exception as error:
+        log = folder / "error.log"
+        log.write_text(traceback.format_exc())
+        return tell(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
+    return 0
+
+
+def train(run: Run, folder: Path) -> None:
+    """The task, between a status that says running and one that says how it ended."""
+    from rlhf_suite.train.run_folder import RunFolder
+
+    save(run, folder / "config.yaml")
+    record = RunFolder(folder)
+    record.start(fingerprint(run))
+    try:
+        metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    except BaseException as error:
+        record.failed(error)
+        raise
+    record.done(metrics)
+
+
+def tell(message: str, code: int) -> int:
+    print(message, file=sys.stderr, flush=True)
+    return code

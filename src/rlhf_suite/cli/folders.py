@@ -1,0 +1,60 @@
+"""Where a run lives: a new folder, the one the user names, or the one of the run that it continues."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import fingerprint
+from rlhf_suite.config.runs import Run
+from rlhf_suite.train.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlhf_suite.cli.preflight import Preflight
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's folder, and what to tell the user about it."""
+
+    folder: Path
+    note: str = ""
+
+
+def for_run(found: Preflight) -> Place | Problem:
+    """The folder of a single run that passed the preflight."""
+    (run,) = found.runs
+    if found.chosen_folder:
+        if RunFolder(found.folder).status_file.exists() and not run.ckpt.load_enable:
+            fix = "add ckpt.load_enable=true to continue it, or choose another folder"
+            return Problem("hydra.run.dir", f"{found.folder} holds a run already", fix)
+        return Place(found.folder)
+    if not run.ckpt.load_enable or run.ckpt.path is not None:
+        return Place(fresh(found.folder))
+    outputs = found.folder.parent
+    if earlier := newest_equal(run, outputs):
+        return Place(earlier, f"continuing the run in {earlier}")
+    return Place(fresh(found.folder), f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh")
+
+
+def fresh(wished: Path) -> Path:
+    """Make a folder that nobody has: `wished`, or with -1, -2, ... behind it."""
+    for number in itertools.count():
+        folder = wished.with_name(f"{wished.name}-{number}") if number else wished
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable: the count has no end")
+
+
+def newest_equal(run: Run, outputs: Path) -> Path | None:
+    """The newest folder whose run was configured as this one (apart from what may differ in a continuation)."""
+    wanted = fingerprint(run)
+    started = sorted(outputs.glob("*/status.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    folders = (path.parent for path in started)
+    return next((folder for folder in folders if RunFolder(folder).status()["fingerprint"] == wanted), None)

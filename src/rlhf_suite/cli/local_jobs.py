@@ -1,0 +1,87 @@
+"""Jobs of a sweep on this machine: each a process of its own, so many at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from rlhf_suite.cli.sweep import Job, Sweep
+from rlhf_suite.errors import UserError
+
+POLL_S = 0.2
+STOP_S = 60.0
+
+
+def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | None) -> None:
+    """Run jobs in order. One at a time they write to the console, else each to `job.log` in its folder."""
+    slots: list[list[str] | None] = [*gpu_slots(parallel, gpus_per_job)]
+    waiting = list(jobs)
+    running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+    with stoppable(running):
+        while waiting or running:
+            for slot, (job, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[slot]
+                    sweep.end(job, f"exit code {process.returncode}" if process.returncode else "")
+            for slot in (free for free in range(parallel) if waiting and free not in running):
+                job = waiting.pop(0)
+                job.log = str(Path(job.folder) / "job.log") if parallel > 1 else ""
+                sweep.begin(job)
+                running[slot] = (job, start(job, slots[slot]))
+            time.sleep(POLL_S)
+
+
+def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | None]:
+    """The GPUs of each slot; None leaves a job all that there are."""
+    if gpus_per_job is None:
+        yield from [None] * parallel
+        return
+    from rlhf_suite.launch.environment import gpu_count
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    if len(devices) < parallel * gpus_per_job:
+        raise UserError(
+            f"hydra.launcher: {parallel} jobs x {gpus_per_job} GPUs need {parallel * gpus_per_job}, "
+            f"{len(devices)} are visible: lower hydra.launcher.parallel or hydra.launcher.gpus_per_job"
+        )
+    for slot in range(parallel):
+        yield devices[slot * gpus_per_job : (slot + 1) * gpus_per_job]
+
+
+def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
+    """Start a job; its output goes to its log if it has one."""
+    command = [sys.executable, "-m", "rlhf_suite.cli", *job.words]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus is not None else {})
+    if not job.log:
+        return subprocess.Popen(command, env=environment)
+    Path(job.folder).mkdir(parents=True, exist_ok=True)
+    with Path(job.log).open("wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+@contextlib.contextmanager
+def stoppable(running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
+    """Whatever ends the sweep, SIGTERM too, ends its jobs."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            process.kill()

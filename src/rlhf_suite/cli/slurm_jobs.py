@@ -1,0 +1,97 @@
+"""Jobs of a sweep on Slurm: submitted as one array, watched through squeue and the runs' own status.
+
+A run's status.json is the record. squeue tells only whether Slurm still has the job: accounting (sacct) is not needed, and
+a job that was killed without a word is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.cli.sweep import Job, Sweep
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.actor_log import tail_lines
+from rlhf_suite.train.run_folder import RunFolder
+
+GONE_POLLS = 3  # a requeued job may be missing for a moment
+ENDED = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+)
+
+
+@dataclass
+class Command:
+    """What a Slurm job runs: the command line of one run, in the process that submitit starts."""
+
+    words: list[str]
+
+    def __call__(self) -> None:
+        """After a requeue the run continues. A failure is raised, so that Slurm records the job as failed."""
+        from rlhf_suite.cli.app import main
+
+        restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+        if code := main([*self.words, *(["ckpt.load_enable=true"] if restarted else [])]):
+            raise RunError(f"exit code {code}")
+
+    def checkpoint(self) -> Any:
+        """Asked by submitit before the time limit: the same command, queued again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str, Job]:
+    """Submit an array; returns the jobs under their Slurm ids."""
+    import submitit
+
+    folder = sweep.folder / ".submitit" / "%j"
+    resources = dict(resources)
+    retries = resources.pop("max_num_timeout")
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=retries)
+        executor.update_parameters(**resources)
+        submitted = executor.map_array(lambda command: command(), [Command(job.words) for job in jobs])
+    except (RuntimeError, submitit.core.utils.FailedJobError) as error:
+        raise UserError(f"hydra/launcher=slurm: nothing was submitted: {error}") from error
+    for job, slurm in zip(jobs, submitted, strict=True):
+        job.log = str(slurm.paths.stderr)
+        sweep.begin(job, f"submitted as {slurm.job_id}")
+    return {slurm.job_id: job for job, slurm in zip(jobs, submitted, strict=True)}
+
+
+def watch(sweep: Sweep, submitted: dict[str, Job], poll_s: float, states: Callable[[list[str]], dict[str, str]]) -> None:
+    """Wait for all jobs: a run that says it is done, or whose job Slurm has ended or forgotten, is over."""
+    missing = dict.fromkeys(submitted, 0)
+    while missing:
+        now = states(list(missing))
+        for number in list(missing):
+            job = submitted[number]
+            is_done = RunFolder(Path(job.folder)).status()["state"] == "done"
+            gone = now.get(number, "COMPLETED") in ENDED
+            missing[number] = missing[number] + 1 if gone else 0
+            if is_done or missing[number] >= GONE_POLLS:
+                del missing[number]
+                sweep.end(job, "" if is_done else last_words(number, now, job))
+        if missing:
+            time.sleep(poll_s)
+
+
+def last_words(number: str, states: dict[str, str], job: Job) -> str:
+    tail = "\n".join(f"    {line}" for line in tail_lines(Path(job.log), 5))
+    return f"Slurm job {number} {states.get(number, 'is gone')}\n{tail}"
+
+
+def squeue(numbers: list[str]) -> dict[str, str]:
+    """Job id -> state, of the jobs that Slurm knows; `-r` writes arrays out. A controller that is busy knows them all."""
+    arrays = ",".join(sorted({number.split("_")[0] for number in numbers}))
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", "--format=%i %T"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return dict.fromkeys(numbers, "UNKNOWN")
+    return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())

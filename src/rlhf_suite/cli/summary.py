@@ -1,0 +1,40 @@
+"""The table at the end of a sweep: one row per job, on the console and in summary.md beside summary.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_suite.cli.sweep import Job, read
+
+COLUMNS = ("job", "overrides", "state", "metric", "seconds")
+
+
+def finish(folder: Path) -> int:
+    """Print and write the table. Exit code 1 if any job failed."""
+    sweep = read(folder)
+    if sweep is None:  # another launcher than ours keeps no record
+        return 0
+    rows = [row(job) for job in sweep.jobs]
+    table = Table(*COLUMNS, title=str(folder))
+    for cells in rows:
+        table.add_row(*cells)
+    Console().print(table)
+    (folder / "summary.md").write_text(markdown(rows))
+    failed = [job for job in sweep.jobs if job.state == "failed"]
+    for job in failed:
+        print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))
+    return 1 if failed else 0
+
+
+def row(job: Job) -> list[str]:
+    metric = f"{job.metric}={job.value:.4g}" if job.value is not None else ""
+    seconds = f"{job.seconds:.0f}" if job.seconds else ""
+    return [str(job.number), " ".join(job.overrides), job.state, metric, seconds]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"

@@ -1,0 +1,245 @@
+"""Tokenizers and models from a folder, the hub or a builtin; and what training needs on top (LoRA, checkpointing)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.lora import add_lora
+
+Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
+# Configuration keys of heads that do more than a matrix product, and the value that switches each off.
+UNUSUAL_HEADS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
+
+
+def whole(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """The gather of parameters that are not partitioned."""
+    return nullcontext()
+
+
+def model_folder(path: str, flag: str) -> str:
+    """The folder or hub name behind a flag's value; a builtin is written to the user's cache first."""
+    if path.startswith(PREFIX):
+        return str(builtin_folder(path, flag))
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if path.startswith(("/", ".", "~")) or path.count("/") > 1:
+            raise UserError(f"{flag}={path}: no such folder. Give a Hugging Face folder, a hub name or builtin:tiny")
+        return path
+    if not (folder / "config.json").exists():
+        adapter = (folder / "adapter_config.json").exists()
+        reason = "is a LoRA adapter, not a model: give the folder with its merged weights" if adapter else (
+            "has no config.json: give the folder that holds the model's weights"
+        )  # fmt: skip
+        raise UserError(f"{flag}={path}: {reason}")
+    return str(folder)
+
+
+def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
+
+    Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,
+    where transformers finds a row's last token by it; so it must be a token that never ends a sequence.
+    """
+    with _loading(flag, path):
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(path, flag), trust_remote_code=False)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{flag}={path}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json")
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        tokenizer.pad_token = padding_token(tokenizer)
+    if data.tokenizer_chat_template is not None:
+        tokenizer.chat_template = chat_template(data.tokenizer_chat_template)
+        try:
+            tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        except TemplateError as error:
+            raise UserError(f"data.tokenizer_chat_template: {error}. It must be a Jinja chat template") from error
+    return tokenizer
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """An existing special token to pad with: one made for it, else unknown, else BOS, else any but EOS."""
+    special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content != tokenizer.eos_token]
+    named = [token for token in added if "pad" in token.lower()]
+    candidates: list[str | None] = [*named, tokenizer.unk_token, tokenizer.bos_token, *special]
+    return next((token for token in candidates if token is not None and token != tokenizer.eos_token), None)
+
+
+def chat_template(value: str) -> str:
+    """Template text as it is, or the content of the file it names."""
+    if "{" in value:
+        return value
+    if not Path(value).is_file():
+        raise UserError(f"data.tokenizer_chat_template={value}: neither Jinja text (no braces in it) nor a file")
+    return Path(value).read_text()
+
+
+@overload
+def load_model(
+    path: str,
+    *,
+    head: Literal["lm"],
+    ds: DeepSpeedConfig,
+    seed: int = ...,
+    flag: str = ...,
+    writable: Gather = ...,
+) -> LanguageModel: ...
+@overload
+def load_model(
+    path: str,
+    *,
+    head: Literal["value"],
+    ds: DeepSpeedConfig,
+    seed: int = ...,
+    flag: str = ...,
+    writable: Gather = ...,
+) -> ScalarModel: ...
+def load_model(
+    path: str,
+    *,
+    head: Literal["lm", "value"],
+    ds: DeepSpeedConfig,
+    seed: int = 0,
+    flag: str = "actor.model_name_or_path",
+    writable: Gather = whole,
+) -> LanguageModel | ScalarModel:
+    """A model in evaluation mode. A `value` head that the checkpoint lacks is drawn from N(0, 1/(hidden + 1)^2).
+
+    Under ZeRO-3 parameters are partitioned while they load; `writable` makes the given ones whole and keeps changes.
+    """
+    folder = model_folder(path, flag)
+    with _loading(flag, path), _quiet_transformers():
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        kwargs: dict[str, Any] = {
+            "dtype": DTYPES[ds.param_dtype],
+            "attn_implementation": ds.attn_implementation,
+            "trust_remote_code": False,
+            "output_loading_info": True,
+        }
+        if head == "lm":
+            check_head(config, flag, path)
+            model, info = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+        else:
+            if ds.value_head_prefix != "score":
+                kwargs["key_mapping"] = {rf"^{ds.value_head_prefix}\.": "score."}
+            model, info = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, **kwargs)
+    new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
+    absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise UserError(
+            f"{flag}={path}: the checkpoint does not hold {_some(absent)}. Give a complete {head} checkpoint"
+        )
+    # An embedding takes no gradient for its padding row; here every row is a token like any other.
+    model.get_input_embeddings().padding_idx = None
+    if head == "lm":
+        return LanguageModel(model, ds.packing_samples).eval()
+    if new:
+        with writable([model.score.weight]):
+            _init_scalar_head(model, seed)
+    return ScalarModel(model, ds.packing_samples, head_name=ds.value_head_prefix, head_is_new=bool(new)).eval()
+
+
+def make_trainable(
+    model: LanguageModel | ScalarModel,
+    config: TrainedModelConfig,
+    lora: LoRAConfig,
+    *,
+    seed: int = 0,
+    aux_loss: bool = False,
+) -> None:
+    """Training mode, with adapters, activation checkpointing and the MoE load-balancing loss as configured."""
+    model.train()
+    if lora.rank > 0:
+        add_lora(model, lora, seed)
+    if config.gradient_checkpointing_enable:
+        reentrant = config.gradient_checkpointing_reentrant
+        if not model.model.supports_gradient_checkpointing:
+            raise UserError(f"actor.gradient_checkpointing_enable: {type(model.model).__name__} does not support it")
+        model.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:  # its backward needs an input with a gradient; frozen embeddings have none
+            model.model.enable_input_require_grads()
+    if aux_loss:
+        assert isinstance(model, LanguageModel)
+        _enable_router_loss(model, config)
+
+
+def _enable_router_loss(model: LanguageModel, config: TrainedModelConfig) -> None:
+    if not hasattr(model.model.config, "num_experts_per_tok"):
+        raise UserError("actor.aux_loss_coef > 0: this model has no experts to balance. Set actor.aux_loss_coef=0")
+    if config.gradient_checkpointing_enable and config.gradient_checkpointing_reentrant:
+        raise UserError(
+            "actor.aux_loss_coef > 0: re-entrant checkpointing keeps no gradient of the router. "
+            "Set actor.gradient_checkpointing_reentrant=false"
+        )
+    model.router_loss = True
+
+
+def check_head(config: Any, flag: str, path: str) -> None:
+    """Refuse heads that scale or cap their logits, which the chunked head does not reproduce."""
+    for key, neutral in UNUSUAL_HEADS.items():
+        value = getattr(config, key, neutral)
+        if value not in (None, neutral):
+            raise UserError(f"{flag}={path}: models whose head has {key} ({value}) are not supported")
+
+
+def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
+    weight = model.score.weight
+    hidden = model.config.get_text_config().hidden_size
+    noise = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed)) / (hidden + 1)
+    with torch.no_grad():
+        weight.copy_(noise)
+
+
+@contextmanager
+def _loading(flag: str, path: str) -> Iterator[None]:
+    """What transformers raises when it finds nothing usable, as an error that names the flag."""
+    try:
+        yield
+    except UserError:
+        raise
+    except LOADING_ERRORS as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"{flag}={path}: cannot be loaded ({first}). Give a Hugging Face folder; for a hub name check the "
+            "spelling, the network and HF_TOKEN, and that HF_HUB_OFFLINE is unset"
+        ) from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without its load report: missing tensors are checked here, and surplus ones (another head) are expected."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")

@@ -1,0 +1,53 @@
+"""Low-rank adapters (Hu et al., arXiv:2106.09685): y = W x + (alpha / rank) B A x, W frozen and B zero at first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
+
+ADAPTER = "default"
+
+
+def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) -> None:
+    """Freeze the model and put adapters into its linear layers; a scalar head stays trainable as a whole."""
+    from peft import LoraConfig, TaskType, inject_adapter_in_model
+
+    targets: str | list[str] = "all-linear" if config.target_modules == ["all-linear"] else list(config.target_modules)
+    scalar = isinstance(model, ScalarModel)
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
+        base_model_name_or_path=model.model.config._name_or_path,
+    )
+    heads = [name for name in config.target_modules if name in ("lm_head", "score")]
+    if heads:
+        raise UserError(f"ds.lora.target_modules: {heads[0]} is the head and takes no adapter. Leave it out")
+    model.requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(settings, model.model, adapter_name=ADAPTER)
+        except ValueError as error:
+            names = sorted(
+                {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+            )
+            raise UserError(
+                f"ds.lora.target_modules={config.target_modules}: the model has none of them. "
+                f"Its linear layers are {', '.join(names)}; or give all-linear"
+            ) from error
+    if scalar:
+        model.model.score.requires_grad_(True)
+    model.lora = settings
+
+
+def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """W + scale * B A as a new tensor of W's type, added up in fp32; `weight` [out, in], `down` A [r, in], `up` B
+    [out, r]. Merging in place and back again would wear bf16 weights away."""
+    return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)

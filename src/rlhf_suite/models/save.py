@@ -1,0 +1,91 @@
+"""Hugging Face folders that transformers, peft and vLLM load as they are, whole or not at all."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from rlhf_suite.models.folder import write_weights, written_aside
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.load import Gather, whole
+from rlhf_suite.models.weights import weights_on_cpu
+
+
+def save_hf(
+    model: LanguageModel | ScalarModel,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    *,
+    state_dict: dict[str, Tensor] | None = None,
+    reward_stats: tuple[float, float] | None = None,
+) -> None:
+    """Write a model folder; adapters are merged into the weights. `state_dict` has checkpoint names (`weights_on_cpu`)
+    and defaults to the model's own. `reward_stats`: mean and standard deviation of a reward model's scores."""
+    weights = weights_on_cpu(model) if state_dict is None else state_dict
+    with written_aside(path) as folder:
+        _config(model, tokenizer, weights, reward_stats).save_pretrained(folder)
+        if isinstance(model, LanguageModel):
+            _generation_config(model, tokenizer).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_weights(weights, folder)
+
+
+def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
+    """The mean and standard deviation that `save_hf` was given, if it was."""
+    if not hasattr(config, "reward_mean"):
+        return None
+    return float(config.reward_mean), float(config.reward_std)
+
+
+def save_adapter(
+    model: LanguageModel | ScalarModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, gather: Gather = whole,
+    is_main: bool = True,
+) -> None:  # fmt: skip
+    """Write the LoRA adapter alone, in peft's format; under ZeRO-3 every rank calls it and the main one writes."""
+    assert model.lora is not None, "save_adapter needs a model with adapters"
+    trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
+    with gather(list(trained.values())):
+        weights = {
+            "base_model.model." + name.replace(".default.", "."): p.detach().to("cpu", copy=True).contiguous()
+            for name, p in trained.items()
+        }
+    if not is_main:
+        return
+    config = copy.deepcopy(model.lora)
+    config.inference_mode = True
+    if isinstance(model, ScalarModel):
+        config.modules_to_save = ["score"]
+    with written_aside(path) as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _config(
+    model: LanguageModel | ScalarModel,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: dict[str, Tensor],
+    stats: tuple[float, float] | None,
+) -> PretrainedConfig:
+    config = copy.deepcopy(model.model.config)
+    config.architectures = [type(model.model).__name__]
+    config.dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
+    config.pad_token_id = tokenizer.pad_token_id
+    if stats is not None:
+        config.reward_mean, config.reward_std = stats
+    return config
+
+
+def _generation_config(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+    """The model's own, with the tokenizer's EOS among the tokens that end a generation."""
+    config = copy.deepcopy(model.model.generation_config)
+    known = config.eos_token_id
+    known = [] if known is None else [known] if isinstance(known, int) else list(known)
+    ends = [*known, *([] if tokenizer.eos_token_id in known else [tokenizer.eos_token_id])]
+    config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    config.pad_token_id = tokenizer.pad_token_id
+    return config

@@ -1,0 +1,78 @@
+"""A model's weights under the names that a checkpoint has them, a layer at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.load import Gather, whole
+from rlhf_suite.models.lora import ADAPTER, merged
+
+LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
+
+
+@torch.no_grad()
+def named_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor) of every weight, adapters merged, tied heads left out.
+
+    `gather` makes parameters whole that ZeRO-3 partitions; it is entered for one layer at a time and on every rank in
+    the same order, so every rank iterates to the end. A tensor may be the parameter itself, and is whole only until
+    the next one is asked for: copy it to keep it.
+    """
+    hf = model.model
+    tensors = _distinct(hf.state_dict(keep_vars=True))
+    for names in _layers(list(tensors)):
+        with gather([tensors[name] for name in names]):
+            layer = {plain_name(name): _merged(hf, name, tensors) for name in names if ".lora_" not in name}
+            for name, tensor in revert_weight_conversion(hf, layer).items():
+                yield checkpoint_name(model, name), tensor.detach()
+
+
+def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, keep: bool = True) -> dict[str, Tensor]:
+    """All of `named_weights` as copies in host memory; empty on ranks that only take part (`keep` false)."""
+    copies = {}
+    for name, tensor in named_weights(model, gather):
+        if keep:
+            copies[name] = tensor.to("cpu", copy=True).contiguous()
+    return copies
+
+
+def plain_name(name: str) -> str:
+    """The name a weight has in a model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def checkpoint_name(model: LanguageModel | ScalarModel, name: str) -> str:
+    """`name` with the scalar head as `ds.value_head_prefix` calls it."""
+    if isinstance(model, ScalarModel) and name.startswith("score."):
+        return model.head_name + name.removeprefix("score")
+    return name
+
+
+def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without second names of the same tensor: a tied head repeats the embedding."""
+    first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensor for name, tensor in tensors.items() if first_name[id(tensor)] == name}
+
+
+def _layers(names: list[str]) -> Iterator[list[str]]:
+    """Names grouped by decoder layer; a tensor outside the layers is a group of its own."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        match = LAYER.match(name)
+        groups.setdefault(match.group() if match else name, []).append(name)
+    yield from groups.values()
+
+
+def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tensor:
+    owner = name.removesuffix(".base_layer.weight")
+    if owner == name:
+        return tensors[name]
+    layer = hf.get_submodule(owner)
+    down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
+    return merged(tensors[name], down, up, layer.scaling[ADAPTER])

@@ -1,0 +1,83 @@
+"""The curve of a run, from its metrics.jsonl: reward per step for RL, loss per step for a supervised task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.run_folder import RunFolder
+
+REWARDS = ("train/reward", "rollout/reward_mean")
+LOSSES = ("train/loss", "train/gpt_loss")
+SMOOTHING = 10  # steps of the running mean drawn over the raw values
+
+Points = list[tuple[int, float]]
+
+
+def series(path: Path) -> dict[str, Points]:
+    """Every metric of a metrics.jsonl as (step, value) points in order; nulls are left out."""
+    found: dict[str, Points] = {}
+    for row in read_rows(path):
+        for name, value in row.items():
+            if "/" in name and value is not None:
+                found.setdefault(name, []).append((row["step"], value))
+    return found
+
+
+def draw_curves(folder: RunFolder) -> Path:
+    """Draw `curves.png` into the run folder and return its path.
+
+    RL: the train reward and the pass@1 of each evaluation set. Supervised: train and evaluation loss.
+
+    Raises:
+        UserError: the folder holds no reward and no loss.
+    """
+    found = series(folder.metrics)
+    main = next((name for name in (*REWARDS, *LOSSES) if name in found), None)
+    if main is None:
+        raise UserError(f"{folder.metrics} has none of {', '.join((*REWARDS, *LOSSES))}: is this the folder of a run?")
+    last = main.split("/")[-1]
+    wanted = "pass1" if main in REWARDS else last
+    evaluations = {name: points for name, points in sorted(found.items()) if _is_evaluation(name, wanted)}
+    path = folder.path / "curves.png"
+    _draw(path, f"{folder.path.resolve().name}: {_words(last)} per step", {main: found[main]}, evaluations)
+    return path
+
+
+def running_mean(points: Points, window: int) -> Points:
+    """The mean of each value with up to `window` - 1 values before it, at the same steps."""
+    values = [value for _, value in points]
+    means = [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
+
+
+def _is_evaluation(name: str, metric: str) -> bool:
+    return name.startswith("eval/") and name.endswith(f"/{metric}")
+
+
+def _words(metric: str) -> str:
+    return {"reward_mean": "reward", "gpt_loss": "loss (nats per token)", "pass1": "pass@1"}.get(metric, metric)
+
+
+def _draw(path: Path, title: str, train: dict[str, Points], evaluations: dict[str, Points]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, points in train.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
+        _, means = zip(*running_mean(points, SMOOTHING), strict=True)
+        axes.plot(steps, means, color="tab:blue", linewidth=2, label=f"mean of {SMOOTHING} steps")
+    for name, points in evaluations.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, marker="o", linestyle="--", linewidth=1, label=name)
+    axes.set_title(title)
+    axes.set_xlabel("optimiser step" if "loss" in title else "RL step")
+    axes.set_ylabel(_words(next(iter(train)).split("/")[-1]))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=130)

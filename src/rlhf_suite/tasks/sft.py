@@ -1,0 +1,55 @@
+"""task=sft: next-token loss on the answers (or, with actor.pretrain_mode_enable, on every token)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.rows import Row
+from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, StepLoss
+
+
+@dataclass
+class SFT:
+    """Mean of -log p over the trained tokens, plus the MoE load-balancing loss where the model has one."""
+
+    encoder: ConversationEncoder
+    aux_loss_coef: float
+    main_metric: str = "gpt_loss"
+
+    def encode(self, row: Row) -> Example:
+        return self.encoder.encode(row)
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": torch.tensor(float(batch.num_tokens))}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        mask = batch.tokens["mask"]
+        output = token_log_probs(model, batch, needed=mask.bool())
+        language = next_token_loss(output.log_probs, mask)
+        if output.aux_loss is None:
+            return StepLoss({"tokens": language.total}, language.metrics)
+        balance = output.aux_loss * batch.num_tokens
+        metrics = language.metrics | {"aux_loss": Mean(balance.detach(), float(batch.num_tokens))}
+        return StepLoss({"tokens": language.total, "all_tokens": self.aux_loss_coef * balance}, metrics)
+
+
+def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
+    return SFT(
+        ConversationEncoder(tokenizer, config.data, config.actor.pretrain_mode_enable), config.actor.aux_loss_coef
+    )
+
+
+def run(config: SFTRun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the model is in `<folder>/model`."""
+    return run_supervised(config, folder, make_task)

@@ -1,0 +1,137 @@
+"""What a run shows while it works: a progress bar on a terminal, a line now and then elsewhere, tables at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_suite.config.logger import LoggerConfig
+
+# The metrics of the moment, by the last part of their name; the first few that a task has are shown.
+HEADLINES = (
+    "reward",
+    "pass1",
+    "gpt_loss",
+    "loss",
+    "policy_loss",
+    "kl",
+    "acc",
+    "response_length",
+    "grad_norm",
+    "actor_grad_norm",
+)
+SHOWN = 4
+LINES_PER_RUN = 20
+TABLE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt, answered before and after training. `rewards` are those of the two answers."""
+
+    prompt: str
+    before: str
+    after: str
+    label: str
+    rewards: tuple[float, float]
+
+
+class Progress:
+    """The bar of a run of `total` steps that goes on after step `start`. Silent when `visible` or the flag is false."""
+
+    def __init__(
+        self,
+        config: LoggerConfig,
+        task: str,
+        total: int,
+        start: int,
+        visible: bool = True,
+        console: Console | None = None,
+    ) -> None:
+        self._console = console or Console()
+        self._task, self._total, self._start = task, total, start
+        self._latest: dict[str, float] = {}
+        self._began = time.monotonic()
+        self._printed = -1
+        self._bar: Bar | None = None
+        self._visible = config.progress and visible
+        if self._visible and self._console.is_terminal:
+            self._open_bar()
+
+    def _open_bar(self) -> None:
+        columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn()
+        extra = TimeRemainingColumn(), TextColumn("{task.fields[phase]}"), TextColumn("{task.fields[numbers]}")
+        self._bar = Bar(*columns, *extra, console=self._console, redirect_stdout=False, redirect_stderr=False)
+        self._id: TaskID = self._bar.add_task(
+            self._task, total=self._total, completed=self._start, phase="", numbers=""
+        )
+        self._bar.start()
+
+    def phase(self, name: str) -> None:
+        """Say what the step is doing now (on a terminal)."""
+        if self._bar is not None:
+            self._bar.update(self._id, phase=name)
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Optimiser step `step` (1-based) is done, or was evaluated."""
+        self._latest |= metrics
+        if self._bar is not None:
+            self._bar.update(self._id, completed=step, numbers=headline(self._latest))
+        elif self._visible and step != self._printed and self._is_line_due(step):
+            self._printed = step
+            self._console.print(
+                f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._left(step)}",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+    def _is_line_due(self, step: int) -> bool:
+        every = max(1, self._total // LINES_PER_RUN)
+        return step == self._start + 1 or step == self._total or step % every == 0
+
+    def _left(self, step: int) -> str:
+        done = step - self._start
+        if done <= 0:
+            return ""
+        seconds = (time.monotonic() - self._began) / done * (self._total - step)
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def headline(metrics: Mapping[str, float]) -> str:
+    """The few numbers that tell how training goes, as `reward 0.71  kl 0.002`."""
+    found = {}
+    for name in HEADLINES:
+        for key in (f"train/{name}", f"eval/{name}"):
+            if key in metrics:
+                found[name if key.startswith("train") else f"eval {name}"] = metrics[key]
+    return "  ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:SHOWN])
+
+
+def samples_table(samples: Sequence[Sample], title: str = "Before and after training") -> Table:
+    """A table of the first few samples, for the console."""
+    table = Table(title=title, show_lines=True)
+    for column in ("prompt", "before", "after", "label", "reward"):
+        table.add_column(column, overflow="fold")
+    for sample in samples[:TABLE_ROWS]:
+        before, after = sample.rewards
+        # Text objects: what a model writes must not act as markup of the console.
+        texts = [Text(text) for text in (sample.prompt, sample.before, sample.after, sample.label)]
+        table.add_row(*texts, f"{before:.3g} → {after:.3g}")
+    return table
+
+
+def show_samples(config: LoggerConfig, samples: Sequence[Sample]) -> None:
+    """Print the table, unless logger.progress is off or there is nothing to show."""
+    if config.progress and samples:
+        Console().print(samples_table(samples))

@@ -1,0 +1,63 @@
+"""What a run says at every step: metrics with the seconds of each phase, and the progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.train.console import Progress
+from rlhf_suite.train.metrics import MetricLogger
+from rlhf_suite.train.run_folder import RunFolder
+
+
+class Journal:
+    """Sinks of one run. `log` may be called several times a step; timings go out with the first."""
+
+    def __init__(self, config: LoggerConfig, folder: RunFolder, task: str) -> None:
+        self.config, self.folder, self.task = config, folder, task
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def begin(self, start: int, total: int) -> None:
+        """Open the sinks; what they hold of steps after `start` is forgotten, since it will be made again."""
+        self.logger = MetricLogger(self.config, self.folder, start)
+        self.progress = Progress(self.config, self.task, total, start)
+
+    def say(self, message: str) -> None:
+        """A line for the reader of the console, when there is something to say."""
+        if message and self.config.progress:
+            Console().print(message, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase of the step; a failure inside is reported with its name."""
+        self.progress_phase(name)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+    def progress_phase(self, name: str) -> None:
+        """Show what the run is doing now."""
+        if hasattr(self, "progress"):
+            self.progress.phase(name)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step with the seconds of every phase since the last call."""
+        timings = {f"timing/{name}": value for name, value in self.seconds.items()}
+        timings["timing/step_total"] = sum(self.seconds.values())
+        self.seconds.clear()
+        if step % self.config.logging_steps == 0:
+            self.logger.log(step, metrics | timings)
+        self.progress.update(step, metrics)
+        self.folder.step(step)
+
+    def close(self) -> None:
+        if hasattr(self, "progress"):
+            self.progress.close()
+            self.logger.close()

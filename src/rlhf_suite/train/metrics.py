@@ -1,0 +1,121 @@
+"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked for. One row, every sink.
+
+A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have a second
+row (its evaluation). A value that is not finite is null there, and its name stands in the row's "nonfinite".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.train.run_folder import RunFolder
+
+
+class Sink(Protocol):
+    """Takes finite and other metrics of a step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricLogger:
+    """All sinks of one run that goes on after step `start`: what is on record of later steps is forgotten."""
+
+    def __init__(self, config: LoggerConfig, folder: RunFolder, start: int) -> None:
+        self._sinks: list[Sink] = [JsonLines(folder.metrics, start)]
+        if config.tensorboard_dir is not None:
+            self._sinks.append(TensorBoard(Path(config.tensorboard_dir) / folder.path.name, start))
+        if config.wandb.enable:
+            self._sinks.append(Wandb(config.wandb, folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class JsonLines:
+    """metrics.jsonl, one row a call, handed to the operating system at once: a killed process loses none."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read_rows(path) if start > 0 and row["step"] <= start]
+        aside = path.with_suffix(".tmp")
+        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        aside.replace(path)
+        self._file = path.open("a", buffering=1)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+        row |= {name: None if name in wrong else value for name, value in metrics.items()}
+        self._file.write(json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files below `path`; those of steps after `start` are hidden."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(path), purge_step=start + 1 if start > 0 else None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases, online with WANDB_API_KEY and offline (`<run folder>/wandb`, for `wandb sync`) without.
+
+    The run's id is made from the run folder, so a resumed run goes on with the same curves.
+    """
+
+    def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
+        import wandb
+
+        online = "WANDB_API_KEY" in os.environ
+        self._run = wandb.init(
+            project=config.project,
+            entity=config.org,
+            group=config.group,
+            name=config.run_name or folder.path.name,
+            id=hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:12],
+            resume="allow" if online else None,
+            dir=str(folder.path),
+            mode="online" if online else "offline",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line torn by a killed run is left out."""
+    if not path.exists():
+        return []
+    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in whole]

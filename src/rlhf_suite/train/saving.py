@@ -1,0 +1,89 @@
+"""Checkpoints of a whole run, resume, and the final models; what the supervised trainer and RL share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.train.checkpoint import CheckpointStore
+from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.train.group import Group
+
+
+class Stateful(Protocol):
+    """Driver state beyond the step number, as plain JSON values."""
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+class Saver:
+    """Saves every trained model with its optimiser and random states, and the driver's state.
+
+    The data cursor, shuffles and sampling seeds are functions of the step, so the step number stands for them.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        folder: RunFolder,
+        groups: Mapping[str, Group],
+        default_metric: str,
+        driver_state: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self.config, self.folder, self.groups, self.driver_state = config, folder, groups, driver_state or {}
+        self.metric = config.best_metric_key or default_metric
+        self.store = CheckpointStore(config, (Path(config.path) if config.path else folder.checkpoints).absolute())
+        self.best: float | None = None
+
+    def resume(self) -> int:
+        """Load the newest checkpoint when asked; the step to go on with."""
+        checkpoint = self.store.latest() if self.config.load_enable else None
+        if checkpoint is None:
+            return 0
+        for name, group in self.groups.items():
+            group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
+        state = checkpoint.state()
+        self.best = state["best"]
+        for name, part in self.driver_state.items():
+            part.load_state_dict(state[name])
+        return checkpoint.step
+
+    def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """The periodic checkpoint, and the best one when this step's evaluation beats all before."""
+        if self.is_best(evaluation):
+            self.save(step, "best")
+        if self.config.save_steps > 0 and step % self.config.save_steps == 0:
+            self.save(step, "step")
+
+    def is_best(self, evaluation: Mapping[str, float]) -> bool:
+        """Whether the metric of ckpt.best_metric_key is the best so far (losses: lowest), and is to be kept."""
+        if self.metric not in evaluation:
+            return False
+        value = evaluation[self.metric]
+        lower_is_better = "loss" in self.metric
+        if self.best is not None and (value >= self.best if lower_is_better else value <= self.best):
+            return False
+        self.best = value
+        return self.config.save_steps > 0 or self.config.best_metric_key is not None
+
+    def save(self, step: int, kind: str) -> None:
+        """Write aside, then commit."""
+        folder = self.store.begin(step, kind)
+        for name, group in self.groups.items():
+            (folder / name).mkdir()
+            group.call("save_state", folder / name, what=f"{name}: saving step {step}")
+        if self.config.save_hf:
+            self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
+        state = {"step": step, "best": self.best}
+        self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
+
+    def export(self, name: str = "actor") -> Path:
+        """The final model in HF format; others than the actor beside it, with their name."""
+        output = (Path(self.config.output_dir) if self.config.output_dir else self.folder.model).absolute()
+        path = output if name == "actor" else output.with_name(f"{output.name}_{name}")
+        self.groups[name].call("export", path, what=f"{name}: exporting")
+        return path

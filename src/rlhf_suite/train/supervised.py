@@ -1,0 +1,146 @@
+"""How a supervised task runs: data in the driver, the model in this process or on a group of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.data.batch import Example
+from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.rows import EVAL, BadRows, load_rows, source_names
+from rlhf_suite.launch.environment import device_kind, runtime_env
+from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
+from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.loader import StepLoader
+from rlhf_suite.train.group import Group, LocalGroup
+from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.step import optimizer_step
+from rlhf_suite.train.strategy import load_trained
+from rlhf_suite.train.task import Task
+from rlhf_suite.train.trained_worker import TrainedWorker
+from rlhf_suite.train.trainer import Trainer
+from rlhf_suite.train.workers import GroupOptions, WorkerGroup
+from rlhf_suite.train.world import join_world
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MakeTask = Callable[[SFTRun, "PreTrainedTokenizerBase"], Task]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Examples to train on, and held-out examples by the name of their source."""
+
+    train: Sequence[Example]
+    held_out: dict[str, Sequence[Example]]
+
+
+class SupervisedWorker(TrainedWorker):
+    """One rank of a supervised run."""
+
+    def __init__(  # noqa: PLR0913 - the first five are every worker's
+        self,
+        rank: int,
+        world_size: int,
+        addr: str,
+        port: int,
+        device: str,
+        config: SFTRun,
+        make_task: MakeTask,
+        data: Encoded,
+    ) -> None:
+        super().__init__(rank, world_size, addr, port, device)
+        assert config.actor.model_name_or_path is not None
+        world = join_world(rank, world_size, device)
+        self.config, self.data = config, data
+        self.loader = StepLoader(data.train, config.train, world)
+        self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+        self.task = make_task(config, self.tokenizer)
+        self.model = load_trained(
+            config.actor,
+            "lm",
+            config.ds,
+            world,
+            total_steps=self.loader.total_steps,
+            seed=config.train.seed,
+            aux_loss=config.actor.aux_loss_coef > 0,
+            flag="actor.model_name_or_path",
+        )
+
+    def steps(self) -> tuple[int, int]:
+        """(optimiser steps of the run, of an epoch)."""
+        return self.loader.total_steps, self.loader.order.steps_per_epoch
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Optimiser step `step` (0-based)."""
+        batches = self.loader.step(step)
+        metrics = optimizer_step(self.model, self.task, batches, step, self.config.train.on_nonfinite)
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's metrics on the held-out sets."""
+        return evaluate(self.model, self.task, self.data.held_out, self.config.train)
+
+
+def run_supervised(config: SFTRun, folder: Path, make_task: MakeTask) -> dict[str, float]:
+    """Encode the data, train, and return the last metrics."""
+    assert config.actor.model_name_or_path is not None
+    task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
+    run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
+    data = encode(config, task, journal)
+    with workers(config, run_folder, (config, make_task, data)) as group:
+        total_steps, steps_per_epoch = group.call("steps")[0]
+        saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}")
+        try:
+            return Trainer(config, group, saver, journal, total_steps, steps_per_epoch).fit()
+        finally:
+            journal.close()
+
+
+def encode(config: SFTRun, task: Task, journal: Journal) -> Encoded:
+    """All rows as examples; what could not be used is counted and said."""
+    data, seed = config.data, config.train.seed
+    bad = BadRows(data.on_bad_row)
+    assert data.dataset is not None
+    rows = load_rows(
+        data.dataset,
+        split=data.dataset_split,
+        probs=data.dataset_probs,
+        max_samples=data.max_samples,
+        seed=seed,
+        bad=bad,
+    )
+    examples = encode_rows(task, rows, bad, data.dataloader_num_workers)
+    held_out: dict[str, Sequence[Example]] = {}
+    for name in source_names(config.eval.dataset or ""):
+        limit = config.eval.max_samples
+        rows = load_rows(name, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL)
+        held_out[Path(name).stem] = encode_rows(task, rows, bad, data.dataloader_num_workers)
+    journal.say(bad.summary())
+    return Encoded(examples, held_out)
+
+
+@contextmanager
+def workers(config: SFTRun, folder: RunFolder, args: tuple[object, ...]) -> Iterator[Group]:
+    """The ranks of the trained model: this process when there is one, else Ray actors."""
+    device = device_kind(config.launch)
+    ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
+    if ranks == 1:
+        yield LocalGroup(SupervisedWorker, "actor", device, args)
+        return
+    plan = Plan(device, (Pool((Role("actor", ranks),)),))
+    options = GroupOptions(device, folder.logs, config.launch.timeout_s, runtime_env(device))
+    with ray_cluster(config.launch, folder.path, ranks):
+        slots = reserve(plan, config.launch.timeout_s)["actor"]
+        group = WorkerGroup(SupervisedWorker, "actor", slots, options, args)
+        group.ready()
+        yield group

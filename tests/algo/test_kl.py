@@ -1,0 +1,90 @@
+"""KL estimators by hand and against the exact KL; controllers by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, make_kl_controller
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.errors import UserError
+
+LOG_RATIOS = torch.tensor([-2.0, -0.1, 0.0, 0.1, 2.0], dtype=torch.float64)
+ZERO = torch.zeros(5, dtype=torch.float64)
+
+
+def test_estimators_by_hand():
+    assert estimate_kl(LOG_RATIOS, ZERO, "k1").tolist() == pytest.approx([-2, -0.1, 0, 0.1, 2])
+    assert estimate_kl(LOG_RATIOS, ZERO, "k2").tolist() == pytest.approx([2, 0.005, 0, 0.005, 2])
+    expected = [math.exp(-x) - 1 + x for x in LOG_RATIOS.tolist()]
+    assert estimate_kl(LOG_RATIOS, ZERO, "k3").tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased(estimator):
+    policy, reference = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.3, 0.5]).log()
+    exact = (policy.exp() * (policy - reference)).sum()
+    expected = (policy.exp() * estimate_kl(policy, reference, estimator)).sum()
+    assert expected.item() == pytest.approx(exact.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_k2_and_k3_are_never_negative(estimator):
+    log_ratios = torch.linspace(-50, 50, 1001, dtype=torch.float64)
+    assert (estimate_kl(log_ratios, torch.zeros_like(log_ratios), estimator) >= 0).all()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_extreme_log_ratios_are_bounded_with_finite_gradients(estimator):
+    log_probs = torch.tensor([-1000.0, 1000.0, -1.0], requires_grad=True)
+    kl = estimate_kl(log_probs, torch.zeros(3), estimator)
+    kl.sum().backward()
+    assert kl.abs().max() <= 10
+    assert log_probs.grad is not None and log_probs.grad.isfinite().all() and log_probs.grad[2] != 0
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_minimising_k2_or_k3_moves_the_policy_to_the_reference(estimator):
+    log_probs = torch.tensor([-1.0, -3.0], requires_grad=True)
+    estimate_kl(log_probs, torch.tensor([-2.0, -2.0]), estimator).sum().backward()
+    assert log_probs.grad is not None and log_probs.grad[0] > 0 > log_probs.grad[1]
+
+
+def test_a_fixed_controller_never_moves_and_takes_its_value_from_the_flags():
+    controller = make_kl_controller(KLConfig(init_coef=0.3))
+    assert isinstance(controller, FixedKL)
+    controller.update(5.0, 100)
+    controller.load_state_dict({})
+    assert controller.coef == 0.3 and controller.state_dict() == {}
+
+
+def test_the_adaptive_controller_by_hand():
+    controller = AdaptiveKL(0.1, target=0.5, horizon=1000)
+    controller.update(0.55, 100)  # e = 0.1
+    assert controller.coef == pytest.approx(0.1 * 1.01)
+    controller.update(5.0, 100)  # e = 9, clipped to 0.2
+    assert controller.coef == pytest.approx(0.1 * 1.01 * 1.02)
+    controller.update(-5.0, 100)  # e = -11, clipped to -0.2
+    assert controller.coef == pytest.approx(0.1 * 1.01 * 1.02 * 0.98)
+
+
+def test_a_resumed_adaptive_controller_goes_on_where_it_was():
+    first = make_kl_controller(KLConfig(init_coef=0.1, target=0.5, horizon=1000))
+    first.update(1.0, 64)
+    second = make_kl_controller(KLConfig(init_coef=0.1, target=0.5, horizon=1000))
+    second.load_state_dict(first.state_dict())
+    first.update(0.1, 64)
+    second.update(0.1, 64)
+    assert first.coef == second.coef != 0.1
+
+
+def test_a_horizon_shorter_than_the_step_is_refused_before_beta_turns_negative():
+    with pytest.raises(UserError, match=r"algo\.kl\.horizon=1000 is too short for 8192"):
+        AdaptiveKL(0.1, target=0.5, horizon=1000).update(0.0, 8192)
+
+
+def test_a_kl_that_is_not_finite_never_reaches_beta():
+    with pytest.raises(AssertionError):
+        AdaptiveKL(0.1, target=0.5, horizon=1000).update(math.nan, 8)

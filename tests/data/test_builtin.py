@@ -1,0 +1,69 @@
+"""Built-in tasks: right answers, held-out questions, the stated share of noise, the same rows every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.data import builtin
+from rlhf_suite.data.rows import BadRows, load_rows
+from rlhf_suite.errors import UserError
+
+
+def load(name):
+    return [
+        row.values for row in load_rows(name, split="train", probs=None, max_samples=None, seed=0, bad=BadRows("stop"))
+    ]
+
+
+def answer(question):
+    task, *numbers, _ = question.split()
+    if task == "add":
+        return str(int(numbers[0]) + int(numbers[1]))
+    return numbers[0][::-1] if task == "reverse" else "".join(sorted(numbers[0]))
+
+
+@pytest.mark.parametrize("task", builtin.TASKS)
+def test_answers_are_right_and_evaluation_questions_held_out(task):
+    train, held_out = load(f"builtin:{task}"), load(f"builtin:{task}_eval")
+    assert (len(train), len(held_out)) == (2048, 128)
+    for row in train + held_out:
+        assert row["output"] == row["label"] == answer(row["input"])
+    assert len({row["input"] for row in train + held_out}) == 2048 + 128
+
+
+@pytest.mark.parametrize("task", builtin.TASKS)
+def test_noisy_answers_have_one_wrong_digit_in_six_of_ten_rows(task):
+    train, noisy = load(f"builtin:{task}"), load(f"builtin:{task}_noisy")
+    assert [(row["input"], row["label"]) for row in noisy] == [(row["input"], row["label"]) for row in train]
+    wrong = [row for row in noisy if row["output"] != row["label"]]
+    assert len(wrong) == round(0.6 * 2048)
+    for row in wrong:
+        assert sum(a != b for a, b in zip(row["output"], row["label"], strict=True)) == 1
+
+
+def test_a_row_looks_as_documented():
+    first = load("builtin:reverse")[0]
+    assert set(first) == {"input", "output", "label"}
+    assert first["input"].startswith("reverse ") and first["input"].endswith(" =")
+
+
+def test_rows_are_the_same_every_time():
+    assert all(load(f"builtin:{name}") == load(f"builtin:{name}") for name in builtin.names())
+    assert load("builtin:reverse")[0]["input"] == "reverse 6311 ="
+
+
+def test_chats_have_two_turns():
+    chats = load("builtin:chat")
+    assert len(chats) == 64
+    for chat in chats:
+        assert [message["role"] for message in chat["input"]] == ["user", "assistant"] * 2
+        assert all(chat["input"][k + 1]["content"] == answer(chat["input"][k]["content"]) for k in (0, 2))
+
+
+def test_an_unknown_task_names_the_nearest_and_all():
+    with pytest.raises(
+        UserError, match=r"data\.dataset=builtin:revers: .*did you mean builtin:reverse\? Tasks: reverse"
+    ):
+        load("builtin:revers")
+    with pytest.raises(UserError, match=r"no such built-in task\. Tasks: reverse, reverse_noisy, reverse_eval, sort"):
+        load("builtin:xyzzy")

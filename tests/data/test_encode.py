@@ -1,0 +1,74 @@
+"""Many rows: order kept, bad rows counted with their place, the same result from any number of processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.data.chat import ConversationEncoder, encode_rows
+from rlhf_suite.data.row import BadRows, DataError, Row, RowError
+from rlhf_suite.errors import UserError
+
+CONFIG = SFTDataConfig(output_key="output", max_len=24)
+
+
+def make_rows(count):
+    """Rows 3, 13, 23 ... have no answer, rows 4, 14 ... one that is too long."""
+    answers = {3: "", 4: "word " * 40}
+    return [Row({"input": f"n {n}", "output": answers.get(n % 10, str(n))}, "set.jsonl", n) for n in range(count)]
+
+
+def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
+    bad = BadRows("skip")
+    examples = encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), bad)
+    assert [example.where for example in examples] == [f"set.jsonl:{n}" for n in range(25) if n % 10 != 3]
+    assert bad.count == 3 and bad.noted.total() == sum(example.truncated for example in examples) == 3
+    assert bad.summary() == (
+        "3 rows skipped: 3 x column 'output' is empty (first set.jsonl:3); "
+        "3 rows changed: 3 x cut off at data.max_len (first set.jsonl:4)"
+    )
+
+
+def test_several_processes_give_the_same_examples_in_the_same_order(tokenizer):
+    encoder, rows = ConversationEncoder(tokenizer, CONFIG), make_rows(150)
+    alone, together = BadRows("skip"), BadRows("skip")
+    assert encode_rows(encoder, rows, together, workers=2) == encode_rows(encoder, rows, alone)
+    assert together == alone
+
+
+def test_the_first_bad_row_stops_the_run_when_asked_to(tokenizer):
+    with pytest.raises(DataError, match=r"set\.jsonl:3: column 'output' is empty.*data\.on_bad_row=skip"):
+        encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), BadRows("stop"))
+
+
+def test_progress_is_reported_and_ends_at_the_whole(tokenizer):
+    seen = []
+    encode_rows(
+        ConversationEncoder(tokenizer, CONFIG),
+        make_rows(300),
+        BadRows("skip"),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(256, 300), (300, 300)]
+
+
+def test_no_usable_row_is_an_error_that_says_why(tokenizer):
+    rows = [Row({"prompt": "a", "output": "b"}, "set.jsonl", n) for n in (1, 2)]
+    with pytest.raises(UserError, match=r"none of 2 rows can be used\. 2 rows skipped: 2 x no column 'input'"):
+        encode_rows(ConversationEncoder(tokenizer, CONFIG), rows, BadRows("skip"))
+
+
+def test_a_long_list_of_reasons_is_shortened():
+    bad = BadRows("skip")
+    for number in range(8):
+        bad.add(f"f:{number}", f"reason {number % 7}")
+    assert bad.summary().startswith("8 rows skipped: 2 x reason 0 (first f:0), 1 x reason 1 (first f:1)")
+    assert bad.summary().endswith("2 more reasons")
+    assert BadRows("skip").summary() == ""
+
+
+def test_row_errors_pickle():
+    error = pickle.loads(pickle.dumps(RowError("f:1", "broken")))
+    assert (str(error), error.where, error.reason) == ("f:1: broken", "f:1", "broken")

@@ -1,0 +1,82 @@
+"""Prompts to sample from: ids, label, data source; never cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.errors import UserError
+
+
+def row(**values) -> Row:
+    return Row(values, "set.jsonl", 7)
+
+
+def test_a_raw_prompt(tokenizer):
+    prompt = PromptEncoder(tokenizer, PromptDataConfig()).encode(row(input="reverse 4813 ="))
+    assert prompt.ids == tokenizer("reverse 4813 =", add_special_tokens=False)["input_ids"]
+    assert (prompt.text, prompt.label, prompt.datasource, prompt.where) == (
+        "reverse 4813 =",
+        "",
+        "default",
+        "set.jsonl:7",
+    )
+
+
+@pytest.mark.parametrize("given", ["hello", [{"role": "user", "content": "hello"}]])
+def test_a_chat_prompt_ends_with_the_generation_prompt(tokenizer, given):
+    prompt = PromptEncoder(tokenizer, PromptDataConfig(apply_chat_template=True)).encode(row(input=given))
+    assert prompt.text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt.ids) == prompt.text
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_prompt_is_what_supervised_tuning_put_before_the_answer(bos_tokenizer, chat):
+    template = "User: {}\nAssistant: "
+    tuned = ConversationEncoder(
+        bos_tokenizer, SFTDataConfig(apply_chat_template=chat, output_key="output", input_template=template)
+    ).encode(row(input="hello", output=" there"))
+    prompt = PromptEncoder(bos_tokenizer, PromptDataConfig(apply_chat_template=chat, input_template=template)).encode(
+        row(input="hello")
+    )
+    assert tuned.ids[: len(prompt.ids)] == prompt.ids
+    assert tuned.mask.index(1) == len(prompt.ids)
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [("3184", "3184"), (7, "7"), (0.5, "0.5"), (True, "true"), (["é", 1], '["é", 1]'), ({"a": None}, '{"a": null}')],
+)
+def test_labels_become_text(tokenizer, label, text):
+    encoder = PromptEncoder(tokenizer, PromptDataConfig(label_key="answer"))
+    assert encoder.encode(row(input="a", answer=label)).label == text
+
+
+def test_the_datasource_column_is_kept(tokenizer):
+    encoder = PromptEncoder(tokenizer, PromptDataConfig())
+    assert encoder.encode(row(input="a", datasource="gsm8k")).datasource == "gsm8k"
+    assert encoder.encode(row(input="a", datasource=None)).datasource == "default"
+
+
+def test_a_prompt_without_room_for_one_token_is_refused_and_never_cut(tokenizer):
+    length = len(tokenizer("one two three", add_special_tokens=False)["input_ids"])
+    assert len(
+        PromptEncoder(tokenizer, PromptDataConfig(max_len=length + 1)).encode(row(input="one two three")).ids
+    ) == (length)
+    with pytest.raises(RowError, match=rf"data\.max_len={length}"):
+        PromptEncoder(tokenizer, PromptDataConfig(max_len=length)).encode(row(input="one two three"))
+
+
+def test_a_missing_label_and_an_answered_prompt_are_refused(tokenizer):
+    with pytest.raises(RowError, match="no column 'answer'; columns: input"):
+        PromptEncoder(tokenizer, PromptDataConfig(label_key="answer")).encode(row(input="a"))
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(RowError, match="ends with an assistant message"):
+        PromptEncoder(tokenizer, PromptDataConfig(apply_chat_template=True)).encode(row(input=chat))
+
+
+def test_a_wrong_input_template_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"data\.input_template"):
+        PromptEncoder(tokenizer, PromptDataConfig(input_template="no slot"))

@@ -1,0 +1,272 @@
+"""Sources of every kind to rows: malformed rows are named, missing things are errors with a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, DataError, load_rows, mixture, source_names
+from rlhf_suite.errors import UserError
+
+
+def load(spec, *, split="train", probs=None, max_samples=None, seed=0, bad=None, **flags):
+    bad = bad or BadRows("stop")
+    return load_rows(str(spec), split=split, probs=probs, max_samples=max_samples, seed=seed, bad=bad, **flags)
+
+
+def values(rows):
+    return [row.values for row in rows]
+
+
+def write_jsonl(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+ROWS = [{"input": "a", "label": "1"}, {"input": "é\n", "label": "2"}, {"input": "c", "label": "3"}]
+
+
+def write(path, rows=ROWS):
+    """ROWS in the format of the file's name."""
+    kind = path.suffix.lower()
+    if kind == ".jsonl":
+        write_jsonl(path, rows)
+    elif kind == ".json":
+        path.write_text(json.dumps(rows))
+    elif kind == ".csv":
+        path.write_text("input,label\n" + "".join(f'"{row["input"]}",{row["label"]}\n' for row in rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.parquet", "x.JSONL", "x.Json", "x.CSV", "x.PARQUET"])
+def test_every_file_type_gives_the_same_rows_whatever_the_case_of_its_name(tmp_path, name):
+    path = write(tmp_path / name)
+    rows = load(path, split="test")
+    assert values(rows) == ROWS
+    assert rows[0].source == str(path) and rows[0].where.startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"data": ROWS}),
+        json.dumps(ROWS, indent=2),
+        "\n".join(json.dumps(row) for row in ROWS),  # lines in a file named .json
+        "\ufeff" + json.dumps(ROWS),
+    ],
+)
+def test_json_files_of_other_shapes(tmp_path, text):
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    assert values(load(tmp_path / "x.json")) == ROWS
+
+
+def test_one_object_in_a_json_file_is_one_row(tmp_path):
+    (tmp_path / "x.json").write_text('{"input": "a"}\n')
+    assert values(load(tmp_path / "x.json")) == [{"input": "a"}]
+
+
+def test_lines_are_counted_as_an_editor_does(tmp_path):
+    (tmp_path / "x.jsonl").write_text('\ufeff{"n": 1}\n\n  \n{"n": 4}\n', encoding="utf-8")
+    assert [(row.values["n"], row.line) for row in load(tmp_path / "x.jsonl")] == [(1, 1), (4, 4)]
+    (tmp_path / "x.csv").write_text('n,t\n2,"two\nlines"\n\n5,x\n')
+    assert [(row.values["n"], row.line) for row in load(tmp_path / "x.csv")] == [("2", 2), ("5", 5)]
+
+
+def test_malformed_jsonl_lines_are_skipped_and_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": \n[3]\n{"n": "\xff"}\n"five"\n{"n": 6}')
+    bad = BadRows("skip")
+    assert values(load(path, bad=bad)) == [{"n": 1}, {"n": 6}]
+    assert bad.first == {
+        "not JSON: Expecting value": f"{path}:2",
+        "a JSON list, not an object of columns": f"{path}:3",
+        "not UTF-8": f"{path}:4",
+        "a JSON str, not an object of columns": f"{path}:5",
+    }
+
+
+def test_malformed_csv_lines_are_skipped_and_named(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'n,t\n1,a\n2\n3,a,b\n4,\xff\n5,"a"b\n6,c\n7,"open\n8,d\n')
+    bad = BadRows("skip")
+    assert [row.values["n"] for row in load(path, bad=bad)] == ["1", "6"]
+    assert [(where, reason) for reason, where in bad.first.items()] == [
+        (f"{path}:3", "1 fields where the header has 2"),
+        (f"{path}:4", "3 fields where the header has 2"),
+        (f"{path}:5", "not UTF-8"),
+        (f"{path}:6", "not CSV: ',' expected after '\"'"),
+        (f"{path}:8", "not CSV: unexpected end of data"),
+    ]
+
+
+def test_malformed_items_of_a_json_list_are_skipped_and_numbered(tmp_path):
+    (tmp_path / "x.json").write_text('[{"n": 1}, 2, {"n": 3}]')
+    bad = BadRows("skip")
+    assert [row.line for row in load(tmp_path / "x.json", bad=bad)] == [1, 3]
+    assert bad.first == {"a JSON int, not an object of columns": f"{tmp_path / 'x.json'}:2"}
+
+
+def test_a_bad_row_stops_the_run_when_asked_to(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\nnonsense\n')
+    with pytest.raises(DataError, match=r"x\.jsonl:2: not JSON: Expecting value\. Mend the row, or .*on_bad_row=skip"):
+        load(tmp_path / "x.jsonl", bad=BadRows("stop"))
+
+
+def test_a_long_csv_field_is_read(tmp_path):
+    (tmp_path / "x.csv").write_text("t\n" + "a" * 200_000 + "\n")
+    assert len(load(tmp_path / "x.csv")[0].values["t"]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.json", b'[{"n": 1}, {"n": ', r"x\.json:1:18: not JSON: Expecting value"),
+        ("x.json", b'[{"n": "\xff"}]', r"x\.json: not UTF-8 \(byte 8\)"),
+        ("x.parquet", b"nonsense", r"x\.parquet: not a parquet file"),
+        (
+            "x.txt",
+            b"text",
+            r"data\.dataset: cannot read .*x\.txt'; known file types: \.jsonl, \.json, \.csv, \.parquet",
+        ),
+        ("x.jsonl", b"\n", r"data\.dataset: no rows in .*x\.jsonl"),
+        ("x.jsonl", b"1\n2\n", r"no rows in .*x\.jsonl'\. 2 rows skipped: 2 x a JSON int"),
+        ("x.csv", b"", r"no rows in"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load(tmp_path / name, bad=BadRows("skip"))
+
+
+@pytest.mark.parametrize("spec", ["absent.jsonl", "/no/such/folder", "./absent", "a/b/c"])
+def test_a_missing_path_is_an_error_that_names_the_flag(spec):
+    with pytest.raises(UserError, match=rf"data\.prompt_dataset: no file or folder '{spec}'; paths are relative to /"):
+        load(spec, flags=PROMPTS)
+
+
+def test_an_empty_list_of_sources_is_an_error():
+    with pytest.raises(UserError, match=r"eval\.dataset=' ,' names no source"):
+        load(" ,", flags=EVAL)
+
+
+def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing' is no file or folder here, and as a hub"):
+        load("nobody/nothing@data")
+
+
+def test_a_saved_dataset_is_read(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    rows = load(tmp_path / "one", split="test")
+    assert values(rows) == ROWS and [row.line for row in rows] == [1, 2, 3]
+
+
+def test_a_saved_dataset_dict_needs_its_split(tmp_path):
+    sets = {"train": datasets.Dataset.from_list(ROWS[:2]), "held_out": datasets.Dataset.from_list(ROWS[2:])}
+    datasets.DatasetDict(sets).save_to_disk(tmp_path / "both")
+    assert values(load(tmp_path / "both", split="held_out")) == ROWS[2:]
+    with pytest.raises(UserError, match=r"eval\.split=test: .* has no such split; available: train, held_out"):
+        load(tmp_path / "both", split="test", flags=EVAL)
+
+
+def test_a_folder_of_unmarked_files_is_read_whole_in_order(tmp_path):
+    write_jsonl(tmp_path / "b.jsonl", [{"n": 2}])
+    write_jsonl(tmp_path / "a.jsonl", [{"n": 1}])
+    write_jsonl(tmp_path / "deep" / "c.jsonl", [{"n": 3}])
+    (tmp_path / "README.md").write_text("not data")
+    rows = load(tmp_path, split="test")
+    assert values(rows) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert rows[2].where == f"{tmp_path}/deep/c.jsonl:1"
+    assert values(load(f"{tmp_path}@deep")) == [{"n": 3}]
+
+
+def test_a_folder_of_marked_files_needs_its_split(tmp_path):
+    write_jsonl(tmp_path / "train-00000.jsonl", [{"n": 1}])
+    write_jsonl(tmp_path / "train-00001.jsonl", [{"n": 2}])
+    write_jsonl(tmp_path / "test" / "all.jsonl", [{"n": 3}])
+    assert values(load(tmp_path, split="train")) == [{"n": 1}, {"n": 2}]
+    assert values(load(tmp_path, split="test")) == [{"n": 3}]
+    with pytest.raises(UserError, match=r"data\.dataset_split=validation: .*available: test, train"):
+        load(tmp_path, split="validation")
+
+
+def test_a_folder_without_data_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"data\.dataset: no data files in"):
+        load(tmp_path)
+
+
+def test_a_path_with_an_at_sign_is_a_path(tmp_path):
+    assert values(load(write(tmp_path / "me@home.jsonl"))) == ROWS
+
+
+def test_sources_follow_each_other(tmp_path):
+    one = write_jsonl(tmp_path / "one.jsonl", [{"n": 1}, {"n": 2}])
+    two = write_jsonl(tmp_path / "two.jsonl", [{"n": 3}])
+    assert source_names(f"{one}, {two},") == [str(one), str(two)]
+    assert [row.values["n"] for row in load(f"{one}, {two}")] == [1, 2, 3]
+
+
+def test_max_samples_takes_the_first_rows_of_each_source(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [{"n": n} for n in range(5)])
+    assert [row.values["n"] for row in load(path, max_samples=3)] == [0, 1, 2]
+
+
+def test_rows_past_max_samples_are_not_even_parsed(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\nnonsense\n')
+    assert len(load(tmp_path / "x.jsonl", max_samples=1, bad=BadRows("stop"))) == 1
+
+
+def test_max_samples_of_several_sources_cuts_none_away_whole(tmp_path):
+    paths = [write_jsonl(tmp_path / f"{k}.jsonl", [{"k": k, "n": n} for n in range(100)]) for k in range(2)]
+    rows = load(",".join(map(str, paths)), max_samples=50, seed=1)
+    counts = Counter(row.values["k"] for row in rows)
+    assert len(rows) == 50 and min(counts.values()) >= 15
+    assert [(row.values["k"], row.values["n"]) for row in rows] == sorted(
+        (row.values["k"], row.values["n"]) for row in rows
+    )
+    assert rows == load(",".join(map(str, paths)), max_samples=50, seed=1)
+    assert rows != load(",".join(map(str, paths)), max_samples=50, seed=2)
+
+
+@pytest.mark.parametrize(("lengths", "probs"), [([40, 700], [0.5, 0.5]), ([3, 5, 2], [0.2, 0.3, 0.5]), ([900], [1.0])])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_mixture_is_that_of_the_datasets_library(lengths, probs, seed):
+    sets = [
+        datasets.Dataset.from_dict({"source": [k] * length, "index": range(length)}) for k, length in enumerate(lengths)
+    ]
+    expected = datasets.interleave_datasets(sets, probs, seed=seed, stopping_strategy="all_exhausted")
+    assert mixture(lengths, probs, seed).tolist() == [[row["source"], row["index"]] for row in expected]
+
+
+def test_a_mixture_has_every_row_and_the_proportions(tmp_path):
+    paths = [write_jsonl(tmp_path / f"{k}.jsonl", [{"k": k, "n": n} for n in range(400)]) for k in range(2)]
+    spec = ",".join(map(str, paths))
+    rows = load(spec, probs=[0.8, 0.2], seed=3)
+    seen = Counter((row.values["k"], row.values["n"]) for row in rows)
+    assert len(seen) == 800
+    assert sum(count for (k, _), count in seen.items() if k == 0) / len(rows) == pytest.approx(0.8, abs=0.03)
+    assert rows == load(spec, probs=[0.8, 0.2], seed=3) and rows != load(spec, probs=[0.8, 0.2], seed=4)
+    assert load(spec, probs=[0.8, 0.2], seed=3, max_samples=400) == rows[:400]
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        ([1.0], r"data\.dataset_probs=\[1\.0\]: 1 probabilities for 2 sources in data\.dataset"),
+        ([1.0, 0.0], r"probability 0 is never used up"),
+        ([3.0, 1.0], r"the sum is 4, not 1; in proportion it would be \[0\.75, 0\.25\]"),
+    ],
+)
+def test_wrong_probabilities_are_refused(probs, message):
+    with pytest.raises(UserError, match=message):
+        load("builtin:reverse,builtin:sort", probs=probs)

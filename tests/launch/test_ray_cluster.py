@@ -1,0 +1,111 @@
+"""The life of a run's Ray cluster: private, gone afterwards, ended by signals, never somebody else's."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch.ray_cluster import ray_cluster
+
+CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.launch.ray_cluster import ray_cluster
+import ray
+try:
+    with ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):
+        actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(60)})).remote()
+        session = ray._private.worker._global_node.get_temp_dir_path()
+        print(session, ray.get_runtime_context().gcs_address, flush=True)
+        ray.get(actor.nap.remote())
+finally:
+    Path(sys.argv[1], "unwound").touch()
+"""
+
+
+def ray_children(process: psutil.Process) -> list[psutil.Process]:
+    return process.children(recursive=True)
+
+
+def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder)], stdout=subprocess.PIPE, text=True)
+    session, address = driver.stdout.readline().split()
+    return driver, Path(session), address
+
+
+def test_nothing_is_left_of_a_private_cluster(tmp_path):
+    shared_memory = set(Path("/dev/shm").glob("*"))
+    folders = set(Path(tempfile.gettempdir()).glob("rs-*"))
+    environ = dict(os.environ)
+    with ray_cluster(CONFIG, tmp_path, slots=1):
+        started = ray_children(psutil.Process())
+        (session,) = set(Path(tempfile.gettempdir()).glob("rs-*")) - folders
+        listening = {
+            connection.laddr.ip.removeprefix("::ffff:")
+            for process in started
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        token = session / "token"
+        assert token.stat().st_mode & 0o077 == 0
+    assert started
+    assert listening == {"127.0.0.1"}
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert alive == []
+    assert not session.exists()
+    assert not [path for path in set(Path("/dev/shm").glob("*")) - shared_memory if "plasma" in path.name]
+    assert dict(os.environ) == environ
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number, code):
+    driver, session, _ = start_driver(tmp_path)
+    started = ray_children(psutil.Process(driver.pid))
+    began = time.monotonic()
+    driver.send_signal(number)
+    status = driver.wait(20)
+    assert time.monotonic() - began < 10
+    assert status in (code, -number)
+    assert (tmp_path / "unwound").exists()
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert alive == []
+    assert not session.exists()
+
+
+def test_a_foreign_cluster_is_not_joined(tmp_path, monkeypatch):
+    driver, _, address = start_driver(tmp_path)
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with ray_cluster(CONFIG, tmp_path, slots=1):
+            assert ray.get_runtime_context().gcs_address != address
+    finally:
+        driver.terminate()
+        driver.wait(20)
+
+
+def test_an_address_without_a_cluster_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "1")
+    with (
+        pytest.raises(RunError, match=r"launch\.ray_address=127\.0\.0\.1:9"),
+        ray_cluster(LaunchConfig(device="cpu", ray_address="127.0.0.1:9"), tmp_path, slots=1),
+    ):
+        pass
+
+
+def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
+    many = 4 * (os.cpu_count() or 1) + 4
+    with ray_cluster(LaunchConfig(device="cpu", object_store_mb=80), tmp_path, slots=many):
+        assert ray.cluster_resources()["CPU"] == many / 4
+        assert "GPU" not in ray.cluster_resources()

@@ -1,0 +1,61 @@
+"""Reserving devices from a real cluster of two CPUs."""
+
+import time
+
+import pytest
+import ray
+from ray.util import remove_placement_group
+
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
+
+
+def test_shares_of_a_device_fit_in_it_again():
+    for sharers in range(1, 12):
+        part, whole = resources("cuda", 1 / sharers), resources("cuda", 1)
+        assert part["GPU"] * sharers <= whole["GPU"]
+        assert part["CPU"] * sharers <= whole["CPU"]
+        assert part["GPU"] * sharers > 0.99
+
+
+def test_a_device_without_gpu_is_a_share_of_cpu():
+    assert resources("cpu", 1) == {"CPU": 0.25}
+    assert resources("cuda", 2) == {"CPU": 0.5, "GPU": 2.0}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_roles_of_a_pool_share_bundles_and_others_do_not():
+    plan = Plan("cpu", (Pool((Role("actor", 2), Role("ref", 2))), Pool((Role("engine", 1),))))
+    slots = reserve(plan, timeout_s=20)
+    assert {name: len(found) for name, found in slots.items()} == {"actor": 2, "ref": 2, "engine": 1}
+    assert slots["actor"] == slots["ref"]
+    assert {slot.bundle for slot in slots["actor"]} == {0, 1}
+    assert slots["engine"][0].group != slots["actor"][0].group
+    assert slots["actor"][0].num_cpus == 0.125
+    nap = ray.remote(lambda: "ran")
+    assert (
+        ray.get([nap.options(**s.options()).remote() for found in slots.values() for s in found], timeout=30)
+        == ["ran"] * 5
+    )
+    for group in {slots["actor"][0].group.id: slots["actor"][0].group, "engine": slots["engine"][0].group}.values():
+        remove_placement_group(group)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_devices_the_cluster_does_not_have_are_named_at_once():
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"needs 4 GPUs, the cluster has 0 \(4 x GPU: actor x 4\).*colocate_all"):
+        reserve(Plan("cuda", (Pool((Role("actor", 4),)),)), timeout_s=60)
+    with pytest.raises(RunError, match=r"needs 16 CPUs, the cluster has 2 .*launch\.num_cpus"):
+        reserve(Plan("cpu", (Pool((Role("actor", 64),)),)), timeout_s=60)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.usefixtures("cluster")
+def test_devices_that_others_hold_are_waited_for_until_the_deadline():
+    (held,) = reserve(Plan("cpu", (Pool((Role("other", 6),)),)), timeout_s=20)["other"][:1]
+    with pytest.raises(
+        RunError, match=r"no devices for actor within 1 s \(launch\.timeout_s\): it needs 1 CPUs, free now: 0\.5"
+    ):
+        reserve(Plan("cpu", (Pool((Role("actor", 4),)),)), timeout_s=1)
+    remove_placement_group(held.group)

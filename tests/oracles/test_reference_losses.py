@@ -1,0 +1,137 @@
+"""Losses and their gradients agree with independent implementations; where one differs, the test says why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reference import ROWS, SEGMENTS, Case, cases, check, gap
+
+from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.policy import PolicyTokens, ppo_loss
+from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
+from rlhf_suite.losses.value import value_loss
+
+TOKEN, SEQUENCE = "token-mean", "seq-mean-token-mean"
+
+
+def ppo(case: Case, config: PolicyConfig):
+    """Loss as its mean over units, gradient with respect to logp, metrics as numbers."""
+    mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
+    weights = token_weights(mask, SEGMENTS, ROWS, config.loss_agg_mode).double()
+    tokens = PolicyTokens(log_probs, case.flat("old_logp"), case.flat("adv"), mask, weights)
+    result = ppo_loss(tokens, config)
+    loss = result.total / num_units(mask, SEGMENTS, ROWS, config.loss_agg_mode)
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    return loss.detach(), gradient, {name: mean.total / mean.count for name, mean in result.metrics.items()}
+
+
+HIGHER = [0.2, 0.28]
+AGREEING = {
+    "openrlhf/policy_loss/ppo": PolicyConfig(),
+    "openrlhf/policy_loss/ppo_seq_agg": PolicyConfig(loss_agg_mode=SEQUENCE),
+    "openrlhf/policy_loss/ppo_clip_higher": PolicyConfig(eps_clip_low_high=HIGHER),
+    "openrlhf/policy_loss/dual_clip3": PolicyConfig(dual_clip=3.0),
+    "verl/policy_loss/vanilla_dual_off/token-mean": PolicyConfig(),
+    "verl/policy_loss/vanilla/token-mean": PolicyConfig(dual_clip=3.0),  # verl's default has dual clip 3
+    "verl/policy_loss/vanilla/seq-mean-token-mean": PolicyConfig(dual_clip=3.0, loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/vanilla_clip_higher/token-mean": PolicyConfig(dual_clip=3.0, eps_clip_low_high=HIGHER),
+    "trl/policy_loss/dapo_tokenadv": PolicyConfig(),
+    "trl/policy_loss/dapo_clip_higher_tokenadv": PolicyConfig(eps_clip_low_high=HIGHER),
+    "trl/policy_loss/dapo_delta3_tokenadv": PolicyConfig(dual_clip=3.0),
+}
+
+
+@pytest.mark.parametrize("reference", AGREEING)
+def test_ppo_loss_gradient_and_metrics_agree(reference):
+    for case in cases(reference):
+        loss, gradient, metrics = ppo(case, AGREEING[reference])
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+        check(metrics["policy_loss"], case.outputs["loss"])
+        for theirs, ours in (("clip_ratio", "ppo_clip_ratio"), ("ppo_kl", "ppo_kl")):
+            if theirs in case.outputs:
+                check(metrics[ours], case.outputs[theirs])
+
+
+def test_ppo_loss_agrees_with_the_ppo_trainer_of_trl():
+    for case in cases("trl_1.12/ppo_losses"):
+        loss, gradient, _ = ppo(case, PolicyConfig())
+        check(loss, case.outputs["pg_loss"])
+        check(gradient, case.outputs["pg_grad"], case.fields["mask"])
+
+
+def test_sequence_mean_agrees_with_trl_but_for_empty_rows_which_trl_counts():
+    reference = "trl/policy_loss/grpo_tokenadv"
+    for case in cases(reference, "contiguous", "gaps"):
+        loss, gradient, _ = ppo(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+    for case in cases(reference, "empty row"):
+        loss, gradient, _ = ppo(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        check(loss * 7 / 8, case.outputs["loss"])
+        check(gradient * 7 / 8, case.outputs["grad"], case.fields["mask"])
+
+
+@pytest.mark.parametrize("name", ["mask", "old_logp", "adv"])
+def test_the_comparison_notices_a_wrong_input(name):
+    """A loss that ignored its mask, old log-probs or advantages could not pass the tests above."""
+    case = cases("openrlhf/policy_loss/ppo")[0]
+    broken = case._replace(fields={**case.fields, name: torch.ones_like(case.fields[name])})
+    _, gradient, _ = ppo(broken, PolicyConfig())
+    assert gap(gradient.view(8, 10), case.outputs["grad"], case.fields["mask"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("reference", "mode"),
+    [
+        ("openrlhf/aggregate_loss/token", TOKEN),
+        ("openrlhf/aggregate_loss/seq", SEQUENCE),
+        ("verl/agg_loss/token-mean", TOKEN),
+        ("verl/agg_loss/seq-mean-token-mean", SEQUENCE),
+    ],
+)
+def test_aggregation_agrees(reference, mode):
+    for case in cases(reference):
+        mask = case.flat("mask")
+        total = weighted_sum(case.flat("adv"), token_weights(mask, SEGMENTS, ROWS, mode).double())
+        check(total / num_units(mask, SEGMENTS, ROWS, mode), case.outputs["loss"])
+
+
+@pytest.mark.parametrize("reference", ["openrlhf/sft_loss/token", "trl/sft_loss/nll"])
+def test_next_token_loss_agrees(reference):
+    for case in cases(reference):
+        mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
+        loss = next_token_loss(log_probs, mask).total / mask.sum()
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        check(loss.detach(), case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+
+
+@pytest.mark.parametrize(
+    ("reference", "clip", "loss_name", "grad_name"),
+    [
+        ("openrlhf/value_loss/clip=0.2/token", 0.2, "loss", "grad"),
+        ("openrlhf/value_loss/clip=None/token", math.inf, "loss", "grad"),
+        ("verl/value_loss/clip=0.2/token-mean", 0.2, "loss", "grad"),
+        ("trl_1.12/ppo_losses", 0.2, "vf_loss", "vf_grad"),
+    ],
+)
+def test_value_loss_agrees(reference, clip, loss_name, grad_name):
+    for case in cases(reference):
+        mask, values = case.flat("mask"), case.flat("values").requires_grad_()
+        loss = value_loss(values, case.flat("old_values"), case.flat("returns"), mask, clip).total / mask.sum()
+        (gradient,) = torch.autograd.grad(loss, values)
+        check(loss.detach(), case.outputs[loss_name])
+        check(gradient, case.outputs[grad_name], case.fields["mask"])
+
+
+@pytest.mark.parametrize("system", ["openrlhf", "verl"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimates_agree(system, estimator):
+    for case in cases(f"{system}/kl/{estimator}"):
+        kl = estimate_kl(case.fields["logp"], case.fields["ref_logp"], estimator)
+        check(kl, case.outputs["kl"], case.fields["mask"])
