@@ -165,6 +165,12 @@ def test_a_template_error_is_a_row_error(tokenizer):
         ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
 
 
+def test_a_prompt_that_renders_to_nothing_is_refused(tokenizer):
+    tokenizer.chat_template = "{% if not add_generation_prompt %}{{ messages[-1]['content'] }}{% endif %}"
+    with pytest.raises(RowError, match="the prompt has no tokens"):
+        ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
+
+
 def test_an_end_token_is_appended_where_the_template_has_none(tokenizer):
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -297,6 +303,7 @@ def test_an_assistant_message_with_only_tool_calls_is_an_answer(tokenizer):
         (plain_config(multiturn=True), "data.multiturn=true needs data.apply_chat_template=true"),
         (plain_config(input_template="no slot"), "data.input_template='no slot' must have {} once"),
         (plain_config(input_template="{} {}"), "must have {} once"),
+        (plain_config(input_template="{0} {0}"), "must have {} once"),
         (plain_config(input_template="{name}"), "must have {} once"),
         (plain_config(input_template="{} {"), "must have {} once"),
     ],

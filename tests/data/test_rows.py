@@ -180,7 +180,7 @@ def test_a_saved_dataset_dict_needs_its_split(tmp_path):
 
 
 def test_a_folder_of_unmarked_files_is_read_whole_in_order(tmp_path):
-    write_jsonl(tmp_path / "b.jsonl", [{"n": 2}])
+    write_jsonl(tmp_path / "b.JSONL", [{"n": 2}])
     write_jsonl(tmp_path / "a.jsonl", [{"n": 1}])
     write_jsonl(tmp_path / "deep" / "c.jsonl", [{"n": 3}])
     (tmp_path / "README.md").write_text("not data")

@@ -48,7 +48,7 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 def test_nothing_is_left_of_a_private_cluster(tmp_path):
     shared_memory = set(Path("/dev/shm").glob("*"))
     folders = set(Path(tempfile.gettempdir()).glob("rs-*"))
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
     with ray_cluster(CONFIG, tmp_path, slots=1):
         started = ray_children(psutil.Process())
         (session,) = set(Path(tempfile.gettempdir()).glob("rs-*")) - folders
@@ -66,10 +66,10 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
     assert alive == []
     assert not session.exists()
     assert not [path for path in set(Path("/dev/shm").glob("*")) - shared_memory if "plasma" in path.name]
-    assert dict(os.environ) == environ
+    assert {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"} == environ  # Ray's own
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number, code):
     driver, session, _ = start_driver(tmp_path)
     started = ray_children(psutil.Process(driver.pid))
@@ -77,7 +77,7 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
     driver.send_signal(number)
     status = driver.wait(20)
     assert time.monotonic() - began < 10
-    assert status in (code, -number)
+    assert status == code
     assert (tmp_path / "unwound").exists()
     _, alive = psutil.wait_procs(started, timeout=5)
     assert alive == []
@@ -95,8 +95,7 @@ def test_a_foreign_cluster_is_not_joined(tmp_path, monkeypatch):
         driver.wait(20)
 
 
-def test_an_address_without_a_cluster_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "1")
+def test_an_address_without_a_cluster_is_named(tmp_path):
     with (
         pytest.raises(RunError, match=r"launch\.ray_address=127\.0\.0\.1:9"),
         ray_cluster(LaunchConfig(device="cpu", ray_address="127.0.0.1:9"), tmp_path, slots=1),

@@ -1,6 +1,7 @@
-"""Two launchers that start each job of a sweep as a command line of its own: on this machine, or on Slurm."""
+"""Two launchers that start each job of a sweep as a command line of its own: on this machine, or on Slurm.
 
-from __future__ import annotations
+Hydra executes plugins outside sys.modules, where dataclasses cannot resolve postponed annotations.
+"""
 
 import math
 from collections.abc import Sequence
@@ -40,10 +41,10 @@ class CommandLauncher(Launcher):
         self.run(extended(folder, jobs), jobs)
         return [_returned(job) for job in jobs]
 
-    def run(self, sweep: Sweep, jobs: list[Job]) -> None:
+    def run(self, sweep: "Sweep", jobs: "list[Job]") -> None:
         raise NotImplementedError
 
-    def _job(self, folder: Path, number: int, overrides: list[str]) -> Job:
+    def _job(self, folder: Path, number: int, overrides: list[str]) -> "Job":
         from rlhf_suite.cli.overrides import quoted
         from rlhf_suite.cli.sweep import Job
 
@@ -64,7 +65,7 @@ class CommandLauncher(Launcher):
 class LocalLauncher(CommandLauncher):
     """`parallel` processes at a time on this machine."""
 
-    def run(self, sweep: Sweep, jobs: list[Job]) -> None:
+    def run(self, sweep: "Sweep", jobs: "list[Job]") -> None:
         from rlhf_suite.cli.local_jobs import run_here
 
         run_here(sweep, jobs, self.settings["parallel"], self.settings["gpus_per_job"])
@@ -73,7 +74,7 @@ class LocalLauncher(CommandLauncher):
 class SlurmLauncher(CommandLauncher):
     """One Slurm array; waits for it unless `wait` is false."""
 
-    def run(self, sweep: Sweep, jobs: list[Job]) -> None:
+    def run(self, sweep: "Sweep", jobs: "list[Job]") -> None:
         from rlhf_suite.cli.slurm_jobs import squeue, submit, watch
 
         resources = {name: value for name, value in self.settings.items() if value not in (None, [], {})}
@@ -83,7 +84,7 @@ class SlurmLauncher(CommandLauncher):
             watch(sweep, submitted, poll_s, squeue)
 
 
-def _returned(job: Job) -> JobReturn:
+def _returned(job: "Job") -> JobReturn:
     """What sweepers see: the job's metric, NaN when it failed. An exception here would hide the other jobs' results."""
     result = JobReturn(overrides=job.overrides, working_dir=job.folder, status=JobStatus.COMPLETED)
     result.return_value = math.nan if job.value is None else job.value

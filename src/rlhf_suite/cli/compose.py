@@ -108,7 +108,9 @@ def blame(word: str, reason: str) -> Problem:
     if f"Could not find '{key}/" in reason:
         options = presets(key)
         close = did_you_mean(value, options)
-        fix = close.replace("did you mean ", f"did you mean {key}=") if close else f"choose {key}={' or '.join(options)}"
+        fix = (
+            close.replace("did you mean ", f"did you mean {key}=") if close else f"choose {key}={' or '.join(options)}"
+        )
         hint = f"; for a model write {MODEL}={value}" if key == "actor" else ""
         return Problem(key, f"there is no preset {key}/{value}", fix + hint)
     if key in groups() and not key.startswith("hydra/"):

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 def job(config: DictConfig) -> None:
     """What Hydra calls, with a configuration that the preflight has checked."""
     run, problems = to_run(config)
-    assert run is not None, problems
+    assert not problems, problems
     if code := execute(run, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(code)
 

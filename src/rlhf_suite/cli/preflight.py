@@ -1,7 +1,7 @@
 """Every job of a command line composed and checked before the first one starts, all mistakes at once.
 
-Choices (`experiment=grpo`) are composed, once per combination. Values (`actor.adam.lr=1e-6`) are then put in one by one,
-so that each mistake is met. A sweep is expanded, and each of its jobs checked.
+Choices (`experiment=grpo`) are composed, once per combination. Values (`actor.adam.lr=1e-6`) are then put in one by
+one, so that each mistake is met. A sweep is expanded, and each of its jobs checked.
 """
 
 from __future__ import annotations
@@ -149,13 +149,11 @@ def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]
-    if run is not None:
-        rules = check(run, frozenset() if result.is_sweep else result.given)
-        result.problems += [each for each in rules if not told(each.key, result.problems)]
-        result.runs.append(run)
+    rules = check(run, frozenset() if result.is_sweep else result.given)
+    result.problems += [each for each in rules if not told(each.key, result.problems)]
+    result.runs.append(run)
 
 
 def told(key: str, problems: list[Problem]) -> bool:
     """Whether a mistake with this flag, or with a misspelling of it, is among the problems."""
     return any(key == each.key or key in each.fix for each in problems)
-

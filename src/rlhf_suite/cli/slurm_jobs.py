@@ -1,7 +1,7 @@
 """Jobs of a sweep on Slurm: submitted as one array, watched through squeue and the runs' own status.
 
-A run's status.json is the record. squeue tells only whether Slurm still has the job: accounting (sacct) is not needed, and
-a job that was killed without a word is noticed.
+A run's status.json is the record. squeue tells only whether Slurm still has the job: accounting (sacct) is not needed,
+and a job that was killed without a word is noticed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.train.run_folder import RunFolder
 
 GONE_POLLS = 3  # a requeued job may be missing for a moment
-ENDED = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
-)
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+ENDED += ("REVOKED", "TIMEOUT")
 
 
 @dataclass
@@ -65,7 +64,9 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
     return {slurm.job_id: job for job, slurm in zip(jobs, submitted, strict=True)}
 
 
-def watch(sweep: Sweep, submitted: dict[str, Job], poll_s: float, states: Callable[[list[str]], dict[str, str]]) -> None:
+def watch(
+    sweep: Sweep, submitted: dict[str, Job], poll_s: float, states: Callable[[list[str]], dict[str, str]]
+) -> None:
     """Wait for all jobs: a run that says it is done, or whose job Slurm has ended or forgotten, is over."""
     missing = dict.fromkeys(submitted, 0)
     while missing:
@@ -88,7 +89,7 @@ def last_words(number: str, states: dict[str, str], job: Job) -> str:
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:
-    """Job id -> state, of the jobs that Slurm knows; `-r` writes arrays out. A controller that is busy knows them all."""
+    """Job id -> state of the jobs that Slurm has not forgotten; UNKNOWN for all while the controller does not answer."""
     arrays = ",".join(sorted({number.split("_")[0] for number in numbers}))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", "--format=%i %T"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

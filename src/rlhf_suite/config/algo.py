@@ -38,5 +38,7 @@ class AlgoConfig:
     advantage: AdvantageConfig = group(AdvantageConfig)
     kl: KLConfig = group(KLConfig)
     mismatch_max: float | None = flag(
-        None, "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16", gt=0
+        None,
+        "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16",
+        gt=0,
     )

@@ -1,5 +1,193 @@
-from collections.abc import Iterable
+"""Rules that hold between flags: one small function per rule, listed by task. All of a run's problems come at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rlhf_suite.config import checks_rl as rl
+from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
-def check(run: Run, given: frozenset[str]) -> list[Problem]:
-    return []
+from rlhf_suite.config.runs import PPORun, Run, SFTRun
+from rlhf_suite.config.sources import source_problems
+
+AnyRun = SFTRun | PPORun
+R = TypeVar("R", bound=Run)
+MODEL = "actor.model_name_or_path"
+# A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
+UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
+
+
+def check(run: Run, given: Iterable[str]) -> list[Problem]:
+    """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
+    problems = [*idle(run, given)]
+    if isinstance(run, SFTRun):
+        problems += broken(run, (*COMMON, *SFT))
+    elif isinstance(run, PPORun):
+        problems += broken(run, (*COMMON, *rl.RULES))
+    return problems
+
+
+def broken(run: R, rules: Iterable[Callable[[R], Iterable[Problem]]]) -> Iterator[Problem]:
+    for rule in rules:
+        yield from rule(run)
+
+
+def model_is_named(run: AnyRun) -> Iterator[Problem]:
+    if run.actor.model_name_or_path is None:
+        fix = f"add {MODEL}=<HF folder or hub name>, or demo={run.task} for a small built-in example"
+        yield Problem(MODEL, "no model is named", fix)
+
+
+def model_folders_exist(run: AnyRun) -> Iterator[Problem]:
+    sections = ("actor", "critic", "ref", "reward")
+    paths = {
+        f"{name}.model_name_or_path": getattr(run, name).model_name_or_path for name in sections if hasattr(run, name)
+    }
+    for key, path in paths.items():
+        if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
+            yield Problem(key, f"there is no folder {path}", "give a Hugging Face folder, a hub name or builtin:tiny")
+
+
+def batches_divide(run: AnyRun) -> Iterator[Problem]:
+    """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches."""
+    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
+    size, micro = run.train.batch_size, run.train.micro_batch_size
+    if run.train.dynamic_batch_enable:
+        if size % ranks:
+            fix = f"write train.batch_size={next_multiple(size, ranks)}"
+            yield Problem("train.batch_size", f"{size} is no multiple of the actor's {ranks} ranks", fix)
+    elif size % (ranks * micro):
+        what = f"{size} is no multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
+        yield Problem("train.batch_size", what, f"write train.batch_size={next_multiple(size, ranks * micro)}")
+
+
+def next_multiple(number: int, factor: int) -> int:
+    return -(-number // factor) * factor
+
+
+def token_budget_holds_a_sequence(run: AnyRun) -> Iterator[Problem]:
+    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < run.data.max_len:
+        what = f"{run.train.max_tokens_per_gpu} tokens do not hold one sequence of data.max_len={run.data.max_len}"
+        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={run.data.max_len} or more")
+
+
+def steps_count(run: AnyRun) -> Iterator[Problem]:
+    for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
+        if steps == 0:
+            yield Problem(key, "0 is no interval", f"write {key}=-1 (see --help) or a number of steps")
+
+
+def betas_are_two(run: AnyRun) -> Iterator[Problem]:
+    betas = run.actor.adam.betas
+    if len(betas) != 2:
+        yield Problem("actor.adam.betas", f"{len(betas)} values, not 2", "write 'actor.adam.betas=[0.9,0.95]'")
+
+
+def optimiser_fits(run: AnyRun) -> Iterator[Problem]:
+    if run.actor.optim == "muon" and run.ds.lora.rank > 0:
+        what = "muon orthogonalises whole weight matrices, LoRA trains factors of them"
+        yield Problem("actor.optim", what, "write actor.optim=adam, or ds.lora.rank=0")
+
+
+def zero_stage_fits(run: AnyRun) -> Iterator[Problem]:
+    stage = run.ds.zero_stage
+    for name, is_on, least in (
+        ("adam_offload", run.ds.adam_offload, 1),
+        ("overlap_comm", run.ds.overlap_comm, 1),
+        ("zpg", run.ds.zpg > 1, 3),
+    ):
+        if is_on and stage < least:
+            yield Problem(
+                f"ds.{name}", f"needs ds.zero_stage of {least} or more, it is {stage}", f"write ds.zero_stage={least}"
+            )
+
+
+def attention_fits(run: AnyRun) -> Iterator[Problem]:
+    key, name = "ds.attn_implementation", run.ds.attn_implementation
+    if name in ("sdpa", "eager"):
+        for flag, is_on in (
+            ("ds.packing_samples", run.ds.packing_samples),
+            ("train.dynamic_batch_enable", run.train.dynamic_batch_enable),
+        ):
+            if is_on:
+                yield Problem(
+                    key, f"{name} would let packed sequences see each other ({flag}=true)", f"write {key}=varlen"
+                )
+    if name == "flash_attention_2" and run.ds.param_dtype == "fp32":
+        yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
+    if name == "flash_attention_2" and run.launch.device == "cpu":
+        yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
+
+
+def template_has_one_place(run: AnyRun) -> Iterator[Problem]:
+    key, template = "data.input_template", run.data.input_template
+    if template is None or run.data.apply_chat_template:
+        return
+    try:
+        places = template.format("\0").count("\0")
+    except (IndexError, KeyError, ValueError):
+        places = 0
+    if places != 1:
+        fix = f"write {key}=null for no template, or one {{}}; other braces are doubled"
+        yield Problem(key, f"{template!r} must have one {{}}, where the prompt goes", fix)
+    if UNTURNED_NEWLINE.search(template):
+        fix = f"""in bash write $'{key}="..."' with the dollar sign, or put the template in a preset"""
+        yield Problem(key, f"{template!r} holds a backslash and an n where a new line is meant", fix)
+
+
+def chat_template_is_used(run: AnyRun) -> Iterator[Problem]:
+    if run.data.tokenizer_chat_template is not None and not run.data.apply_chat_template:
+        yield Problem("data.tokenizer_chat_template", "is not used", "add data.apply_chat_template=true")
+
+
+def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
+    if run.eval.dataset is not None:
+        return
+    if run.eval.steps > 0:
+        yield Problem("eval.dataset", "eval.steps is set, but nothing to evaluate on", "add eval.dataset=<source>")
+    elif run.ckpt.best_metric_key not in (None, "none"):
+        yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
+
+
+def has_training_data(run: SFTRun) -> Iterator[Problem]:
+    columns = {"data.input_key": run.data.input_key}
+    if run.data.output_key is not None and not run.actor.pretrain_mode_enable:
+        columns["data.output_key"] = run.data.output_key
+    yield from source_problems("data.dataset", run.data.dataset, columns, "data.dataset_probs", run.data.dataset_probs)
+    if run.eval.dataset is not None:
+        yield from source_problems("eval.dataset", run.eval.dataset, columns)
+
+
+def modes_agree(run: SFTRun) -> Iterator[Problem]:
+    if run.data.multiturn and not run.data.apply_chat_template:
+        yield Problem(
+            "data.multiturn", "needs the chat template, which marks the turns", "add data.apply_chat_template=true"
+        )
+    if run.actor.pretrain_mode_enable:
+        for flag, is_on in (
+            ("data.multiturn", run.data.multiturn),
+            ("data.apply_chat_template", run.data.apply_chat_template),
+        ):
+            if is_on:
+                what = "actor.pretrain_mode_enable trains on plain text, every token"
+                yield Problem(flag, what, f"write {flag}=false, or actor.pretrain_mode_enable=false")
+
+
+COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
+    model_is_named,
+    model_folders_exist,
+    batches_divide,
+    token_budget_holds_a_sequence,
+    steps_count,
+    betas_are_two,
+    optimiser_fits,
+    zero_stage_fits,
+    attention_fits,
+    template_has_one_place,
+    chat_template_is_used,
+    evaluation_has_data,
+)
+SFT: tuple[Callable[[SFTRun], Iterable[Problem]], ...] = (has_training_data, modes_agree)

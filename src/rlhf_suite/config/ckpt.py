@@ -14,7 +14,8 @@ class CheckpointConfig:
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
     path: str | None = flag(None, "Checkpoints; null: <run folder>/checkpoints")
     load_enable: bool = flag(
-        False, "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh"
+        False,
+        "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh",
     )
     save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1)
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")

@@ -27,11 +27,15 @@ class DataConfig:
 class SFTDataConfig(DataConfig):
     """SFT data"""
 
-    dataset: str | None = flag(None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name")
+    dataset: str | None = flag(
+        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
+    )
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     dataset_split: str = flag("train", "Split of sources that have several")
     output_key: str | None = flag(None, "Column of the response; null: the last message of input_key is the response")
-    input_template: str | None = flag("User: {}\nAssistant: ", "Prompt template with one {}; used without a chat template")
+    input_template: str | None = flag(
+        "User: {}\nAssistant: ", "Prompt template with one {}; used without a chat template"
+    )
     multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
 
 
@@ -39,7 +43,9 @@ class SFTDataConfig(DataConfig):
 class PromptDataConfig(DataConfig):
     """RL prompts"""
 
-    prompt_dataset: str | None = flag(None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name")
+    prompt_dataset: str | None = flag(
+        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
+    )
     prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")

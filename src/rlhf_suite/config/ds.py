@@ -22,11 +22,15 @@ class DeepSpeedConfig:
     """DeepSpeed, precision, attention"""
 
     zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3))
-    param_dtype: str = flag("bf16", "Precision of parameters and activations; optimiser state is fp32", choices=("bf16", "fp32"))
+    param_dtype: str = flag(
+        "bf16", "Precision of parameters and activations; optimiser state is fp32", choices=("bf16", "fp32")
+    )
     adam_offload: bool = flag(False, "Optimiser state in host memory")
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
     zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)
-    grad_accum_dtype: str | None = flag(None, "Type gradients accumulate in; null: the parameters'", choices=("fp32", "bf16"))
+    grad_accum_dtype: str | None = flag(
+        None, "Type gradients accumulate in; null: the parameters'", choices=("fp32", "bf16")
+    )
     attn_implementation: str = flag(
         "varlen",
         "varlen: exact with and without packing on CPU and GPU; others are transformers' own",

@@ -32,7 +32,7 @@ class FlagInfo:
     owner: type
 
 
-def flag(
+def flag(  # noqa: PLR0913
     default: Any,
     help: str,
     *,

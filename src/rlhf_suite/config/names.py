@@ -10,7 +10,7 @@ from rlhf_suite.config.flags import walk
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
-# Flat names of OpenRLHF before its nested command line, where neither the words nor their order gives the new name away.
+# OpenRLHF's flat names of before its nested command line, where the words do not give the present name away.
 RENAMED = {
     "pretrain": "actor.model_name_or_path",
     "reward_pretrain": "reward.model_name_or_path",

@@ -12,7 +12,9 @@ class RewardConfig:
     """One source of reward: a rule, a .py file or a reward model"""
 
     rule: str | None = flag(None, "Built-in verifiable reward", choices=("exact_match", "math"))
-    remote_url: str | None = flag(None, "A .py file with reward_func(queries, prompts, labels), called with whole batches")
+    remote_url: str | None = flag(
+        None, "A .py file with reward_func(queries, prompts, labels), called with whole batches"
+    )
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
     clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
@@ -20,5 +22,7 @@ class RewardConfig:
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
     timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
     on_error: str = flag(
-        "stop", "A sample whose reward fails or times out: end the run, or drop its whole group", choices=("stop", "drop")
+        "stop",
+        "A sample whose reward fails or times out: end the run, or drop its whole group",
+        choices=("stop", "drop"),
     )

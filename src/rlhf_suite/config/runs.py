@@ -26,7 +26,9 @@ class Run:
     """What every task has"""
 
     task: str = flag("", "The task; chosen with task=<name>")
-    explain: bool = flag(False, "Print the batch arithmetic, the placement and where each value comes from; train nothing")
+    explain: bool = flag(
+        False, "Print the batch arithmetic, the placement and where each value comes from; train nothing"
+    )
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     ckpt: CheckpointConfig = group(CheckpointConfig)
     logger: LoggerConfig = group(LoggerConfig)

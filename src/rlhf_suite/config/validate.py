@@ -14,6 +14,7 @@ from rlhf_suite.config.kinds import Kind, kind
 from rlhf_suite.config.names import did_you_mean, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.spelling import shown, spelled
 
 BOUNDS = (
     ("gt", "> ", lambda value, bound: value > bound),
@@ -75,19 +76,6 @@ def example(info: FlagInfo) -> str:
     return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]"}[kind(info.type).base]
 
 
-def spelled(value: Any) -> str:
-    """A value as one writes it on the command line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return f"[{','.join(spelled(item) for item in value)}]"
-    return str(value)
-
-
-def shown(value: Any) -> str:
-    return spelled(value) if not isinstance(value, str) else repr(value)
-
-
 def article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
@@ -124,30 +112,35 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     return Problem(info.key, f"{shown(value)} is not one of {options}", fix)
 
 
-def to_run(config: DictConfig) -> tuple[Run | None, list[Problem]]:
-    """A composed configuration as a plain `Run`, or all that is wrong with its values."""
+def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
+    """A composed configuration as a plain `Run`, and what is wrong with its values.
+
+    In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
+    """
     infos = {info.key: info for info in walk(TASKS[config.task])}
     problems = [unknown_flag(key, config.task) for key in leaves(config) if key not in infos]
+    sound = OmegaConf.structured(TASKS[config.task])
     for key, info in infos.items():
         try:
             value = OmegaConf.select(config, key, throw_on_missing=True)
         except OmegaConfBaseException as error:
             problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{kind(info.type).name}>"))
             continue
-        problems += value_problems(info, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
-    if problems:
-        return None, problems
-    run = OmegaConf.to_object(config)
+        plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        wrong = [*value_problems(info, plain)]
+        problems += wrong
+        if not wrong:
+            OmegaConf.update(sound, key, plain)
+    run = OmegaConf.to_object(sound)
     assert isinstance(run, Run)
-    return run, []
+    return run, problems
 
 
 def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """The dotted keys of all values of a configuration; a list is one value."""
     for name in config:
-        key = f"{prefix}{name}"
         child = config._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from leaves(child, f"{key}.")
+            yield from leaves(child, f"{prefix}{name!s}.")
         else:
-            yield key
+            yield f"{prefix}{name!s}"

@@ -20,7 +20,9 @@ class VLLMConfig:
     enable_prefix_caching: bool = flag(False, "Share the KV of equal prefixes; reset at every weight sync")
     enable_sleep: bool = flag(False, "Free the engine's GPU memory while training (train.colocate_all)")
     sync_backend: str = flag(
-        "auto", "How weights travel: shm (one node), gloo, nccl, ipc (same GPU)", choices=("auto", "shm", "gloo", "nccl", "ipc")
+        "auto",
+        "How weights travel: shm (one node), gloo, nccl, ipc (same GPU)",
+        choices=("auto", "shm", "gloo", "nccl", "ipc"),
     )
     sync_check: str = flag(
         "full",

@@ -181,12 +181,13 @@ class ConversationEncoder:
             piece = tokens(self.tokenizer, segment.text, self.begin if index == 0 else [])
             ids += piece
             mask += [int(segment.trained)] * len(piece)
+            if not ids:
+                raise RowError(where, "the prompt has no tokens, so nothing predicts the first token of the answer")
             if index == 0 and len(ids) >= self.config.max_len - 1:
                 raise RowError(where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
         if ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
             mask.append(1)
-        mask[0] = 0
         return cut(Example(ids, mask, where), self.config.max_len)
 
 

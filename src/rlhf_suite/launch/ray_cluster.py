@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 
 # Ray puts unix sockets some 60 characters below its folder, and their paths end at 107.
 MAX_TEMP_PATH = 40
+CONNECT_S = 10.0
 
 
 @contextmanager
@@ -85,14 +87,22 @@ def _joined(address: str) -> Iterator[None]:
     import ray
 
     try:
+        _check_listens(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
             "start one with `ray start --head`, or leave launch.ray_address out for a private one"
         ) from error
     with _shutdown():
         yield
+
+
+def _check_listens(address: str) -> None:
+    """Fail within seconds where nothing listens; Ray itself goes on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 @contextmanager
@@ -166,11 +176,18 @@ def _terminable() -> Iterator[None]:
         yield
         return
 
+    received = []
+
     def leave(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except SystemExit as error:
+        if received:  # inside a call of Ray's the exit code is lost
+            error.code = 128 + received[0]
+        raise
     finally:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
 
 
 @contextmanager
@@ -45,7 +46,9 @@ def written_aside(path: Path, replace: bool = True) -> Iterator[Path]:
 
 def write_weights(weights: dict[str, Tensor], folder: Path) -> None:
     """safetensors shards of 5 GB at most, with an index where there are several."""
-    split = split_torch_state_dict_into_shards(weights, filename_pattern="model{suffix}.safetensors")
+    split = split_torch_state_dict_into_shards(
+        weights, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_BYTES
+    )
     for file, names in split.filename_to_tensors.items():
         save_file({name: weights[name] for name in names}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:

@@ -30,6 +30,7 @@ from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
 
+Tokenizer = PreTrainedTokenizerBase
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
@@ -60,7 +61,7 @@ def model_folder(path: str, flag: str) -> str:
     return str(folder)
 
 
-def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
     """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
 
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,
@@ -81,7 +82,7 @@ def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or
     return tokenizer
 
 
-def padding_token(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def padding_token(tokenizer: Tokenizer) -> str | None:
     """An existing special token to pad with: one made for it, else unknown, else BOS, else any but EOS."""
     special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content != tokenizer.eos_token]

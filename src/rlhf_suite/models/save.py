@@ -7,17 +7,17 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig
 
 from rlhf_suite.models.folder import write_weights, written_aside
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.load import Gather, whole
+from rlhf_suite.models.load import Gather, Tokenizer, whole
 from rlhf_suite.models.weights import weights_on_cpu
 
 
 def save_hf(
     model: LanguageModel | ScalarModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     path: Path,
     *,
     state_dict: dict[str, Tensor] | None = None,
@@ -42,7 +42,7 @@ def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
 
 
 def save_adapter(
-    model: LanguageModel | ScalarModel, tokenizer: PreTrainedTokenizerBase, path: Path, *, gather: Gather = whole,
+    model: LanguageModel | ScalarModel, tokenizer: Tokenizer, path: Path, *, gather: Gather = whole,
     is_main: bool = True,
 ) -> None:  # fmt: skip
     """Write the LoRA adapter alone, in peft's format; under ZeRO-3 every rank calls it and the main one writes."""
@@ -67,7 +67,7 @@ def save_adapter(
 
 def _config(
     model: LanguageModel | ScalarModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     weights: dict[str, Tensor],
     stats: tuple[float, float] | None,
 ) -> PretrainedConfig:
@@ -80,7 +80,7 @@ def _config(
     return config
 
 
-def _generation_config(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> GenerationConfig:
+def _generation_config(model: LanguageModel, tokenizer: Tokenizer) -> GenerationConfig:
     """The model's own, with the tokenizer's EOS among the tokens that end a generation."""
     config = copy.deepcopy(model.model.generation_config)
     known = config.eos_token_id

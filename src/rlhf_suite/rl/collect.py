@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.models.load import model_folder
 from rlhf_suite.rl.engine_pool import EnginePool
 from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings
 
@@ -77,3 +79,13 @@ class Collector:
         """A seed that depends on the sample alone: not on the order of requests, the batch or the engine."""
         entropy = [self.config.train.seed, *stream, trajectory.prompt, trajectory.sample]
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
+def stop_token_ids(model: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that end a response: the tokenizer's end of sequence and those of the model's generation config."""
+    try:
+        listed = GenerationConfig.from_pretrained(model_folder(model, "actor.model_name_or_path")).eos_token_id
+    except OSError:  # a model folder need not have one
+        listed = None
+    others = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    return sorted({tokenizer.eos_token_id, *others})

@@ -68,7 +68,11 @@ class Engine:
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         return await asyncio.wrap_future(self._loop.run([Job(ids, params, _read_scores) for ids in sequences]))
 
@@ -86,7 +90,7 @@ class Engine:
         await self._call(lambda engine: engine.collective_rpc("init_weight_transfer_engine", args=(info,)))
 
     async def update_weights(self, manifest: Manifest) -> SyncReport:
-        """Load what the trainer published and prove it, forget cached prefixes, and stamp what follows with the version.
+        """Load what the trainer published, prove it, forget cached prefixes, and stamp what follows with the version.
 
         Requests under way keep their tokens; their KV is computed anew, so later tokens follow the new weights.
 

@@ -1,4 +1,4 @@
-"""The driver's side of the rollout engines: requests spread over them, weights to all of them, every wait with a deadline."""
+"""The driver's side of the rollout engines: requests go to one, weights to all, and every wait has a deadline."""
 
 from __future__ import annotations
 

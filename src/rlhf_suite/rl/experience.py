@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ray
 import torch
 
 from rlhf_suite.algo.correction import mismatch
@@ -34,12 +35,12 @@ class ExperienceMaker:
         rows `group`, `index`, `reward`."""
         batch = to_batch(scored.trajectories)
         batch.rows["reward"] = torch.from_numpy(scored.rewards)
-        jobs = [("old_log_probs", self.policy, "log_probs")]
+        temperature = self.config.rollout.temperature
+        started = [("old_log_probs", self.policy, *start(self.policy, "log_probs", batch, temperature))]
         if self.reference is not None:
-            jobs.append(("ref_log_probs", self.reference, "log_probs"))
+            started.append(("ref_log_probs", self.reference, *start(self.reference, "log_probs", batch, temperature)))
         if self.critic is not None:
-            jobs.append(("values", self.critic, "values"))
-        started = [(name, group, *start(group, method, batch)) for name, group, method in jobs]
+            started.append(("values", self.critic, *start(self.critic, "values", batch)))
         for name, group, parts, refs in started:
             batch.tokens[name] = reassemble(batch, parts, group.wait(refs, f"{group.name}: {name} of the rollout"))
         return batch, self.check_mismatch(batch)
@@ -56,7 +57,9 @@ class ExperienceMaker:
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
 
 
-def start(group: WorkerGroup, method: str, batch: TokenBatch) -> tuple[list[list[int]], list[object]]:
+def start(
+    group: WorkerGroup, method: str, batch: TokenBatch, *args: float
+) -> tuple[list[list[int]], list[ray.ObjectRef]]:
     """Begin a forward pass over all ranks of a group; gives the split and what to wait for."""
     parts = balanced_parts(batch, group.world_size)
-    return parts, group.start_sharded(method, shards(batch, parts))
+    return parts, group.start_sharded(method, shards(batch, parts), *args)

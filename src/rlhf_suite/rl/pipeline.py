@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.rl.collect import Collector
 from rlhf_suite.rl.credit import CreditAssigner
@@ -42,8 +43,7 @@ class Pipeline:
     @property
     def total_steps(self) -> int:
         """Rollout steps of the whole run."""
-        steps = self.order.steps_per_epoch * self.config.train.num_episodes
-        return min(steps, self.config.train.max_steps or steps)
+        return total_steps(self.order, self.config.train)
 
     def run(self) -> dict[str, float]:
         """Train to the end; returns the last value of every metric."""
@@ -100,3 +100,9 @@ class Pipeline:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.last |= metrics
         self.journal.log(step, metrics)
+
+
+def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:
+    """Rollout steps of a run: its episodes, or train.max_steps if that is less."""
+    steps = order.steps_per_epoch * train.num_episodes
+    return min(steps, train.max_steps or steps)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,13 +16,13 @@ from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
-from rlhf_suite.rl.weight_sender import Sender
+from rlhf_suite.rl.weight_sender import IpcSender, Sender, ShmSender, StreamSender
 from rlhf_suite.rl.weights import Manifest
-from rlhf_suite.train.export import export
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.strategy import TrainedModel, load_frozen, load_trained
+from rlhf_suite.train.strategy import load_frozen, load_trained
 from rlhf_suite.train.task import Objective
+from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.workers import Worker
 from rlhf_suite.train.world import join_world
 
@@ -52,19 +52,17 @@ class Role(Worker):
 
 
 class PolicyForward(Role):
-    """Log-probs of the model tokens at the sampling temperature, [T] in the order of the shard."""
+    """Log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
 
     model: Callable[..., object]
 
-    def log_probs(self, batch: TokenBatch) -> torch.Tensor:
-        groups, results = self.forward(batch, self._log_probs)
-        return reassemble(batch, groups, results)
+    def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        def compute(part: TokenBatch) -> torch.Tensor:
+            needed = part.tokens["mask"].bool()
+            return token_log_probs(self.model, part, temperature=temperature, needed=needed).log_probs
 
-    def _log_probs(self, batch: TokenBatch) -> torch.Tensor:
-        mask = batch.tokens["mask"]
-        temperature = self.config.rollout.temperature
-        output = token_log_probs(self.model, batch, temperature=temperature, needed=mask.bool())
-        return output.log_probs * mask
+        groups, results = self.forward(batch, compute)
+        return reassemble(batch, groups, results)
 
 
 class ReferenceRole(PolicyForward):
@@ -90,10 +88,9 @@ class RewardRole(Role):
         return reassemble_rows(groups, results)
 
 
-class TrainedRole(Role):
+class TrainedRole(Role, TrainedWorker):
     """A model that is trained on rollouts."""
 
-    model: TrainedModel
     objective: Objective
     prefix: str
 
@@ -125,22 +122,12 @@ class TrainedRole(Role):
         means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
 
-    def save_state(self, folder: Path) -> None:
-        """This rank's part of a checkpoint."""
-        self.model.save_state(folder)
-
-    def load_state(self, folder: Path) -> None:
-        self.model.load_state(folder)
-
-    def export(self, path: Path) -> None:
-        """The model in HF format; rank 0 writes, every rank gathers."""
-        export(self.model, self.tokenizer, path)
-
 
 class PolicyRole(TrainedRole, PolicyForward):
     """The policy: log-probs, updates, and its weights for the engines."""
 
     prefix = "actor_"
+    sender: Sender | None = None
 
     def __init__(
         self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
@@ -153,15 +140,32 @@ class PolicyRole(TrainedRole, PolicyForward):
         self.objective.kl_coef = kl_coef
         return self.train(batches, first_step)
 
-    def open_sender(self, backend: str, host: str, port: int) -> int:
-        """Prepare to send weights; the port of the rendezvous, for the engines (and with ipc the other ranks)."""
-        check, timeout = self.config.vllm.sync_check != "off", self.config.launch.timeout_s
-        self.sender = make_sender(backend, DTYPES[self.config.ds.param_dtype], check, host, port, timeout)
-        return getattr(self.sender, "port", 0)
+    def open_sender(self, backend: str) -> tuple[str, int]:
+        """Prepare rank 0 to send weights; gives (host, port) of the rendezvous."""
+        self.host = os.environ["MASTER_ADDR"]
+        return self.host, self._open(backend, 0) if self.world.is_main else 0
+
+    def join_sender(self, host: str, port: int) -> None:
+        """With ipc every rank sends, to the engine on its own GPU."""
+        if not self.world.is_main:
+            self._open("ipc", port)
+
+    def _open(self, backend: str, port: int) -> int:
+        dtype, check = DTYPES[self.config.ds.param_dtype], self.config.vllm.sync_check != "off"
+        timeout_s = self.config.launch.timeout_s
+        if backend == "shm":
+            self.sender = ShmSender(dtype, check)
+            return 0
+        if backend == "ipc":
+            self.sender = IpcSender(dtype, check, self.host, port, timeout_s)
+        else:
+            self.sender = StreamSender(backend, dtype, check, self.host, timeout_s)
+        return self.sender.port
 
     def connect_sender(self, world_size: int) -> None:
-        """Meet the engines' workers (gloo, nccl)."""
-        self.sender.connect(world_size)
+        """Meet the engines' workers."""
+        if isinstance(self.sender, StreamSender):
+            self.sender.connect(world_size)
 
     def publish(self, version: int) -> Manifest | None:
         """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.errors import RunError
-from rlhf_suite.models.load import Tokenizer
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rl.sharding import balanced_parts, reassemble_rows, shards
@@ -39,7 +39,7 @@ class Scorer:
         self,
         config: RewardConfig,
         prompts: Sequence[Prompt],
-        tokenizer: Tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         rewarder: Rewarder | None,
         reward_model: WorkerGroup | None,
     ) -> None:

@@ -86,9 +86,10 @@ class StepLoop:
 
     def give_up(self, error: BaseException, what: str) -> None:
         """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say."""
-        ours = isinstance(error, UserError | RunError)  # a foreign exception may not pickle
-        self._failure = error if ours else RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
-        if not ours:
+        if isinstance(error, UserError | RunError):
+            self._failure = error
+        else:  # a foreign exception may not pickle
+            self._failure = RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
             traceback.print_exception(error)  # into the actor's log
         for batch, _ in self._waiting.values():
             if not batch.future.done():

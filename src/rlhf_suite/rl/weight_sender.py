@@ -1,8 +1,8 @@
 """The trainer's side of a weight sync: a stream of (checkpoint name, full tensor) goes out, one tensor at a time.
 
-`ShmSender` writes one file in shared memory, which every engine of the node maps. `StreamSender` sends buckets to engines
-anywhere: by gloo or NCCL broadcast. `IpcSender` hands engines on the same GPU a handle of the bucket. Every tensor is
-digested as it leaves.
+`ShmSender` writes one file in shared memory, which every engine of the node maps. `StreamSender` sends buckets to
+engines anywhere: by gloo or NCCL broadcast. `IpcSender` hands the engine on the same GPU a handle of the bucket. Every
+tensor is digested as it leaves.
 
 All trainer ranks iterate the same stream, since gathering a sharded parameter is a collective; rank 0 sends (with ipc
 every rank does, to the engine on its own GPU).
@@ -11,6 +11,7 @@ every rank does, to the engine on its own GPU).
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import json
 import pickle
@@ -24,6 +25,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 
+from rlhf_suite.errors import UserError
 from rlhf_suite.rl.weights import Manifest, TensorEntry, as_bytes, digest, dtype_name
 
 SHM_FOLDER = Path("/dev/shm")
@@ -52,14 +54,25 @@ class ShmSender:
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
         self._file = path.open("wb")
         fcntl.flock(self._file, fcntl.LOCK_EX)  # held while this process lives: see _sweep
-        entries = []
-        for name, tensor in weights:
-            payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
-            self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
-            entries.append(_entry(name, payload, self._file.tell(), self._check))
-            self._file.write(as_bytes(payload.cpu()).numpy())
-        self._file.flush()
+        try:
+            entries = [self._write(self._file, name, tensor) for name, tensor in weights]
+            self._file.flush()
+        except OSError as error:
+            self.release()
+            if error.errno != errno.ENOSPC:
+                raise
+            raise UserError(
+                f"{SHM_FOLDER} is too small for the weights; give the machine more shared memory (docker run "
+                "--shm-size) or set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
+            ) from None
         return Manifest(version, tuple(entries), str(path))
+
+    def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
+        payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
+        file.write(b"\0" * (-file.tell() % ALIGNMENT))
+        entry = _entry(name, payload, file.tell(), self._check)
+        file.write(as_bytes(payload.cpu()).numpy())
+        return entry
 
     def release(self) -> None:
         """Remove the file; an engine that still maps it keeps its memory until it lets go."""
@@ -74,8 +87,8 @@ class ShmSender:
 class StreamSender:
     """Weights by broadcast of packed buckets, to engines on any node: gloo from host memory, NCCL between GPUs.
 
-    Rank 0 of the group is the trainer, engine workers follow. A header in the rendezvous store describes each bucket, so
-    an engine needs to know nothing before.
+    Rank 0 of the group is the trainer, engine workers follow. A header in the rendezvous store describes each bucket,
+    so an engine needs to know nothing before.
     """
 
     def __init__(self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float) -> None:
@@ -150,6 +163,7 @@ class IpcSender:
             plain = [asdict(entry) for entry in entries]
             self._store.set(ipc_key(version, number, gpu), pickle.dumps((plain, reduce_tensor(flat)[1])))
             self._store.wait([ipc_key(version, number, gpu) + "/done"])
+            self._store.delete_key(ipc_key(version, number, gpu) + "/done")
             sent, number = sent + entries, number + 1
         self._store.set(ipc_key(version, number, gpu), pickle.dumps(([], None)))
         torch.cuda.ipc_collect()
@@ -163,6 +177,15 @@ class IpcSender:
 
 
 Sender = ShmSender | StreamSender | IpcSender
+
+
+def make_sender(backend: str, dtype: torch.dtype, check: bool, host: str, port: int, timeout_s: float) -> Sender:
+    """The sender of a resolved vllm.sync_backend. `port` is 0 for the rank that hosts the rendezvous."""
+    if backend == "shm":
+        return ShmSender(dtype, check)
+    if backend == "ipc":
+        return IpcSender(dtype, check, host, port, timeout_s)
+    return StreamSender(backend, dtype, check, host, timeout_s)
 
 
 def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:

@@ -1,8 +1,8 @@
 """The engine's side of a weight sync: transfer backends for vLLM, the cures its CPU build needs, and the attestation.
 
-vLLM's own life cycle is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is compared
-with the trainer's digest when it arrives, and after loading once more where the model holds it: resident parameters, the
-slices of fused ones, and, on the CPU, the packed matrices inside the kernels.
+vLLM's own life cycle is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
+compared with the trainer's digest when it arrives, and after loading once more where the model holds it: resident
+parameters, the slices of fused ones, and, on the CPU, the packed matrices inside the kernels.
 
 Importing this module registers the backends.
 """
@@ -145,6 +145,7 @@ class IpcTransfer(AttestedTransfer):
         while True:
             key = ipc_key(update.version, bucket, gpu_uuid())
             plain, handle = pickle.loads(self._store.get(key))
+            self._store.delete_key(key)
             if not plain:
                 return
             arguments = list(handle)
@@ -182,9 +183,9 @@ def attest(worker: Any) -> SyncReport:
 
 
 def drop_moe_kernels(model: torch.nn.Module) -> None:
-    """Have the CPU expert kernels built anew from the new weights: vLLM 0.32 packs them only when there is no kernel."""
+    """Have the CPU expert kernels built from the new weights: vLLM 0.32 packs them only when there is no kernel."""
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

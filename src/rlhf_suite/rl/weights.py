@@ -110,7 +110,8 @@ def compare(what: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
     found = digest(tensor)
     if found == entry.digest:
         return None
-    return f"tensor {entry.name} {list(entry.shape)} {entry.dtype} {what}: digest {found}, the trainer's is {entry.digest}"
+    kind = f"{list(entry.shape)} {entry.dtype}"
+    return f"tensor {entry.name} {kind} {what}: digest {found}, the trainer's is {entry.digest}"
 
 
 def entries_from_plain(entries: Sequence[dict[str, Any]]) -> list[TensorEntry]:

@@ -1,0 +1,223 @@
+"""Rules between the flags of the RL task: batches, estimators, reward, placement, engines, KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rlhf_suite.config.algo import GROUP_ESTIMATORS
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.ref import ReferenceConfig
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.sources import source_problems
+
+DISCOUNTED = {"gamma": ("gae", "reinforce"), "lambd": ("gae",)}  # estimators that read them
+
+
+def ranks(run: PPORun) -> dict[str, int]:
+    """Ranks of each model that this run has."""
+    sections: dict[str, TrainedModelConfig | ReferenceConfig | RewardConfig] = {"actor": run.actor}
+    if run.algo.advantage.estimator == "gae":
+        sections["critic"] = run.critic
+    if run.algo.kl.init_coef > 0:
+        sections["ref"] = run.ref
+    if run.reward.model_name_or_path is not None:
+        sections["reward"] = run.reward
+    return {name: section.num_nodes * section.num_gpus_per_node for name, section in sections.items()}
+
+
+def rollouts_divide(run: PPORun) -> Iterator[Problem]:
+    """A step's samples are a whole number of optimiser steps, and every model's ranks get the same share."""
+    samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
+    if samples % run.train.batch_size:
+        fix = "make rollout.batch_size x rollout.n_samples_per_prompt a multiple of train.batch_size"
+        yield Problem("rollout.batch_size", f"{said} are no multiple of train.batch_size={run.train.batch_size}", fix)
+    for name, count in ranks(run).items():
+        if samples % count:
+            fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
+            yield Problem(f"{name}.num_gpus_per_node", f"{said} cannot be shared evenly by {count} ranks", fix)
+
+
+def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
+    count = ranks(run).get("critic", 1)
+    share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
+    if run.train.batch_size % share:
+        what = f"train.batch_size={run.train.batch_size} is no multiple of the critic's ranks x micro-batch = {share}"
+        yield Problem("critic.num_gpus_per_node", what, "give the critic as many ranks as the actor")
+
+
+def critic_betas_are_two(run: PPORun) -> Iterator[Problem]:
+    if len(run.critic.adam.betas) != 2:
+        what = f"{len(run.critic.adam.betas)} values, not 2"
+        yield Problem("critic.adam.betas", what, "write 'critic.adam.betas=[0.9,0.95]'")
+
+
+def critic_optimiser_fits(run: PPORun) -> Iterator[Problem]:
+    if "critic" in ranks(run) and run.critic.optim == "muon" and run.ds.lora.rank > 0:
+        what = "muon orthogonalises whole weight matrices, LoRA trains factors of them"
+        yield Problem("critic.optim", what, "write critic.optim=adam, or ds.lora.rank=0")
+
+
+def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
+    estimator = run.algo.advantage.estimator
+    if estimator in GROUP_ESTIMATORS and run.rollout.n_samples_per_prompt < 2:
+        what = f"algo.advantage.estimator={estimator} compares the samples of a prompt with each other, there is 1"
+        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+
+
+def discount_is_read(run: PPORun) -> Iterator[Problem]:
+    estimator = run.algo.advantage.estimator
+    for name, readers in DISCOUNTED.items():
+        value = getattr(run.algo.advantage, name)
+        if value != 1.0 and estimator not in readers:
+            key = f"algo.advantage.{name}"
+            yield Problem(
+                key, f"{value} has no effect with estimator {estimator}", f"write {key}=1.0, or estimator=gae"
+            )
+
+
+def one_reward(run: PPORun) -> Iterator[Problem]:
+    sources = {
+        "reward.rule": run.reward.rule,
+        "reward.remote_url": run.reward.remote_url,
+        "reward.model_name_or_path": run.reward.model_name_or_path,
+    }
+    chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
+    if not chosen:
+        fix = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
+        yield Problem("reward", "nothing scores the samples", fix)
+    elif len(chosen) > 1:
+        yield Problem("reward", f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
+
+
+def reward_is_usable(run: PPORun) -> Iterator[Problem]:
+    reward = run.reward
+    if reward.remote_url is not None and not (reward.remote_url.endswith(".py") and Path(reward.remote_url).is_file()):
+        what = f"{reward.remote_url} is no Python file (seen from {Path.cwd()})"
+        yield Problem("reward.remote_url", what, "give a .py file with reward_func(queries, prompts, labels)")
+    if reward.rule is not None and run.data.label_key is None:
+        what = f"reward.rule={reward.rule} compares with a label"
+        yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
+    if reward.normalize_enable and reward.model_name_or_path is None:
+        what = "the constants are stored in a reward model, and there is none"
+        yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
+
+
+def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
+    clip = run.reward.clip_range
+    if len(clip) != 2 or clip[0] >= clip[1]:
+        fix = "write 'reward.clip_range=[-10,10]'"
+        yield Problem("reward.clip_range", f"{clip} is not [low, high] with low < high", fix)
+    low_high = run.actor.eps_clip_low_high
+    if low_high is not None and len(low_high) != 2:
+        key = "actor.eps_clip_low_high"
+        yield Problem(key, f"{len(low_high)} values, not [low, high]", f"write '{key}=[0.2,0.28]'")
+
+
+def has_prompts(run: PPORun) -> Iterator[Problem]:
+    columns = {"data.input_key": run.data.input_key}
+    if run.data.label_key is not None:
+        columns["data.label_key"] = run.data.label_key
+    data = run.data
+    yield from source_problems(
+        "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
+    )
+    if run.eval.dataset is not None:
+        yield from source_problems("eval.dataset", run.eval.dataset, columns)
+        if run.eval.steps == -1:
+            yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
+
+
+def room_for_a_prompt(run: PPORun) -> Iterator[Problem]:
+    new = run.rollout.max_new_tokens
+    if new is not None and new >= run.data.max_len:
+        what = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
+        yield Problem("rollout.max_new_tokens", what, f"write less than {run.data.max_len}, or raise data.max_len")
+
+
+def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
+    """Truncated sampling draws from another distribution than the one whose log-probs are trained."""
+    rollout = run.rollout
+    for name, value, neutral in (
+        ("top_p", rollout.top_p, 1.0),
+        ("top_k", rollout.top_k, -1),
+        ("min_p", rollout.min_p, 0.0),
+    ):
+        if value != neutral:
+            key = f"rollout.{name}"
+            what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
+            yield Problem(key, f"{what} (there is no correction for it yet)", f"write {key}={neutral}")
+
+
+def shared_devices_match(run: PPORun) -> Iterator[Problem]:
+    sizes = ranks(run)
+    engines = run.vllm.num_engines * run.vllm.tensor_parallel_size
+    groups = (
+        ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
+        ("colocate_actor_ref", run.train.colocate_actor_ref, subset(sizes, "actor", "ref")),
+        ("colocate_critic_reward", run.train.colocate_critic_reward, subset(sizes, "critic", "reward")),
+    )
+    for name, is_on, members in groups:
+        if is_on and len(set(members.values())) > 1:
+            said = ", ".join(f"{member} {count}" for member, count in members.items())
+            fix = "make num_nodes x num_gpus_per_node (vllm: num_engines x tensor_parallel_size) equal"
+            yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
+    if run.train.colocate_all and run.vllm.tensor_parallel_size > 1:
+        what = f"an engine on {run.vllm.tensor_parallel_size} devices cannot share each with one actor rank"
+        fix = "write vllm.tensor_parallel_size=1 and as many vllm.num_engines as the actor has ranks"
+        yield Problem("vllm.tensor_parallel_size", f"{what} (train.colocate_all=true)", fix)
+
+
+def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: sizes[name] for name in names if name in sizes}
+
+
+def engines_fit(run: PPORun) -> Iterator[Problem]:
+    vllm = run.vllm
+    if vllm.enable_sleep and not run.train.colocate_all:
+        fix = "leave it away, or add train.colocate_all=true"
+        yield Problem("vllm.enable_sleep", "an engine that shares no device has no reason to sleep", fix)
+    if vllm.sync_backend == "ipc" and not run.train.colocate_all:
+        what = "ipc needs trainer and engine on the same GPU"
+        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
+    if run.launch.device == "cpu":
+        if vllm.sync_backend in ("nccl", "ipc"):
+            what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
+            yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+        if vllm.tensor_parallel_size > 1:
+            what = "engines on a CPU are not split (launch.device=cpu)"
+            yield Problem(
+                "vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, raise vllm.num_engines"
+            )
+
+
+def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
+    kl = run.algo.kl
+    if kl.init_coef == 0:
+        for name, is_on, off in (("target", kl.target is not None, "null"), ("use_loss", kl.use_loss, "false")):
+            if is_on:
+                key = f"algo.kl.{name}"
+                fix = f"write {key}={off}, or algo.kl.init_coef=0.01"
+                yield Problem(key, "has no effect with algo.kl.init_coef=0, which means no reference", fix)
+
+
+RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
+    rollouts_divide,
+    critic_batches_divide,
+    critic_betas_are_two,
+    critic_optimiser_fits,
+    group_is_large_enough,
+    discount_is_read,
+    one_reward,
+    reward_is_usable,
+    ranges_are_ordered,
+    has_prompts,
+    room_for_a_prompt,
+    sampling_is_unchanged,
+    shared_devices_match,
+    engines_fit,
+    kl_has_a_coefficient,
+)

@@ -1,0 +1,138 @@
+"""Flags that would do nothing: set on the command line, but read only when another flag has a certain value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.runs import Run
+from rlhf_suite.config.spelling import spelled
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Flags that begin with one of `prefixes` are read only when `flag` has a value that `is_met` accepts."""
+
+    prefixes: tuple[str, ...]
+    flag: str
+    is_met: Callable[[Any], bool]
+    fix: str
+
+    def concerns(self, key: str) -> bool:
+        return any(key.startswith(prefix) if prefix.endswith(".") else key == prefix for prefix in self.prefixes)
+
+
+OFF = (None, False, -1)
+
+
+def is_positive(value: float | None) -> bool:
+    return value is not None and value > 0
+
+
+def is_set(value: object) -> bool:
+    return value is not None
+
+
+NEEDS = (
+    Needs(("critic.",), "algo.advantage.estimator", "gae".__eq__, "algo.advantage.estimator=gae"),
+    Needs(("ref.",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
+    Needs(
+        ("algo.kl.estimator", "algo.kl.use_loss"), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"
+    ),
+    Needs(("algo.kl.horizon",), "algo.kl.target", is_set, "algo.kl.target=<number>"),
+    Needs(
+        ("algo.advantage.no_std_norm",),
+        "algo.advantage.estimator",
+        ("gae", "reinforce", "reinforce_baseline").__contains__,
+        "algo.advantage.estimator=gae, reinforce or reinforce_baseline",
+    ),
+    Needs(
+        ("reward.num_nodes", "reward.num_gpus_per_node"),
+        "reward.model_name_or_path",
+        is_set,
+        "reward.model_name_or_path=<reward model>",
+    ),
+    Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),
+    Needs(("critic.muon.",), "critic.optim", "muon".__eq__, "critic.optim=muon"),
+    Needs(
+        ("actor.min_lr_ratio",),
+        "actor.lr_scheduler",
+        "cosine_with_min_lr".__eq__,
+        "actor.lr_scheduler=cosine_with_min_lr",
+    ),
+    Needs(
+        ("critic.min_lr_ratio",),
+        "critic.lr_scheduler",
+        "cosine_with_min_lr".__eq__,
+        "critic.lr_scheduler=cosine_with_min_lr",
+    ),
+    Needs(
+        ("actor.lr_warmup_ratio",), "actor.lr_scheduler", "constant".__ne__, "actor.lr_scheduler=constant_with_warmup"
+    ),
+    Needs(
+        ("critic.lr_warmup_ratio",),
+        "critic.lr_scheduler",
+        "constant".__ne__,
+        "critic.lr_scheduler=constant_with_warmup",
+    ),
+    Needs(
+        ("actor.gradient_checkpointing_reentrant",),
+        "actor.gradient_checkpointing_enable",
+        bool,
+        "actor.gradient_checkpointing_enable=true",
+    ),
+    Needs(
+        ("critic.gradient_checkpointing_reentrant",),
+        "critic.gradient_checkpointing_enable",
+        bool,
+        "critic.gradient_checkpointing_enable=true",
+    ),
+    Needs(("actor.eps_clip",), "actor.eps_clip_low_high", lambda value: value is None, "actor.eps_clip_low_high=null"),
+    Needs(
+        ("ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules"),
+        "ds.lora.rank",
+        is_positive,
+        "ds.lora.rank=<rank>",
+    ),
+    Needs(
+        ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"),
+        "train.dynamic_batch_enable",
+        bool,
+        "train.dynamic_batch_enable=true",
+    ),
+    Needs(
+        ("data.input_template",), "data.apply_chat_template", lambda value: not value, "data.apply_chat_template=false"
+    ),
+    Needs(
+        ("data.output_key",), "actor.pretrain_mode_enable", lambda value: not value, "actor.pretrain_mode_enable=false"
+    ),
+    Needs(
+        ("eval.split", "eval.max_samples", "eval.n_samples_per_prompt", "eval.temperature"),
+        "eval.dataset",
+        is_set,
+        "eval.dataset=<source>",
+    ),
+    Needs(("ckpt.max_num", "ckpt.max_mem"), "ckpt.save_steps", is_positive, "ckpt.save_steps=<steps>"),
+    Needs(
+        ("logger.wandb.project", "logger.wandb.org", "logger.wandb.group", "logger.wandb.run_name"),
+        "logger.wandb.enable",
+        bool,
+        "logger.wandb.enable=true",
+    ),
+)
+
+
+def idle(run: Run, given: Iterable[str]) -> Iterator[Problem]:
+    """The given flags that this run would not read. A flag that is set to null, false, 0 or -1 is off by itself."""
+    flags = flat(asdict(run))
+    for key in given:
+        for needs in NEEDS:
+            if key not in flags or needs.flag not in flags or not needs.concerns(key):
+                continue
+            if flags[key] in OFF or needs.is_met(flags[needs.flag]):
+                continue
+            what = f"has no effect with {needs.flag}={spelled(flags[needs.flag])}"
+            yield Problem(key, what, f"leave it away, or add {needs.fix}")

@@ -1,0 +1,185 @@
+"""Runs reward code in a process that can be killed: whatever it does, each row gets an outcome in bounded time.
+
+`Rewarder.score` takes at most 2 x `reward.timeout_s` plus a last restart. A file gets the whole batch; if that fails
+(exception, crash, deadline), its rows are tried one at a time, so that one bad row does not fail the others. A rule
+gets rows one at a time from the start. A row alone may take its share of the time left, or a thirtieth of
+`reward.timeout_s` if that is more; a killed process is started again for the next row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+
+START_S = 120.0  # for the imports of a reward file; they do not count against reward.timeout_s
+FORWARDED = 64 * 1024  # bytes of output of one process that reach our stderr
+TAIL = 1000  # bytes of output told in the reason of a crash
+MAX_HANGING_ROWS = 30
+
+
+class StartError(RuntimeError):
+    """The reward process did not come up: the message says why."""
+
+
+class Rewarder:
+    """Scores rows by `reward.rule` or the file `reward.remote_url`. One process, started once and used again."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        """Start the process, so that a file that cannot be loaded is named at once."""
+        assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
+        self.timeout_s = config.timeout_s
+        self.takes_batches = config.rule is None
+        self.source = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
+        if self.takes_batches and not Path(self.source[1]).is_file():
+            raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
+        try:
+            self.process: RewardProcess | None = RewardProcess(self.source)
+        except StartError as error:
+            raise UserError(f"reward.remote_url={config.remote_url} cannot be used: {error}") from None
+
+    def score(self, rows: list[RewardRow]) -> list[Outcome]:
+        """One outcome per row, in their order."""
+        if self.takes_batches and len(rows) > 1:
+            result = self._call(rows, self.timeout_s)
+            if not isinstance(result, RewardFailure):
+                return result
+        return self._one_by_one(rows)
+
+    def close(self) -> None:
+        """Kill the process and its children."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+
+    def _one_by_one(self, rows: list[RewardRow]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        deadline = time.monotonic() + self.timeout_s
+        for index, row in enumerate(rows):
+            left = deadline - time.monotonic()
+            limit_s = max(left / (len(rows) - index), min(left, self.timeout_s / MAX_HANGING_ROWS))
+            if left <= 0:
+                reason = f"not scored: the rows before it took all of reward.timeout_s={self.timeout_s:g}"
+                outcomes.append(RewardFailure(reason, "timeout"))
+                continue
+            result = self._call([row], limit_s)
+            outcomes.extend([result] if isinstance(result, RewardFailure) else result)
+        return outcomes
+
+    def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
+        """The outcomes of one request, or why there are none; then the process may be gone."""
+        try:
+            self.process = self.process or RewardProcess(self.source)
+            reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
+        except StartError as error:
+            return RewardFailure(str(error), "error")
+        except TimeoutError:
+            self.close()
+            return RewardFailure(f"no score within {limit_s:.3g} s (reward.timeout_s={self.timeout_s:g})", "timeout")
+        except OSError:  # the line broke
+            assert self.process is not None
+            reason = self.process.obituary()
+            self.close()
+            return RewardFailure(reason, "error")
+        if "error" in reply:
+            return RewardFailure(reply["error"], "error")
+        return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
+
+
+class RewardProcess:
+    """`rewards.worker` as a process group of its own, at the other end of a socket."""
+
+    def __init__(self, source: tuple[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "rlhf_suite.rewards.worker", str(theirs.fileno()), str(os.getpid()), *source]
+        with theirs:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.socket = ours
+        self.reader = ours.makefile("rb")
+        self.output_tail = b""
+        self.drain = threading.Thread(target=self._drain_output, daemon=True)
+        self.drain.start()
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self.socket.settimeout(START_S)
+            reply = self._read()
+        except TimeoutError:
+            self.kill()
+            raise StartError(f"loading it took longer than {START_S:g} s") from None
+        except OSError:
+            reason = self.obituary()
+            self.kill()
+            raise StartError(reason) from None
+        if "error" in reply:
+            self.kill()
+            raise StartError(reply["error"])
+
+    def request(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """The reply to `message`. TimeoutError after `limit_s`; another OSError when the process died."""
+        deadline = time.monotonic() + limit_s
+        self.socket.settimeout(limit_s)
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = self.reader.readline()
+        try:
+            reply: dict[str, Any] = json.loads(line)
+        except ValueError:  # empty or cut off, or the reward code wrote into the line
+            raise ConnectionError("the reward process does not answer") from None
+        return reply
+
+    def _drain_output(self) -> None:
+        """Pass on what the reward code prints, up to a limit, and keep the end of it."""
+        assert self.popen.stdout is not None
+        forwarded = 0
+        while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
+            self.output_tail = (self.output_tail + chunk)[-TAIL:]
+            if forwarded < FORWARDED:
+                sys.stderr.write(chunk[: FORWARDED - forwarded].decode(errors="replace"))
+                forwarded += len(chunk)
+                if forwarded >= FORWARDED:
+                    sys.stderr.write("\n[reward code printed more; the rest is dropped]\n")
+
+    def obituary(self) -> str:
+        """How the process ended, and the last it said."""
+        try:
+            code = self.popen.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "the reward code closed its line to the run, or wrote into it"
+        self.drain.join(timeout=1)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        said = self.output_tail.decode(errors="replace").strip()
+        return f"the reward process died ({how})" + (f"; it last said: {said}" if said else "")
+
+    def kill(self) -> None:
+        """Kill the whole group and wait for the process."""
+        with contextlib.suppress(ProcessLookupError):  # the whole group has ended by itself
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self.reader.close()
+        self.socket.close()
+        self.drain.join(timeout=1)

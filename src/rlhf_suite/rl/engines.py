@@ -1,0 +1,44 @@
+"""Bringing up the rollout engines of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.environment import runtime_env
+from rlhf_suite.launch.placement import Slot
+from rlhf_suite.models.load import model_folder
+from rlhf_suite.rl.engine import Engine
+from rlhf_suite.rl.engine_env import engine_env
+from rlhf_suite.rl.engine_pool import EnginePool
+from rlhf_suite.rl.generation import EngineSpec
+from rlhf_suite.rl.publish import sync_backend
+
+ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+    """One actor per engine, coming up with random weights: the first sync brings the policy's. Does not wait."""
+    assert config.actor.model_name_or_path is not None
+    spec = EngineSpec(
+        model=model_folder(config.actor.model_name_or_path, "actor.model_name_or_path"),
+        dtype=ENGINE_DTYPES[config.ds.param_dtype],
+        device=device,
+        max_len=config.data.max_len,
+        seed=config.train.seed,
+        vllm=config.vllm,
+        sync_backend=sync_backend(config, device),
+        load_weights=False,
+        detokenize=config.rollout.stop is not None,
+    )
+    environment = {"env_vars": runtime_env(device) | engine_env(device)}
+    members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
+    handles = [
+        ray.remote(Engine).options(**slot.options(), runtime_env=environment).remote(spec, member.log.absolute())
+        for slot, member in zip(slots, members, strict=True)
+    ]
+    return EnginePool(handles, members, config.launch.timeout_s)

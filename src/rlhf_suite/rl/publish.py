@@ -1,0 +1,85 @@
+"""Weights from the trainer to every engine, attested: digests of what arrived and is held, and a log-prob probe."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.rl.engine_pool import EnginePool
+from rlhf_suite.rl.experience import mismatch_limit
+from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
+from rlhf_suite.rl.weights import WeightSyncError
+from rlhf_suite.train.workers import WorkerGroup
+
+PROBE_SEQUENCES = 4
+
+
+def sync_backend(config: PPORun, device: str) -> str:
+    """What vllm.sync_backend=auto stands for: memory that trainer and engines share, where they do."""
+    if config.vllm.sync_backend != "auto":
+        return config.vllm.sync_backend
+    if device == "cpu":
+        return "shm" if config.actor.num_nodes == 1 else "gloo"
+    return "ipc" if config.train.colocate_all else "nccl"
+
+
+class Publisher:
+    """Keeps the engines' weights those of the policy. `prompts` is what the first sync is probed with."""
+
+    def __init__(
+        self, config: PPORun, policy: WorkerGroup, engines: EnginePool, backend: str, prompts: TokenBatch
+    ) -> None:
+        self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
+        self.prompts = prompts
+
+    def connect(self) -> None:
+        """Introduce trainer and engines to each other."""
+        host, port = self.policy.call("open_sender", self.backend)[0]
+        if self.backend == "ipc":
+            self.policy.call("join_sender", host, port)
+        if self.backend != "shm":
+            trainer = self.policy.members[0]
+            self.engines.connect(host, port, lambda size: self.policy.start("connect_sender", size)[0], trainer)
+
+    def publish(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
+        """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
+        if self.config.vllm.enable_sleep:
+            self.engines.wake()
+        manifest, reports = self.engines.sync(
+            self.backend, version, lambda: self.policy.start("publish", version), self.policy.members
+        )
+        self.policy.call("release")
+        metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.held for r in reports))}
+        if self.config.vllm.sync_check == "full":
+            metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
+        return metrics
+
+    def probe(self, version: int, batch: TokenBatch) -> float:
+        """Largest mean |log-prob difference| of an engine and the trainer on a few sequences; past the limit the run
+        stops. The engine needs room for one more token, so a sequence of data.max_len is left out."""
+        fitting = (batch.lengths < self.config.data.max_len).nonzero().flatten()[:PROBE_SEQUENCES]
+        if len(fitting) == 0:
+            return 0.0
+        chosen = every_token(take(batch, fitting))
+        parts = balanced_parts(chosen, self.policy.world_size)
+        shares = self.policy.call_sharded("log_probs", shards(chosen, parts), 1.0, what=f"the probe of sync {version}")
+        ours = reassemble(chosen, parts, shares).numpy()
+        sequences = [ids.tolist() for ids in torch.split(chosen.ids, chosen.lengths.tolist())]
+        mask = chosen.tokens["mask"].numpy().astype(bool)
+        worst = max(
+            float(np.abs(np.concatenate(theirs) - ours)[mask].mean()) for theirs in self.engines.score(sequences)
+        )
+        if worst > mismatch_limit(self.config):
+            raise WeightSyncError(
+                f"sync of version {version}: all tensors arrived, but an engine's log-probs differ from the trainer's by "
+                f"{worst:.2e} on average (limit {mismatch_limit(self.config):.2e}, algo.mismatch_max)"
+            )
+        return worst
+
+
+def every_token(batch: TokenBatch) -> TokenBatch:
+    """The batch with all tokens but each sequence's first in the mask."""
+    mask = torch.ones(batch.num_tokens).index_fill(0, batch.starts, 0.0)
+    return TokenBatch(batch.ids, batch.lengths, {"mask": mask})

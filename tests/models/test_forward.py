@@ -1,0 +1,220 @@
+"""Packed = padded = transformers' own forward, one sequence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.forward import (
+    check_layout,
+    load_balancing_loss,
+    sequence_scores,
+    token_log_probs,
+    token_values,
+)
+from rlhf_suite.models.load import make_trainable
+
+LAYOUTS = [(True, "varlen"), (False, "varlen"), (False, "sdpa"), (False, "eager")]
+CLOSE = {"atol": 2e-6, "rtol": 1e-6}
+
+
+def reference(model, batch: TokenBatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies [T] from transformers' own logits, each sequence alone, eager attention."""
+    hf = model.model
+    hf.set_attn_implementation("eager")
+    log_probs, entropies = [], []
+    for ids in batch.ids.split(batch.lengths.tolist()):
+        log_p = F.log_softmax(hf(input_ids=ids[None], use_cache=False).logits[0, :-1].float() / temperature, dim=-1)
+        log_probs.append(F.pad(log_p.gather(-1, ids[1:, None]).squeeze(-1), (1, 0)))
+        entropies.append(F.pad(-(log_p.exp() * log_p).sum(-1), (1, 0)))
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def gradient(model, value: torch.Tensor) -> torch.Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters, materialize_grads=True)])
+
+
+def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(("packed", "attention"), LAYOUTS)
+def test_every_layout_gives_transformers_own_log_probs_entropies_and_gradients(load, batch, family, packed, attention):
+    model = load(family, tied=family == "qwen3", packed=packed, attention=attention)
+    output = token_log_probs(model, batch, temperature=0.7, entropy=True)
+    weights = torch.linspace(0.1, 1, batch.num_tokens)
+    found = gradient(model, (output.log_probs * weights - 0.1 * output.entropy).mean())
+    log_probs, entropies = reference(model, batch, 0.7)
+    torch.testing.assert_close(output.log_probs, log_probs, **CLOSE)
+    torch.testing.assert_close(output.entropy, entropies, **CLOSE)
+    assert relative(found, gradient(model, (log_probs * weights - 0.1 * entropies).mean())) < 1e-5
+
+
+def test_first_tokens_have_log_prob_zero(load, batch):
+    output = token_log_probs(load(), batch)
+    assert output.log_probs[batch.starts].tolist() == [0.0] * len(batch)
+    assert (output.log_probs < 0).sum() == batch.num_tokens - len(batch)
+    assert output.entropy is None and output.aux_loss is None
+
+
+def test_a_sliding_window_is_respected_in_every_layout(load, folder, batch, tmp_path):
+    config = (folder("qwen3") / "config.json").read_text()
+    path = tmp_path / "window"
+    path.mkdir()
+    for file in folder("qwen3").iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    config = config.replace('"use_sliding_window": false', '"use_sliding_window": true')
+    config = config.replace('"sliding_window": null', '"sliding_window": 7')
+    config = config.replace('"full_attention"', '"sliding_attention"')
+    (path / "config.json").write_text(config)
+    outputs = []
+    for packed, attention in LAYOUTS:
+        model = load(path=path, packed=packed, attention=attention)
+        scale_up(model)
+        outputs.append(token_log_probs(model, batch).log_probs)
+    for output in outputs[:-1]:
+        torch.testing.assert_close(output, outputs[-1], **CLOSE)
+    full = load(path=folder("qwen3"))
+    scale_up(full)
+    assert (token_log_probs(full, batch).log_probs - outputs[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def scale_up(model) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(3.0)
+
+
+def test_needed_rows_alone_reach_the_head(load, batch):
+    model = load()
+    rows = []
+    model.model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    needed = torch.arange(batch.num_tokens) % 3 == 0
+    some = token_log_probs(model, batch, needed=needed).log_probs
+    every = token_log_probs(model, batch).log_probs
+    torch.testing.assert_close(some, every * needed)
+    not_first = torch.ones(batch.num_tokens, dtype=torch.bool).index_fill(0, batch.starts, False)
+    assert rows == [int((needed & not_first).sum()), int(not_first.sum())]
+
+
+def test_a_batch_that_needs_nothing_still_backs_up_zeros_through_every_parameter(load, batch):
+    model = load()
+    output = token_log_probs(model, batch, needed=torch.zeros(batch.num_tokens, dtype=torch.bool))
+    output.log_probs.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() == 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_checkpointing_changes_no_gradient(load, batch, packed, reentrant):
+    model = load(packed=packed)
+    expected = gradient(model, token_log_probs(model, batch).log_probs.sum())
+    config = TrainedModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant)
+    make_trainable(model, config, LoRAConfig())
+    forwards = []
+    model.model.model.layers[0].self_attn.register_forward_hook(lambda *_: forwards.append(1))
+    token_log_probs(model, batch).log_probs.sum().backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert len(forwards) == 2, "the layer ran again in the backward pass"
+    assert relative(found, expected) < 1e-6
+
+
+def test_no_mask_over_all_tokens_is_built_when_packed(load, batch, monkeypatch):
+    model = load()
+    masks = []
+    attention = F.scaled_dot_product_attention
+
+    def recording(query, key, value, **kwargs):
+        masks.append((kwargs["attn_mask"], query.shape[2]))
+        return attention(query, key, value, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recording)
+    token_log_probs(model, batch)
+    assert all(mask is None for mask, _ in masks)
+    assert sorted({length for _, length in masks}) == [9, 70, 130], "one block per bucket of lengths"
+
+
+def test_values_are_read_from_the_token_before_and_scores_from_the_last(load):
+    batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]))
+    own = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert token_values(lambda _: own, batch).tolist() == [0, 1, 2, 0, 4]
+    assert sequence_scores(lambda _: own, batch).tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(("packed", "attention"), LAYOUTS)
+def test_scores_and_values_equal_transformers_own(load, batch, packed, attention):
+    model = load(head="value", packed=packed, attention=attention)
+    scores, values = sequence_scores(model, batch), token_values(model, batch)
+    hf = model.model
+    hf.set_attn_implementation("eager")
+    alone = [hf(input_ids=ids[None], use_cache=False).logits[0, 0] for ids in batch.ids.split(batch.lengths.tolist())]
+    torch.testing.assert_close(scores, torch.stack(alone), **CLOSE)
+    prefix = batch.ids[batch.starts[1] : batch.starts[1] + 40]
+    expected = hf(input_ids=prefix[None], use_cache=False).logits[0, 0]
+    torch.testing.assert_close(values[batch.starts[1] + 40], expected, **CLOSE)
+
+
+def test_the_score_is_at_the_last_token_even_when_it_is_the_padding_token(load):
+    model = load(head="value")
+    pad = model.model.config.pad_token_id
+    ids = torch.tensor([1, 2, 3, pad])
+    alone = sequence_scores(model, TokenBatch(ids, torch.tensor([4])))
+    beside = sequence_scores(model, TokenBatch(torch.cat([ids, ids[:2]]), torch.tensor([4, 2])))
+    before = sequence_scores(model, TokenBatch(ids[:3], torch.tensor([3])))
+    torch.testing.assert_close(beside[:1], alone, **CLOSE)
+    assert (alone - before).abs() > 1e-3
+
+
+def test_every_token_trains_the_padding_token_too(load):
+    model = load(tied=False)
+    pad = model.model.config.pad_token_id
+    token_log_probs(model, TokenBatch(torch.tensor([pad, 5, 6]), torch.tensor([3]))).log_probs.sum().backward()
+    assert model.model.get_input_embeddings().weight.grad[pad].abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_router_loss_is_transformers_own_and_not_in_the_log_probs(load, batch, family, packed):
+    model = load(family, tied=False, packed=packed)
+    before = token_log_probs(model, batch)
+    make_trainable(model, TrainedModelConfig(), LoRAConfig(), aux_loss=True)
+    output = token_log_probs(model, batch)
+    assert before.aux_loss is None
+    torch.testing.assert_close(output.log_probs, before.log_probs)
+    hf = model.model
+    hf.set_attn_implementation("eager")
+    longest = int(batch.lengths.max())
+    ids, mask = torch.zeros(len(batch), longest).long(), torch.zeros(len(batch), longest).long()
+    for row, sequence in enumerate(batch.ids.split(batch.lengths.tolist())):
+        ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
+    expected = hf(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
+    torch.testing.assert_close(output.aux_loss, expected, **CLOSE)
+    (router,) = torch.autograd.grad(output.aux_loss, [hf.model.layers[1].mlp.gate.weight])
+    assert router.abs().sum() > 0
+
+
+def test_uniform_routing_has_a_balancing_loss_of_top_k():
+    even = torch.eye(4).repeat(3, 1) * 1e-3  # each expert first equally often, probabilities all but equal
+    assert load_balancing_loss((even,), 1, None).item() == pytest.approx(1.0, abs=1e-3)
+    collapsed = torch.tensor([[50.0, 0, 0, 0]]).repeat(8, 1)
+    assert load_balancing_loss((collapsed,), 1, None).item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_packing_without_borders_in_the_attention_is_refused(load):
+    model = load(packed=False, attention="sdpa").model
+    with pytest.raises(UserError, match=r"ds.packing_samples=true needs ds.attn_implementation=varlen"):
+        check_layout(model, packed=True)
+
+
+def test_layers_that_are_no_attention_are_refused_where_they_would_mix_sequences(load):
+    model = load(packed=False).model
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(UserError, match="linear_attention"):
+        check_layout(model, packed=False)

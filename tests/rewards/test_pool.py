@@ -1,0 +1,254 @@
+"""Reward code may do what it likes: every row gets an outcome in time, and the next batch works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.pool import FORWARDED, Rewarder
+from rlhf_suite.rewards.rules import RULES
+
+
+def row(label: str, response: str = "r") -> RewardRow:
+    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource="default")
+
+
+@pytest.fixture
+def rewarder(tmp_path):
+    """A maker of rewarders from the source of a file or the name of a rule; they are closed in the end."""
+    made = []
+
+    def make(code: str | None = None, rule: str | None = None, timeout_s: float = 20.0) -> Rewarder:
+        config = RewardConfig(rule=rule, timeout_s=timeout_s)
+        if code is not None:
+            path = tmp_path / f"rewards{len(made)}.py"
+            path.write_text(textwrap.dedent(code))
+            config.remote_url = str(path)
+        made.append(Rewarder(config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# A file whose rows with the label "bad" misbehave in the way of `{misdeed}`; the others get the length of their label.
+TEMPLATE = """
+import os, sys, time, signal
+def reward_func(queries, prompts, labels):
+    for label in labels:
+        if label == "bad":
+            {misdeed}
+    return [float(len(label)) for label in labels]
+"""
+MISDEEDS = {
+    "raise KeyError('x')": ("error", r"rewards0.py:6: KeyError: 'x'"),
+    "sys.exit(3)": ("error", "SystemExit: 3"),
+    "os._exit(3)": ("error", r"died \(exit code 3\)"),
+    "os.kill(os.getpid(), signal.SIGSEGV)": ("error", r"died \(SIGSEGV\)"),
+    "print('last words', flush=True); os.abort()": ("error", r"died \(SIGABRT\); it last said: last words"),
+    "bytearray(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') * 3 // 4)": ("error", "MemoryError"),
+    "os.closerange(3, 100)": ("error", "died|closed its line"),
+    "[os.write(fd, b'junk') for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{fd}')]": (
+        "error",
+        "or wrote into it",
+    ),
+}
+
+
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+def test_a_row_that_breaks_the_code_fails_alone_and_the_next_batch_works(rewarder, misdeed):
+    kind, reason = MISDEEDS[misdeed]
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed))
+    good, bad, other = scorer.score([row("a"), row("bad"), row("abcd")])
+    assert good == Scored(1, 1) and other == Scored(4, 4)
+    assert isinstance(bad, RewardFailure) and bad.kind == kind
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(bad.reason)
+    assert scorer.score([row("ab"), row("abc")]) == [Scored(2, 2), Scored(3, 3)]
+
+
+@pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9", "signal.pause()"])
+def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=2.0)
+    started = time.monotonic()
+    good, bad, other = scorer.score([row("a"), row("bad"), row("abcd")])
+    assert time.monotonic() - started < 2 * 2.0 + 5
+    assert good == Scored(1, 1) and other == Scored(4, 4)
+    assert isinstance(bad, RewardFailure) and bad.kind == "timeout" and "reward.timeout_s=2" in bad.reason
+    assert scorer.score([row("ab")]) == [Scored(2, 2)]
+
+
+def test_when_every_row_hangs_the_batch_still_ends(rewarder):
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(1000)"), timeout_s=1.0)
+    started = time.monotonic()
+    outcomes = scorer.score([row("bad")] * 60)
+    assert time.monotonic() - started < 10
+    assert [outcome.kind for outcome in outcomes] == ["timeout"] * 60
+    assert "rows before it" in outcomes[-1].reason
+
+
+def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, capfd):
+    code = """
+    def reward_func(queries, prompts, labels):
+        print("spam " * 2_000_000)
+        return [1.0] * len(labels)
+    """
+    scorer = rewarder(code)
+    assert scorer.score([row("a"), row("b")]) == [Scored(1, 1)] * 2
+    scorer.close()
+    logged = capfd.readouterr().err
+    assert len(logged) < FORWARDED + 1000 and "spam" in logged and "dropped" in logged
+
+
+def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
+    code = """
+    import os
+    async def reward_func(queries, prompts, labels):
+        return {"rewards": [os.getpid()] * len(labels), "scores": [len(labels)] * len(labels)}
+    """
+    scorer = rewarder(code)
+    first, second = scorer.score([row("a"), row("b"), row("c")]), scorer.score([row("a"), row("b")])
+    assert [outcome.score for outcome in first + second] == [3, 3, 3, 2, 2]
+    assert len({outcome.reward for outcome in first + second}) == 1 and first[0].reward != os.getpid()
+    assert scorer.score([]) == []
+
+
+def test_queries_prompts_and_labels_arrive_as_they_are(rewarder):
+    code = """
+    def reward_func(queries, prompts, labels):
+        return [q == "q<|x|>\\n\\u00e9\\ud800" and p == "q" and l == "5" for q, p, l in zip(queries, prompts, labels)]
+    """
+    assert rewarder(code).score([row("5", "<|x|>\n\u00e9\ud800"), row("5", "other")]) == [Scored(1, 1), Scored(0, 0)]
+
+
+def test_a_file_may_import_its_neighbours(rewarder, tmp_path):
+    (tmp_path / "reward_helpers.py").write_text("BONUS = 7\n")
+    code = """
+    from reward_helpers import BONUS
+    def reward_func(queries, prompts, labels):
+        return [BONUS for _ in labels]
+    """
+    assert rewarder(code).score([row("a")]) == [Scored(7, 7)]
+
+
+def test_a_wrong_result_is_not_papered_over_row_by_row(rewarder):
+    code = """
+    def reward_func(queries, prompts, labels):
+        return [1.0]
+    """
+    assert (
+        rewarder(code).score([row("a"), row("b")])
+        == [RewardFailure("reward_func returned 1 rewards for 2 responses", "error")] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("x = 1", r"defines no reward_func\(queries, prompts, labels\)"),
+        ("import no_such_module_at_all", "ModuleNotFoundError"),
+        ("def reward_func(:", "SyntaxError"),
+        ("raise SystemExit(1)", "SystemExit"),
+        ("import os; os.abort()", "SIGABRT"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_a_user_error_at_once(rewarder, code, reason):
+    with pytest.raises(UserError, match=rf"reward\.remote_url=.*rewards0\.py cannot be used: .*{reason}"):
+        rewarder(code)
+
+
+def test_a_missing_file_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match=r"reward\.remote_url=.*no such file"):
+        Rewarder(RewardConfig(remote_url=str(tmp_path / "none.py")))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_run_in_the_process_too(rewarder, rule):
+    assert rewarder(rule=rule).score([row("12", "12"), row("12", "21")]) == [Scored(1, 1), Scored(0, 0)]
+
+
+def test_math_that_hangs_times_out_alone(rewarder):
+    """The expression of huggingface/Math-Verify issue 65, which math-verify's own time limit does not interrupt."""
+    hang = r"\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}"
+    bad, good = rewarder(rule="math", timeout_s=3.0).score([row("5", hang), row("5", r"\boxed{5}")])
+    assert isinstance(bad, RewardFailure) and bad.kind == "timeout"
+    assert good == Scored(1, 1)
+
+
+def test_close_kills_the_process_and_its_children(rewarder, tmp_path):
+    code = """
+    import subprocess
+    child = subprocess.Popen(["sleep", "1000"])
+    def reward_func(queries, prompts, labels):
+        return [child.pid]
+    """
+    scorer = rewarder(code)
+    (outcome,) = scorer.score([row("a")])
+    scorer.close()
+    assert ends(int(outcome.reward))
+
+
+def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
+    path, pid_file = tmp_path / "loop.py", tmp_path / "pid"
+    path.write_text(
+        "import os, pathlib\n"
+        "def reward_func(queries, prompts, labels):\n"
+        f"    pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()) + ' ')\n"
+        "    while True: pass\n"
+    )
+    script = (
+        "from rlhf_suite.config.reward import RewardConfig\n"
+        "from rlhf_suite.rewards.base import RewardRow\n"
+        "from rlhf_suite.rewards.pool import Rewarder\n"
+        f"Rewarder(RewardConfig(remote_url={str(path)!r})).score([RewardRow('', '', '', '', '')])"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        deadline = time.monotonic() + 30
+        while not (pid_file.exists() and pid_file.read_text().endswith(" ")):
+            assert time.monotonic() < deadline and run.poll() is None
+            time.sleep(0.05)
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    assert ends(int(pid_file.read_text()))
+
+
+def test_cpu_time_is_limited_anew_for_each_request(rewarder):
+    code = """
+    import resource
+    def reward_func(queries, prompts, labels):
+        sum(range(30_000_000))
+        return [resource.getrlimit(resource.RLIMIT_CPU)[0] for _ in labels]
+    """
+    scorer = rewarder(code, timeout_s=10.0)
+    limits = [scorer.score([row("a")])[0].reward for _ in range(5)]
+    assert 10 <= limits[0] <= 11 * (os.cpu_count() or 1) + 10
+    assert limits[-1] > limits[0]
+
+
+def ends(pid: int) -> bool:
+    """It is gone within a few seconds."""
+    deadline = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Running, not a zombie that waits for an init process to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,88 @@
+"""Built-in rewards: what counts as right."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.rules import RULES, boxed_text, last_boxed, make_scorer
+
+
+def row(label: str, response: str) -> RewardRow:
+    return RewardRow(query="prompt " + response, prompt="prompt ", response=response, label=label, datasource="default")
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return {name: make_scorer(name) for name in RULES}
+
+
+@pytest.mark.parametrize(
+    ("label", "response", "reward"),
+    [("4321", "4321", 1), ("4321", " 4321\n", 1), ("4321", "4321.", 0), ("4321", "14321", 0), ("a b", "a  b", 0)],
+)
+def test_exact_match_compares_the_whole_response_but_for_outer_space(scorers, label, response, reward):
+    assert scorers["exact_match"]([row(label, response)]) == [Scored(reward, reward)]
+
+
+@pytest.mark.parametrize(
+    ("label", "response", "reward"),
+    [
+        ("1/2", r"so \boxed{0.5}", 1),
+        (r"\frac{1}{2}", "the answer is 1/2", 1),
+        (r"2\sqrt{3}", r"\boxed{\sqrt{12}}", 1),
+        ("(1,2)", r"\boxed{(1, 2)}", 1),
+        (r"\{1,2\}", r"\boxed{\{2,1\}}", 1),
+        ("x^2+1", r"\boxed{1+x^2}", 1),
+        ("1,234", "it is 1234.", 1),
+        ("72%", r"\boxed{72\%}", 1),
+        ("$18", r"\boxed{18}", 1),
+        (r"\boxed{4}", "so 4", 1),
+        ("18", r"first \boxed{3}, no: \boxed{18}", 1),
+        ("18", r"first \boxed{18}, no: \boxed{3}", 0),
+        ("3", "17 + 4 = 21, so 3", 1),
+        ("2", r"\frac{1}{2}", 0),
+        ("-3", "3", 0),
+        ("10", "1 0", 0),
+        ("18", r"\boxed{18", 0),
+        ("18", "no idea", 0),
+        ("18", "", 0),
+        ("21", r"\boxed{21}" + " and then 7" * 500, 1),
+    ],
+)
+def test_math_compares_answers_as_mathematics(scorers, label, response, reward):
+    assert scorers["math"]([row(label, response)]) == [Scored(reward, reward)]
+
+
+def test_math_does_not_blame_the_response_for_a_useless_label(scorers):
+    (outcome,) = scorers["math"]([row("", "3")])
+    assert isinstance(outcome, RewardFailure) and outcome.kind == "error" and "label ''" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{1} and \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{1}} \boxed{2", "1"),
+        (r"{ \boxed{3}", "3"),
+        (r"\boxed{}", ""),
+        ("boxed{1}", None),
+        ("", None),
+    ],
+)
+def test_last_boxed_takes_the_last_box_that_closes(text, content):
+    assert last_boxed(text) == content
+
+
+def test_last_boxed_is_linear_in_the_number_of_open_boxes():
+    started = time.perf_counter()
+    assert last_boxed(r"\boxed{" * 50_000) is None
+    assert time.perf_counter() - started < 2
+
+
+def test_a_bare_percent_sign_does_not_comment_the_box_out():
+    assert boxed_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"

@@ -1,0 +1,143 @@
+"""Digests and the trainer's side of a weight sync, without an engine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.rl import weight_sender
+from rlhf_suite.rl.weight_sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
+from rlhf_suite.rl.weights import TensorEntry, digest, entries_from_plain
+
+
+def test_digest_of_known_bits():
+    # Patterns 1, 2, 3 at places 1, 2, 3: the sum is 6, the weighted sum 1 + 4 + 9 = 14.
+    assert digest(torch.tensor([1, 2, 3])) == f"{6:016x}{14:016x}"
+
+
+def test_digest_wraps_negative_numbers():
+    assert digest(torch.tensor([-1])) == "f" * 32
+
+
+def test_digest_sees_a_swap_a_shift_and_a_bit():
+    values = torch.arange(12, dtype=torch.float32).view(4, 3)
+    changed = values.clone()
+    changed.view(torch.int32)[3, 2] ^= 1
+    others = [values[[1, 0, 2, 3]], values.roll(1), changed]
+    assert len({digest(tensor) for tensor in [values, *others]}) == 4
+
+
+def test_digest_does_not_depend_on_memory_layout():
+    values = torch.randn(5, 7)
+    assert digest(values) == digest(values.t().contiguous().t())
+
+
+def test_digest_has_one_zero():
+    tiny = torch.tensor([0.0, -0.0, 1e-42])
+    assert digest(tiny) == digest(torch.zeros(3))
+
+
+def test_digest_continues_over_chunks(monkeypatch):
+    values = torch.randn(100)
+    whole = digest(values)
+    monkeypatch.setattr("rlhf_suite.rl.weights._CHUNK", 7)
+    assert digest(values) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shm_file_holds_every_tensor_in_the_engines_type(dtype):
+    weights = {"a.weight": torch.randn(3, 5), "b": torch.randn(()), "ids": torch.arange(7), "c": torch.randn(4, 2).t()}
+    sender = ShmSender(dtype, check=True)
+    manifest = sender.publish(4, weights.items())
+    flat = torch.from_file(manifest.path, size=Path(manifest.path).stat().st_size, dtype=torch.uint8)
+    assert [entry.name for entry in manifest.entries] == list(weights)
+    for entry in manifest.entries:
+        sent = weights[entry.name] if entry.name == "ids" else weights[entry.name].to(dtype)
+        assert torch.equal(entry.view(flat), sent)
+        assert entry.digest == digest(sent)
+    sender.release()
+    assert not Path(manifest.path).exists()
+
+
+def test_manifest_survives_plain_values():
+    entry = TensorEntry("a", (2, 3), "float32", 64, 24, "00")
+    assert entries_from_plain([{**vars(entry), "shape": [2, 3]}]) == [entry]
+
+
+def test_unchecked_publication_has_no_digests():
+    sender = ShmSender(torch.float32, check=False)
+    assert sender.publish(1, [("a", torch.ones(2))]).entries[0].digest == ""
+    sender.release()
+
+
+def test_a_failed_publication_leaves_no_file():
+    def weights():
+        yield "a", torch.ones(2)
+        raise OSError(28, "No space left on device")
+
+    before = set(SHM_FOLDER.glob(f"{SHM_PREFIX}*"))
+    with pytest.raises(UserError, match="--shm-size"):
+        ShmSender(torch.float32, check=True).publish(1, weights())
+    assert set(SHM_FOLDER.glob(f"{SHM_PREFIX}*")) == before
+
+
+def test_files_of_killed_owners_are_swept_and_others_are_not():
+    code = (
+        "import torch, os; from rlhf_suite.rl.weight_sender import ShmSender; "
+        "print(ShmSender(torch.float32, True).publish(1, [('a', torch.ones(2))]).path, flush=True); "
+        "os.kill(os.getpid(), 9)"
+    )
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    assert Path(left).exists()
+    alive = ShmSender(torch.float32, check=True)
+    path = alive.publish(1, [("a", torch.ones(2))]).path
+    ShmSender(torch.float32, check=True)
+    assert not Path(left).exists()
+    assert Path(path).exists()
+    alive.release()
+
+
+def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
+    monkeypatch.setattr(weight_sender, "BUCKET_BYTES", 256)
+    weights = {"small": torch.randn(3), "large": torch.randn(200), "last": torch.randn(2, 2)}
+    sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30)
+    received: dict[str, torch.Tensor] = {}
+
+    def receive() -> None:
+        import json
+
+        store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
+        group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
+        bucket = 0
+        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(3, bucket)))):
+            flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
+            broadcast(group, flat)
+            received.update({entry.name: entry.view(flat) for entry in entries})
+            bucket += 1
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sender.connect(2)
+    manifest = sender.publish(3, weights.items())
+    thread.join(timeout=30)
+    assert [entry.name for entry in manifest.entries] == list(weights)
+    assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+
+
+def test_a_locked_file_is_anothers():
+    path = SHM_FOLDER / f"{SHM_PREFIX}test-{os.getpid()}"
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ShmSender(torch.float32, check=True)
+        assert path.exists()
+    path.unlink()

@@ -1,0 +1,133 @@
+"""Metric sinks: rows, resume, values that are not finite, TensorBoard, W&B offline; and the console."""
+
+import io
+import json
+
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.train.console import Progress, Sample, headline, samples_table
+from rlhf_suite.train.metrics import MetricLogger, read_rows
+from rlhf_suite.train.run_folder import RunFolder
+
+
+def rows(folder: RunFolder) -> list[dict]:
+    return [
+        {k: v for k, v in json.loads(line).items() if k != "time"} for line in folder.metrics.read_text().splitlines()
+    ]
+
+
+def log_steps(folder: RunFolder, start: int, stop: int, value: float, config: LoggerConfig | None = None) -> None:
+    logger = MetricLogger(config or LoggerConfig(), folder, start)
+    for step in range(start + 1, stop + 1):
+        logger.log(step, {"train/loss": value + step})
+    logger.close()
+
+
+def test_a_row_per_call_is_on_record_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    logger = MetricLogger(LoggerConfig(), folder, 0)
+    logger.log(1, {"train/loss": 0.5})
+    logger.log(1, {"eval/loss": 0.25})
+    assert rows(folder) == [{"step": 1, "train/loss": 0.5}, {"step": 1, "eval/loss": 0.25}]
+    logger.close()
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 5, 100)
+    log_steps(folder, 3, 6, 200)
+    assert [(row["step"], row["train/loss"]) for row in rows(folder)] == [
+        (1, 101), (2, 102), (3, 103), (4, 204), (5, 205), (6, 206)
+    ]  # fmt: skip
+
+
+def test_a_fresh_start_in_an_old_folder_begins_anew(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 2, 100)
+    log_steps(folder, 0, 1, 200)
+    assert [(row["step"], row["train/loss"]) for row in rows(folder)] == [(1, 201)]
+
+
+def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 2, 100)
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 3, "train/lo')
+    assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
+    log_steps(folder, 2, 3, 100)
+    assert [row["step"] for row in rows(folder)] == [1, 2, 3]
+
+
+def test_values_that_are_not_finite_are_null_and_noted(tmp_path):
+    folder = RunFolder(tmp_path)
+    logger = MetricLogger(LoggerConfig(), folder, 0)
+    logger.log(1, {"b": float("nan"), "a": float("inf"), "c": 1.0})
+    logger.close()
+    assert rows(folder) == [{"step": 1, "b": None, "a": None, "c": 1.0, "nonfinite": ["a", "b"]}]
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    folder = RunFolder(tmp_path / "my-run")
+    log_steps(folder, 0, 3, 0.5, LoggerConfig(tensorboard_dir=str(tmp_path / "tb")))
+    events = EventAccumulator(str(tmp_path / "tb" / "my-run")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+
+
+def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    folder = RunFolder(tmp_path / "my-run")
+    log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
+    (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
+    content = record.read_bytes()
+    assert b"train/loss" in content
+    assert b"my-run" in content
+
+
+def progress(**kwargs) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    config = LoggerConfig(progress=kwargs.pop("enabled", True))
+    return Progress(config, "ppo", total=40, start=0, console=Console(file=out, width=200), **kwargs), out
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then():
+    shown, out = progress()
+    for step in range(1, 41):
+        shown.update(step, {"train/reward": step / 40, "train/kl": 0.5})
+    shown.close()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 21  # the first step, and each twentieth of the run
+    assert lines[0].startswith("ppo 1/40  reward 0.025  kl 0.5")
+    assert lines[-1].startswith("ppo 40/40  reward 1  kl 0.5")
+
+
+def test_the_flag_and_other_ranks_are_silent():
+    for options in ({"enabled": False}, {"visible": False}):
+        shown, out = progress(**options)
+        shown.update(1, {"train/reward": 1.0})
+        shown.close()
+        assert out.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar_with_the_phase_and_the_numbers():
+    out = io.StringIO()
+    shown = Progress(LoggerConfig(), "ppo", 4, 0, console=Console(file=out, force_terminal=True, width=200))
+    shown.phase("generate")
+    shown.update(1, {"train/reward": 0.25})
+    shown.close()
+    assert "1/4" in out.getvalue()
+    assert "generate" in out.getvalue()
+    assert "reward 0.25" in out.getvalue()
+
+
+def test_the_headline_names_evaluation():
+    assert headline({"eval/pass1": 0.5, "train/reward": 0.25, "train/other": 3.0}) == "reward 0.25  eval pass1 0.5"
+
+
+def test_a_models_text_is_not_markup_in_the_table():
+    out = io.StringIO()
+    Console(file=out, width=160).print(samples_table([Sample("[red]2+2[/red]", "[/x]", "4", "4", (0.0, 1.0))]))
+    assert "[red]2+2[/red]" in out.getvalue()
+    assert "[/x]" in out.getvalue()
+    assert "0 → 1" in out.getvalue()

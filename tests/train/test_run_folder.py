@@ -1,0 +1,47 @@
+"""status.json through the life of a run."""
+
+import json
+
+import pytest
+
+from rlhf_suite.train.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+def test_a_new_folder_says_so(folder):
+    assert folder.status()["state"] == "new"
+
+
+def test_a_run_to_the_end(folder):
+    folder.start("abc")
+    assert folder.status()["state"] == "running"
+    folder.step(1)
+    folder.step(2)
+    folder.done({"eval/pass1": 0.75, "train/kl": float("nan")})
+    status = json.loads((folder.path / "status.json").read_text())
+    assert status["state"] == "done"
+    assert status["fingerprint"] == "abc"
+    assert status["last_step"] == 2
+    assert status["metrics"] == {"eval/pass1": 0.75, "train/kl": None}
+
+
+def test_a_failed_run_says_why_and_a_resumed_one_forgets_it(folder):
+    folder.start("abc")
+    folder.step(7)
+    folder.failed(ValueError("no such file"))
+    assert folder.status()["state"] == "failed"
+    assert folder.status()["error"] == "ValueError: no such file"
+    folder.start("abc")
+    assert (folder.status()["state"], folder.status()["error"], folder.status()["last_step"]) == ("running", None, 7)
+
+
+def test_a_reader_never_sees_half_a_file(folder):
+    folder.start("abc")
+    before = folder.status_file.stat().st_ino
+    folder.step(1)
+    assert folder.status_file.stat().st_ino != before  # replaced, not rewritten
+    assert [path.name for path in folder.path.iterdir()] == ["status.json"]
