@@ -89,7 +89,7 @@ def test_a_sliding_window_is_respected_in_every_layout(load, folder, batch, tmp_
 @torch.no_grad()
 def scale_up(model) -> None:
     for parameter in model.parameters():
-        parameter.mul_(3.0)
+        parameter.mul_(1.5)
 
 
 def test_needed_rows_alone_reach_the_head(load, batch):
@@ -218,3 +218,21 @@ def test_layers_that_are_no_attention_are_refused_where_they_would_mix_sequences
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(UserError, match="linear_attention"):
         check_layout(model, packed=False)
+
+
+def test_recurrent_models_are_refused_where_their_state_would_cross_sequences(load):
+    model = load(packed=False).model
+    model._is_stateful = True
+    check_layout(model, packed=False)
+    with pytest.raises(UserError, match="carries a state"):
+        check_layout(model, packed=True)
+
+
+def test_bf16_weights_give_fp32_log_probs_close_to_those_of_fp32_weights(load, batch):
+    model = load()
+    expected = token_log_probs(model, batch, entropy=True)
+    output = token_log_probs(model.to(torch.bfloat16), batch, entropy=True)
+    assert output.log_probs.dtype == output.entropy.dtype == torch.float32
+    torch.testing.assert_close(output.log_probs, expected.log_probs, atol=0.2, rtol=0)
+    (output.log_probs.sum() + output.entropy.sum()).backward()
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in model.parameters())

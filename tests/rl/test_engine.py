@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import ray
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.config.vllm import VLLMConfig
@@ -46,8 +47,9 @@ SHAPE = {
 }
 CONFIGS = {
     "tied": Qwen3Config(tie_word_embeddings=True, **SHAPE),
-    "untied": LlamaConfig(tie_word_embeddings=False, attention_bias=True, **SHAPE),
-    "experts": MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **SHAPE),
+    "experts": Qwen3MoeConfig(  # untied, with biases
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, attention_bias=True, **SHAPE
+    ),
 }
 PROMPT = [3 + (7 * i) % 60 for i in range(40)]  # longer than one block of the prefix cache
 
@@ -160,8 +162,7 @@ def pools(cluster, tmp_path_factory):
 
     pools = {
         "tied": start("tied", "tied", detokenize=True),
-        "untied": start("untied", "untied", "gloo", load_weights=False),
-        "experts": start("experts", "experts"),
+        "experts": start("experts", "experts", "gloo", load_weights=False),
         "uncured": start("uncured", "tied"),
     }
     yield pools
@@ -329,44 +330,32 @@ def test_a_changed_parameter_is_found_and_a_sync_repairs_it(tied):
     ray.get(handle.attest.remote())
 
 
-def test_a_random_engine_gets_untied_weights_by_stream(pools):
-    pool, trainer = pools["untied"], Trainer.remote()
+def test_two_engines_sample_what_one_does(pools, tied):
+    handles = [*tied._handles, *pools["uncured"]._handles]  # both hold the first weights
+    pair = EnginePool(handles, [*tied._members, *pools["uncured"]._members], timeout_s=120)
+    asked = requests(12)
+    for one, other in zip(tied.generate(asked), pair.generate(asked), strict=True):
+        assert one.id == other.id
+        assert one.ids.tolist() == other.ids.tolist()
+        assert np.abs(one.log_probs - other.log_probs).max() < 1e-5
+
+
+def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
+    """A model with its own head, biases and experts."""
+    pool, trainer = pools["experts"], Trainer.remote()
     member = Member("trainer", Path("trainer.log"))
     pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, member)
+    asked = requests(4)
     for version, seed in ((1, 1), (2, 5)):
-        model = make_model("untied", seed)
+        model = make_model("experts", seed)
         weights = dict(checkpoint(model))
-        manifest, reports = pool.sync(
-            "gloo", version, lambda v=version, w=weights: [trainer.publish.remote(v, w)], [member]
-        )
-        assert reports[0].held == reports[0].received == len(manifest.entries) == len(weights)
-        asked = requests(4)
+        publish = partial(trainer.publish.remote, version, weights)
+        manifest, (report,) = pool.sync("gloo", version, lambda: [publish()], [member])  # noqa: B023
+        assert len(manifest.entries) == len(weights) == report.received == report.held + len(report.unheld)
+        assert all(".experts." in name for name in report.unheld)
         answers = pool.generate(asked)
         assert gap(model, asked, answers) < 1e-6
         assert answers[0].weight_version == version
-
-
-def test_a_sync_replaces_the_experts(pools):
-    pool, asked = pools["experts"], requests(4)
-    for version, seed in ((1, 5), (2, 6)):
-        report = sync(pool, make_model("experts", seed), version)
-        assert gap(make_model("experts", seed), asked, pool.generate(asked)) < 1e-6
-    assert report.held + len(report.unheld) == report.received
-    assert all(".experts." in name for name in report.unheld)
-
-
-def test_a_byte_that_changed_on_the_way_stops_the_engine_and_names_the_tensor(pools):
-    pool, sender = pools["experts"], ShmSender(torch.float32, check=True)
-    manifest = sender.publish(3, checkpoint(make_model("experts", 5)))
-    (entry,) = [entry for entry in manifest.entries if entry.name == "model.layers.1.self_attn.v_proj.weight"]
-    data = np.memmap(manifest.path, dtype=np.uint8, mode="r+")
-    data[entry.offset + 5] ^= 4
-    data.flush()
-    with pytest.raises(WeightSyncError, match=r"tensor model.layers.1.self_attn.v_proj.weight .* arrived changed"):
-        pool.update_weights(manifest)
-    sender.release()
-    with pytest.raises(RunError, match="arrived changed"):
-        pool.generate(requests(1))
 
 
 def test_the_attestation_notices_a_head_that_kept_the_old_embedding(pools):
@@ -392,3 +381,17 @@ def test_engine_methods_are_asynchronous():
     """Ray runs an actor's methods side by side only if they are coroutines."""
     public = [value for name, value in vars(Engine).items() if not name.startswith("_")]
     assert all(asyncio.iscoroutinefunction(value) for value in public)
+
+
+def test_a_byte_that_changed_on_the_way_stops_the_engine_and_names_the_tensor(pools):
+    pool, sender = pools["tied"], ShmSender(torch.float32, check=True)
+    manifest = sender.publish(3, checkpoint(make_model("tied", 5)))
+    (entry,) = [entry for entry in manifest.entries if entry.name == "model.layers.1.self_attn.v_proj.weight"]
+    data = np.memmap(manifest.path, dtype=np.uint8, mode="r+")
+    data[entry.offset + 5] ^= 4
+    data.flush()
+    with pytest.raises(WeightSyncError, match=r"tensor model.layers.1.self_attn.v_proj.weight .* arrived changed"):
+        pool.update_weights(manifest)
+    sender.release()
+    with pytest.raises(RunError, match="arrived changed"):
+        pool.generate(requests(1))

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl import weight_sender
+from rlhf_suite.rl import weight_sender, weights
+from rlhf_suite.rl.held import ModelReader
 from rlhf_suite.rl.weight_sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
 from rlhf_suite.rl.weights import TensorEntry, digest, entries_from_plain
 
@@ -50,7 +51,7 @@ def test_digest_has_one_zero():
 def test_digest_continues_over_chunks(monkeypatch):
     values = torch.randn(100)
     whole = digest(values)
-    monkeypatch.setattr("rlhf_suite.rl.weights._CHUNK", 7)
+    monkeypatch.setitem(weights._CHUNK, "cpu", 7)
     assert digest(values) == whole
 
 
@@ -132,6 +133,41 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+
+
+class Fused(torch.nn.Module):
+    """Shaped as vLLM shapes a model: q and k in one matrix, the head padded to 8 rows."""
+
+    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, head: torch.Tensor, packed: bool) -> None:
+        super().__init__()
+        self.layer, self.lm_head = torch.nn.Module(), torch.nn.Module()
+        self.layer.qk = torch.nn.Linear(3, 6, bias=False)
+        matrix = torch.cat([q, k])
+        self.layer.qk.weight.data = torch.empty(0) if packed else matrix
+        if packed:
+            self.layer.qk.cpu_linear = lambda x, weight, bias: x @ matrix.t()
+        self.lm_head.weight = torch.nn.Parameter(torch.cat([head, torch.zeros(8 - len(head), 3)]))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fused_padded_and_packed_matrices_are_read_back_by_name(packed):
+    weights = {
+        "layer.q.weight": torch.randn(4, 3),
+        "layer.k.weight": torch.randn(2, 3),
+        "lm_head.weight": torch.randn(5, 3),
+    }
+    sender = ShmSender(torch.float32, check=True)
+    expected = {entry.name: entry for entry in sender.publish(1, weights.items()).entries}
+    sender.release()
+    held = list(ModelReader(Fused(*weights.values(), packed=packed), expected).held())
+    assert {found.entry.name: found.place for found in held} == {
+        "layer.q.weight": "layer.q.weight" + " (packed)" * packed,
+        "layer.k.weight": "layer.k.weight" + " (packed)" * packed,
+        "lm_head.weight": "lm_head.weight",
+    }
+    assert all(digest(found.values) == found.entry.digest for found in held)
 
 
 def test_a_locked_file_is_anothers():

@@ -13,7 +13,7 @@ def folder(tmp_path):
 
 
 def test_a_new_folder_says_so(folder):
-    assert folder.status()["state"] == "new"
+    assert folder.status() == {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
 
 
 def test_a_run_to_the_end(folder):

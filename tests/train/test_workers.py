@@ -69,7 +69,8 @@ def group(tmp_path):
     made = []
 
     def make(*args, ranks=2, timeout_s=60.0) -> WorkerGroup:
-        options = GroupOptions("cpu", tmp_path, timeout_s, env={"SCHOOL": "open"})
+        env = {"SCHOOL": "open", "PYTHONPATH": str(Path(__file__).parent)}  # the actors import Pupil from this file
+        options = GroupOptions("cpu", tmp_path, timeout_s, env)
         made.append(WorkerGroup(Pupil, "pupil", [Slot(0.25)] * ranks, options, args))
         return made[-1]
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rlhf_suite.cli.preflight import Preflight
 
 # Answered by Hydra alone, whatever the configuration.
+INTERRUPTED = 130
 HYDRA_ONLY = ("--hydra-help", "--version", "--shell-completion")
 
 
@@ -72,15 +73,17 @@ def sweep(line: CommandLine, found: Preflight) -> int:
 
     folder = found.folder if found.chosen_folder else fresh(found.folder)
     line.overrides.append(f"hydra.sweep.dir={quoted(str(folder))}")
-    return hydra(line) or finish(folder)
+    code = hydra(line)
+    return finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:
     """Hand over to Hydra: it shows, sweeps or runs `job`."""
     import hydra as library
 
-    from rlhf_suite.cli.compose import conf_dir, register
+    from rlhf_suite.cli.compose import register
     from rlhf_suite.cli.execute import job
+    from rlhf_suite.cli.presets import conf_dir
 
     register()
     sys.argv = [sys.argv[0], *line.for_hydra]
@@ -88,6 +91,8 @@ def hydra(line: CommandLine) -> int:
         library.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-import rlhf_suite
+from rlhf_suite.cli.presets import conf_dir
 from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
@@ -31,13 +31,6 @@ class Composed:
 
     run: DictConfig
     whole: DictConfig
-
-
-def conf_dir() -> Path:
-    """conf/ inside the installed package, else next to src/ in the repository."""
-    package = Path(rlhf_suite.__file__).parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
 def register() -> None:

@@ -24,7 +24,7 @@ def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | N
     slots: list[list[str] | None] = [*gpu_slots(parallel, gpus_per_job)]
     waiting = list(jobs)
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
-    with stoppable(running):
+    with stoppable(sweep, running):
         while waiting or running:
             for slot, (job, process) in list(running.items()):
                 if process.poll() is not None:
@@ -68,7 +68,7 @@ def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def stoppable(running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
+def stoppable(sweep: Sweep, running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
     """Whatever ends the sweep, SIGTERM too, ends its jobs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -81,7 +81,8 @@ def stoppable(running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterat
         signal.signal(signal.SIGTERM, before)
         for _, process in running.values():
             process.terminate()
-        for _, process in running.values():
+        for job, process in running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
             process.kill()
+            sweep.end(job, "interrupted")

@@ -31,19 +31,17 @@ MAX_JOBS = 500
 
 @dataclass
 class Preflight:
-    """What a command line amounts to: one of `runs` per job, unless there are `problems`.
-
-    `demo` is the preset that stands in for a command line without a model. `hydra` holds Hydra's settings of the first
-    job, `folder` where it (or the sweep) wants to be.
-    """
+    """What a command line amounts to: one of `runs` per job, unless there are `problems`."""
 
     problems: list[Problem] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    given: frozenset[str] = frozenset()
     is_sweep: bool = False
-    folder: Path = Path()
-    chosen_folder: bool = False
-    demo: str | None = None
+    is_job: bool = False  # of a sweep
+    given: frozenset[str] = frozenset()  # keys set on the command line
+    presets: dict[str, str] = field(default_factory=dict)  # of the last job, by group
+    demo: str | None = None  # the preset that stands in for a command line without a model
+    folder: Path = Path()  # where the run or the sweep wants to be
+    chosen_folder: bool = False  # by the user
 
 
 def preflight(line: CommandLine) -> Preflight:
@@ -53,6 +51,7 @@ def preflight(line: CommandLine) -> Preflight:
         given = words.sort([*config_folder(line, result), *line.overrides])
         result.problems += given.problems
         result.given = frozenset(each.key_or_group for each in given.values)
+        result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
         first, _ = compose_blaming(*given.settings, *next(given.choice_sets(), []))
         result.is_sweep = "--multirun" in line.options or first.whole.hydra.mode == RunMode.MULTIRUN
         if result.is_sweep:
@@ -121,6 +120,7 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
     if demo := demo_for(base, task, given, mistakes):
         base, _ = compose_blaming(*given.settings, *choices, f"demo={demo}")
         result.demo = demo
+    result.presets = dict(base.whole.hydra.runtime.choices)
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
         check_job(base, values, result)
 
@@ -149,7 +149,8 @@ def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]
-    rules = check(run, frozenset() if result.is_sweep else result.given)
+    # In a sweep a flag may matter to some jobs only.
+    rules = check(run, () if result.is_sweep or result.is_job else result.given)
     result.problems += [each for each in rules if not told(each.key, result.problems)]
     result.runs.append(run)
 

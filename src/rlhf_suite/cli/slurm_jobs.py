@@ -20,8 +20,7 @@ from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.train.run_folder import RunFolder
 
 GONE_POLLS = 3  # a requeued job may be missing for a moment
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
-ENDED += ("REVOKED", "TIMEOUT")
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 
 
 @dataclass
@@ -89,7 +88,7 @@ def last_words(number: str, states: dict[str, str], job: Job) -> str:
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:
-    """Job id -> state of the jobs that Slurm has not forgotten; UNKNOWN for all while the controller does not answer."""
+    """Job id -> state of the jobs that Slurm remembers; UNKNOWN for all while the controller does not answer."""
     arrays = ",".join(sorted({number.split("_")[0] for number in numbers}))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", "--format=%i %T"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

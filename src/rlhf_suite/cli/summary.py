@@ -17,7 +17,8 @@ def finish(folder: Path) -> int:
     sweep = read(folder)
     if sweep is None:  # another launcher than ours keeps no record
         return 0
-    rows = [row(job) for job in sweep.jobs]
+    common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
+    rows = [row(job, common) for job in sweep.jobs]
     table = Table(*COLUMNS, title=str(folder))
     for cells in rows:
         table.add_row(*cells)
@@ -29,10 +30,12 @@ def finish(folder: Path) -> int:
     return 1 if failed else 0
 
 
-def row(job: Job) -> list[str]:
+def row(job: Job, common: set[str]) -> list[str]:
+    """A job's cells; overrides that all jobs have in common are left out."""
+    varied = " ".join(word for word in job.overrides if word not in common)
     metric = f"{job.metric}={job.value:.4g}" if job.value is not None else ""
     seconds = f"{job.seconds:.0f}" if job.seconds else ""
-    return [str(job.number), " ".join(job.overrides), job.state, metric, seconds]
+    return [str(job.number), varied, job.state, metric, seconds]
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlhf_suite.train.run_folder import RunFolder
 
-# What a run is judged by, the first of them that it has; else its first evaluation metric.
+# What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")
 
 
@@ -63,7 +63,7 @@ class Sweep:
 def chosen_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
     """The name and value of the metric that a run is judged by; "" when it measured none."""
     evaluated = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
-    name = next((name for name in (*CHOSEN, *evaluated) if name in metrics), "")
+    name = next((name for name in (*CHOSEN, *evaluated, *metrics) if name in metrics), "")
     return name, metrics.get(name)
 
 

@@ -162,7 +162,7 @@ def has_training_data(run: SFTRun) -> Iterator[Problem]:
 
 
 def modes_agree(run: SFTRun) -> Iterator[Problem]:
-    if run.data.multiturn and not run.data.apply_chat_template:
+    if run.data.multiturn and not (run.data.apply_chat_template or run.actor.pretrain_mode_enable):
         yield Problem(
             "data.multiturn", "needs the chat template, which marks the turns", "add data.apply_chat_template=true"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -65,3 +65,11 @@ def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
             yield FlagInfo(key, hints[field.name], value, field.metadata["meta"], type(instance))
         else:
             yield from walk(value, f"{key}.")
+
+
+def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:
+    """Flags under the key of their section ("" for the root's own), sections in order of appearance."""
+    sections: dict[str, list[FlagInfo]] = {}
+    for info in infos:
+        sections.setdefault(info.key.rpartition(".")[0], []).append(info)
+    return sections

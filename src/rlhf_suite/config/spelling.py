@@ -1,8 +1,18 @@
-"""Values as one writes them on the command line."""
+"""Values and bounds as one writes them on the command line and in messages."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from rlhf_suite.config.flags import FlagInfo, Meta
+from rlhf_suite.config.kinds import kind
+
+BOUNDS = (
+    ("gt", "> ", lambda value, bound: value > bound),
+    ("ge", ">= ", lambda value, bound: value >= bound),
+    ("lt", "< ", lambda value, bound: value < bound),
+    ("le", "<= ", lambda value, bound: value <= bound),
+)
 
 
 def spelled(value: Any) -> str:
@@ -17,3 +27,17 @@ def spelled(value: Any) -> str:
 def shown(value: Any) -> str:
     """As `spelled`, with quotes around a text so that its ends are seen."""
     return spelled(value) if not isinstance(value, str) else repr(value)
+
+
+def bounds(meta: Meta) -> str:
+    """E.g. ` > 0 and <= 1`; empty without bounds."""
+    parts = [f"{sign}{getattr(meta, name)}" for name, sign, _ in BOUNDS if getattr(meta, name) is not None]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def described(info: FlagInfo) -> str:
+    """Type and allowed values, e.g. `float > 0` or `k1 | k2 | k3`."""
+    expected = kind(info.type)
+    if info.meta.choices is None:
+        return expected.name + bounds(info.meta)
+    return " | ".join(map(str, info.meta.choices)) + (" or null" if expected.optional else "")

@@ -14,14 +14,8 @@ from rlhf_suite.config.kinds import Kind, kind
 from rlhf_suite.config.names import did_you_mean, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
-from rlhf_suite.config.spelling import shown, spelled
+from rlhf_suite.config.spelling import BOUNDS, bounds, shown, spelled
 
-BOUNDS = (
-    ("gt", "> ", lambda value, bound: value > bound),
-    ("ge", ">= ", lambda value, bound: value >= bound),
-    ("lt", "< ", lambda value, bound: value < bound),
-    ("le", "<= ", lambda value, bound: value <= bound),
-)
 NULLS = ("none", "null", "nil", "")
 
 
@@ -90,18 +84,12 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
                 yield not_a_choice(info, item)
             continue
         if isinstance(item, float) and not math.isfinite(item):
-            yield Problem(info.key, f"{item} is not a finite number", f"write a number{bounds_text(info.meta)}")
+            yield Problem(info.key, f"{item} is not a finite number", f"write a number{bounds(info.meta)}")
             continue
         for name, sign, holds in BOUNDS:
             bound = getattr(info.meta, name)
             if bound is not None and not holds(item, bound):
-                yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds_text(info.meta)}")
-
-
-def bounds_text(meta: Meta) -> str:
-    """E.g. ` > 0 and <= 1`."""
-    parts = [f"{sign}{getattr(meta, name)}" for name, sign, _ in BOUNDS if getattr(meta, name) is not None]
-    return f" {' and '.join(parts)}" if parts else ""
+                yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds(info.meta)}")
 
 
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:

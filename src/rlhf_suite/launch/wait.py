@@ -82,7 +82,7 @@ def _explain(failures: list[tuple[Member, Exception]], what: str) -> Exception:
 
 def _trace(error: RayTaskError) -> str:
     """The end of the actor's own traceback, without the marks under the source lines."""
-    lines = [line for line in error.traceback_str.splitlines() if line.strip(" ^~")]
+    lines = [line for line in str(error).splitlines() if line.strip(" ^~")]
     return "\n".join(f"    {line}" for line in lines[1:][-TAIL_LINES:])
 
 

@@ -125,12 +125,16 @@ def check_layout(model: PreTrainedModel, packed: bool) -> None:
             f"ds.packing_samples=true needs ds.attn_implementation={' or '.join(PACKING)}, not {implementation}: "
             "the others let packed sequences see each other"
         )
-    allowed = {"full_attention", "sliding_attention"}
-    other = set(getattr(model.config, "layer_types", None) or ()) - allowed
+    other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other and (packed or implementation == attention.NAME):
         raise UserError(
             f"this model has layers of type {', '.join(sorted(other))}, which run neither packed nor with varlen "
             "attention. Set ds.packing_samples=false and ds.attn_implementation=sdpa"
+        )
+    if packed and model._is_stateful:
+        raise UserError(
+            f"ds.packing_samples=true: {type(model).__name__} carries a state from token to token, also from one "
+            "packed sequence into the next. Set ds.packing_samples=false"
         )
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from jinja2 import TemplateError
@@ -30,7 +30,7 @@ from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
 
-Tokenizer = PreTrainedTokenizerBase
+Tokenizer: TypeAlias = PreTrainedTokenizerBase
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)

@@ -10,7 +10,7 @@ from rlhf_suite.train.run_folder import RunFolder
 
 REWARDS = ("train/reward", "rollout/reward_mean")
 LOSSES = ("train/loss", "train/gpt_loss")
-SMOOTHING = 10  # steps of the running mean drawn over the raw values
+REACH = 3  # of the running mean drawn over the raw values: so many steps to either side
 
 Points = list[tuple[int, float]]
 
@@ -45,11 +45,11 @@ def draw_curves(folder: RunFolder) -> Path:
     return path
 
 
-def running_mean(points: Points, window: int) -> Points:
-    """The mean of each value with up to `window` - 1 values before it, at the same steps."""
+def running_mean(points: Points, reach: int) -> Points:
+    """The mean of each value with up to `reach` values before and after it, at the same steps (so without a lag)."""
     values = [value for _, value in points]
-    means = [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
-    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
+    windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
+    return [(step, sum(window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
 
 
 def _is_evaluation(name: str, metric: str) -> bool:
@@ -70,14 +70,14 @@ def _draw(path: Path, title: str, train: dict[str, Points], evaluations: dict[st
     for name, points in train.items():
         steps, values = zip(*points, strict=True)
         axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
-        _, means = zip(*running_mean(points, SMOOTHING), strict=True)
-        axes.plot(steps, means, color="tab:blue", linewidth=2, label=f"mean of {SMOOTHING} steps")
-    for name, points in evaluations.items():
+        _, means = zip(*running_mean(points, REACH), strict=True)
+        axes.plot(steps, means, color="tab:blue", linewidth=2, label="its running mean")
+    for number, (name, points) in enumerate(evaluations.items(), start=1):
         steps, values = zip(*points, strict=True)
-        axes.plot(steps, values, marker="o", linestyle="--", linewidth=1, label=name)
+        axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=name)
     axes.set_title(title)
     axes.set_xlabel("optimiser step" if "loss" in title else "RL step")
-    axes.set_ylabel(_words(next(iter(train)).split("/")[-1]))
+    axes.set_ylabel(" and ".join(dict.fromkeys(_words(name.split("/")[-1]) for name in [*train, *evaluations])))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=130)

@@ -138,8 +138,7 @@ class Engine:
             engine.collective_rpc("finish_weight_update")
             report = _attest(engine)
         except BaseException as error:
-            self._loop.give_up(error, "loading weights")
-            raise
+            raise self._loop.give_up(error, "loading weights") from None
         engine.reset_prefix_cache(reset_running_requests=True)
         engine.set_weight_version(str(manifest.version))
         return SyncReport(report.received, report.held, report.unheld, time.perf_counter() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -10,15 +11,18 @@ from rlhf_suite.algo.passk import pass_at_k
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.rl.collect import EVALUATION, Collector
+from rlhf_suite.rl.rollout_file import write_evaluation
 from rlhf_suite.rl.scoring import ScoredTrajectories, Scorer
 
 
 class Evaluator:
     """Samples every held-out prompt and scores the samples; a sample passes when its score is above 0.5."""
 
-    def __init__(self, config: PPORun, prompts: Sequence[Prompt], collector: Collector, scorer: Scorer) -> None:
+    def __init__(
+        self, config: PPORun, prompts: Sequence[Prompt], collector: Collector, scorer: Scorer, folder: Path
+    ) -> None:
         self.config, self.prompts, self.collector, self.scorer = config, prompts, collector, scorer
-        self.samples: dict[int, ScoredTrajectories] = {}  # of the first and the last evaluation
+        self.folder = folder
 
     def evaluate(self, step: int) -> dict[str, float]:
         """`eval/pass1` and the like over all prompts, and `eval/<source>/...` when there are several sources."""
@@ -26,8 +30,7 @@ class Evaluator:
         # the same seeds every time: what changes between evaluations is the policy
         trajectories = self.collector.sample(self.prompts, range(len(self.prompts)), samples, sampling, (EVALUATION, 0))
         scored, _ = self.scorer.score(trajectories)
-        first = min(self.samples, default=step)
-        self.samples = {first: self.samples.get(first, scored), step: scored}
+        write_evaluation(self.folder, step, scored)
         sources = np.array(scored.datasources)
         result = self.summary(scored, np.ones(len(sources), bool), "eval")
         if len(set(scored.datasources)) > 1:

@@ -1,12 +1,15 @@
 """Reading back what a vLLM model holds, tensor by tensor in the checkpoint's names: the second half of the attestation.
 
-vLLM fuses some of a checkpoint's tensors (q, k and v into one matrix), pads vocabularies, and on the CPU hides matrices
-inside packed kernels. What cannot be read back (experts, sharded models) is left to the log-prob probe.
+vLLM fuses some of a checkpoint's tensors (q, k and v into one matrix), pads vocabularies, and on the CPU hides
+matrices inside packed kernels. A packed [N, K] matrix is read back by multiplying it with the [K, K] identity, which
+costs what a forward pass over K tokens costs. What cannot be read back (experts, sharded models) is left to the
+log-prob probe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,58 +17,74 @@ from torch import nn
 
 from rlhf_suite.rl.weights import TensorEntry
 
-# Reading a packed [N, K] matrix multiplies it by the [K, K] identity; beyond this K that costs more than the sync.
-MAX_PACKED_WIDTH = 1024
+IDENTITY_ROWS = 512  # multiplied at a time
 
 
-def held_tensors(
-    model: nn.Module, expected: Mapping[str, TensorEntry]
-) -> Iterator[tuple[TensorEntry, str, torch.Tensor]]:
-    """(entry, place, values of the entry's shape) for every place in the model that can be read back.
+@dataclass(frozen=True)
+class Held:
+    """One place where the model holds the tensor `entry`."""
 
-    A tensor with two places (an embedding and the packed copy of a tied head) comes twice.
-    """
-    fused = _fused_siblings(model)
-    for name, entry in expected.items():
-        path, leaf = _inner_name(model, name).rpartition(".")[::2]
+    entry: TensorEntry
+    place: str
+    values: torch.Tensor  # of the entry's shape
+
+
+class ModelReader:
+    """Reads one vLLM model. It keeps the matrix it unpacked last: the parts of a fused one are asked for in turn."""
+
+    def __init__(self, model: nn.Module, expected: Mapping[str, TensorEntry]) -> None:
+        self._model, self._expected = model, expected
+        mapping: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        # Of each fused part, e.g. k_proj: the fused module's name and all its parts in the order of their rows.
+        self._fused = {part: (whole, parts) for whole, parts in mapping.items() for part in parts}
+        self._unpacked: tuple[nn.Module | None, torch.Tensor] = (None, torch.empty(0))
+
+    def held(self) -> Iterator[Held]:
+        """Every place that can be read back; a tensor with two (an embedding and its tied head's packed copy) comes
+        twice."""
+        for entry in self._expected.values():
+            yield from self._find(entry)
+        yield from self._tied_head()
+
+    def _find(self, entry: TensorEntry) -> Iterator[Held]:
+        path, leaf = _inner_name(self._model, entry.name).rpartition(".")[::2]
         parent, part = path.rpartition(".")[::2]
-        whole, siblings = fused.get(part, (part, [part]))
-        module = _module(model, f"{parent}.{whole}" if parent else whole)
-        if module is None:
-            continue
-        names = [name.replace(f".{part}.", f".{sibling}.") for sibling in siblings]
-        start = sum(expected[other].shape[0] for other in names[: siblings.index(part)]) if entry.shape else 0
-        for place, values in _places(module, leaf, entry):
-            rows = values[start : start + entry.shape[0]] if entry.shape else values
+        whole, siblings = self._fused.get(part, (part, [part]))
+        module = _module(self._model, f"{parent}.{whole}" if parent else whole)
+        if module is None or not entry.shape:
+            return
+        before = [entry.name.replace(f".{part}.", f".{other}.") for other in siblings[: siblings.index(part)]]
+        start = sum(self._expected[name].shape[0] for name in before)
+        for place, values in self._places(module, leaf, entry):
+            rows = values[start : start + entry.shape[0]]
             if rows.shape == entry.shape:
-                yield entry, f"{path}.{leaf}{place}", rows
-    yield from _tied_head(model, expected)
+                yield Held(entry, f"{path}.{leaf}{place}", rows)
 
+    def _tied_head(self) -> Iterator[Held]:
+        """The head of a model whose checkpoint has none of its own: it must hold the embedding."""
+        head = _module(self._model, "lm_head")
+        names = [name for name in self._expected if name.endswith("embed_tokens.weight")]
+        if head is None or not names or "lm_head.weight" in self._expected:
+            return
+        entry = self._expected[names[0]]
+        for place, values in self._places(head, "weight", entry):
+            yield Held(entry, f"lm_head.weight{place}", values[: entry.shape[0]])
 
-def _places(module: nn.Module, leaf: str, entry: TensorEntry) -> Iterator[tuple[str, torch.Tensor]]:
-    value = getattr(module, leaf, None)
-    if isinstance(value, torch.Tensor) and value.numel() > 0:
-        yield "", value.detach()
-    if leaf == "weight" and hasattr(module, "cpu_linear") and entry.shape[-1] <= MAX_PACKED_WIDTH:
-        yield " (packed)", unpack(module, entry.shape[-1], getattr(torch, entry.dtype))
+    def _places(self, module: nn.Module, leaf: str, entry: TensorEntry) -> Iterator[tuple[str, torch.Tensor]]:
+        value = getattr(module, leaf, None)
+        if isinstance(value, torch.Tensor) and value.numel() > 0:
+            yield "", value.detach()
+        if leaf == "weight" and hasattr(module, "cpu_linear"):
+            if self._unpacked[0] is not module:
+                self._unpacked = module, unpack(module, entry.shape[-1], getattr(torch, entry.dtype))
+            yield " (packed)", self._unpacked[1]
 
 
 def unpack(module: nn.Module, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """The [N, width] matrix inside a CPU kernel: its product with the identity, exact since all other terms are 0."""
+    """The [N, width] matrix inside a CPU kernel. Exact: each product has one term that is not 0."""
     kernel: Any = module.cpu_linear
-    return kernel(torch.eye(width, dtype=dtype), module.weight, None).t().contiguous()
-
-
-def _tied_head(
-    model: nn.Module, expected: Mapping[str, TensorEntry]
-) -> Iterator[tuple[TensorEntry, str, torch.Tensor]]:
-    """The output head of a model whose checkpoint has none of its own: it must hold the embedding."""
-    head = _module(model, "lm_head")
-    embedding = next((entry for name, entry in expected.items() if name.endswith("embed_tokens.weight")), None)
-    if head is None or embedding is None or "lm_head.weight" in expected:
-        return
-    for place, values in _places(head, "weight", embedding):
-        yield embedding, f"lm_head.weight{place}", values[: embedding.shape[0]]
+    identity = torch.eye(width, dtype=dtype)
+    return torch.cat([kernel(rows, module.weight, None) for rows in identity.split(IDENTITY_ROWS)]).t().contiguous()
 
 
 def _inner_name(model: nn.Module, name: str) -> str:
@@ -76,12 +95,6 @@ def _inner_name(model: nn.Module, name: str) -> str:
         if new is not None and name.startswith(old):
             return new + name.removeprefix(old)
     return name
-
-
-def _fused_siblings(model: nn.Module) -> dict[str, tuple[str, list[str]]]:
-    """Of each fused part, e.g. k_proj: the fused module's name and all its parts in the order of their rows."""
-    mapping: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    return {part: (whole, parts) for whole, parts in mapping.items() for part in parts}
 
 
 def _module(model: nn.Module, path: str) -> nn.Module | None:

@@ -49,7 +49,8 @@ class Pipeline:
         """Train to the end; returns the last value of every metric."""
         start = self.saver.resume()
         self.journal.begin(start, self.total_steps)
-        forget_after(self.journal.folder.rollouts, start)
+        for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
+            forget_after(made, start)
         with self.journal.phase("broadcast"):
             self.publisher.publish(version=start)
         if start == 0:

@@ -1,4 +1,4 @@
-"""The rollouts of each step as `rollouts/step_<n>.parquet`, one row per sample."""
+"""Rollouts and evaluations as `rollouts/step_<n>.parquet` and `evaluations/step_<n>.parquet`, one row per sample."""
 
 from __future__ import annotations
 
@@ -12,10 +12,26 @@ from rlhf_suite.rl.scoring import ScoredTrajectories
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: TokenBatch) -> None:
-    """Everything about every sample of the step: text, tokens, owners, log-probs, advantages, weight version."""
+    """Every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
     offsets = pa.array([0, *experience.lengths.cumsum(0).tolist()], pa.int32())
+    columns = text_columns(scored)
+    columns["ids"] = pa.ListArray.from_arrays(offsets, pa.array(experience.ids.numpy()))
+    columns["owner"] = pa.array([t.owner for t in scored.trajectories])
+    columns["weight_version"] = pa.array([t.version for t in scored.trajectories])
+    for name, values in experience.tokens.items():
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values.numpy()))
+    write_table(folder, step, columns)
+
+
+def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:
+    """Every sample of an evaluation: prompt, response, label and reward."""
+    write_table(folder, step, text_columns(scored))
+
+
+def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
+    """What a person reads of each sample."""
     trajectories = scored.trajectories
-    columns = {
+    return {
         "prompt": pa.array(scored.prompts),
         "response": pa.array(scored.responses),
         "label": pa.array(scored.labels),
@@ -26,21 +42,15 @@ def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experien
         "finish_reason": pa.array([t.finish_reason for t in trajectories]),
         "reward": pa.array(scored.rewards),
         "score": pa.array(scored.scores),
-        "ids": pa.ListArray.from_arrays(offsets, pa.array(experience.ids.numpy())),
     }
-    ledgers = {
-        "owner": [t.owner for t in trajectories],
-        "weight_version": [t.version for t in trajectories],
-    }
-    for name, arrays in ledgers.items():
-        columns[name] = pa.array(arrays)
-    for name, values in experience.tokens.items():
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values.numpy()))
+
+
+def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
+    """`<folder>/step_<n>.parquet`, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.parquet"
     pq.write_table(pa.table(columns), path.with_suffix(".tmp"))
     path.with_suffix(".tmp").rename(path)
-
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -84,8 +84,11 @@ class StepLoop:
         total = sum(len(batch.jobs) for batch in batches)
         return total - sum(batch.left for batch in batches), total
 
-    def give_up(self, error: BaseException, what: str) -> None:
-        """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say."""
+    def give_up(self, error: BaseException, what: str) -> Exception:
+        """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say.
+
+        Returns what every call raises from now on.
+        """
         if isinstance(error, UserError | RunError):
             self._failure = error
         else:  # a foreign exception may not pickle
@@ -95,6 +98,7 @@ class StepLoop:
             if not batch.future.done():
                 batch.future.set_exception(self._failure)
         self._waiting.clear()
+        return self._failure
 
     def close(self) -> None:
         """Stop the thread and the engine."""

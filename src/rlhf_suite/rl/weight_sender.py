@@ -153,6 +153,9 @@ class IpcSender:
         """Of the rendezvous store."""
         return int(self._store.port)
 
+    def connect(self, world_size: int) -> None:
+        """There is no group to form: engines come to the store."""
+
     def publish(self, version: int, weights: NamedWeights) -> Manifest:
         """Lend one bucket after the other to the engine; a bucket is reused when the engine has let go of it."""
         from torch.multiprocessing.reductions import reduce_tensor

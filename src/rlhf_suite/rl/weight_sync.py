@@ -27,7 +27,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlhf_suite.rl.held import held_tensors
+from rlhf_suite.rl.held import ModelReader
 from rlhf_suite.rl.weight_sender import broadcast, gpu_uuid, header_key, ipc_key, make_group
 from rlhf_suite.rl.weights import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
 
@@ -174,11 +174,11 @@ def attest(worker: Any) -> SyncReport:
         return SyncReport(0, 0, ())
     held = set()
     if transfer.parallel_config.tensor_parallel_size == 1:
-        for entry, place, tensor in held_tensors(transfer.model, expected):
-            wrong = compare(f"is held changed in {place}", entry, tensor.to(getattr(torch, entry.dtype)))
-            if wrong:
+        for found in ModelReader(transfer.model, expected).held():
+            values = found.values.to(getattr(torch, found.entry.dtype))
+            if wrong := compare(f"is held changed in {found.place}", found.entry, values):
                 raise WeightSyncError(wrong)
-            held.add(entry.name)
+            held.add(found.entry.name)
     return SyncReport(len(expected), len(held), tuple(name for name in expected if name not in held))
 
 

@@ -18,7 +18,8 @@ import torch
 
 from rlhf_suite.errors import RunError
 
-_CHUNK = 1 << 20  # elements; bounds the scratch memory to a few times 8 MiB
+# Elements digested at a time: what stays in a CPU's cache, what keeps a GPU busy.
+_CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -87,11 +88,12 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def digest(tensor: torch.Tensor) -> str:
     """Position-dependent checksum of a tensor on any device; equal values of equal type have equal digests."""
     flat = tensor.detach().reshape(-1)
-    places = torch.arange(1, min(_CHUNK, max(flat.numel(), 1)) + 1, device=flat.device)
+    chunk = _CHUNK[flat.device.type]
+    places = torch.arange(1, min(chunk, flat.numel()) + 1, device=flat.device)
     plain = torch.zeros((), dtype=torch.int64, device=flat.device)
     placed = torch.zeros_like(plain)
-    for start in range(0, flat.numel(), _CHUNK):
-        bits = _bits(flat[start : start + _CHUNK])
+    for start in range(0, flat.numel(), chunk):
+        bits = _bits(flat[start : start + chunk])
         total = bits.sum()
         plain += total
         placed += (bits * places[: len(bits)]).sum() + start * total

@@ -54,9 +54,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         stack.callback(journal.close)
         slots = reserve(placement, config.launch.timeout_s)
         pipeline = build(config, run_folder, journal, tokenizer, (prompts, held_out), slots, stack)
-        metrics = pipeline.run()
-    finish(pipeline)
-    return metrics
+        return pipeline.run()
 
 
 def with_models(config: PPORun) -> PPORun:
@@ -144,11 +142,8 @@ def build(
         credit=credit,
         updater=Updater(config, policy, critic),
         publisher=publisher,
-        evaluator=Evaluator(config, held_out, collector, scorers[1]),
+        evaluator=Evaluator(config, held_out, collector, scorers[1], folder.evaluations),
         saver=Saver(config.ckpt, folder, trained_groups, "eval/pass1", {"kl_controller": credit.controller}),
         journal=journal,
     )
 
-
-def finish(pipeline: Pipeline) -> None:
-    """What a person wants to see at the end."""

@@ -11,7 +11,7 @@ from rlhf_suite.models.builtin import PREFIX, builtin_folder
 
 
 def warm_started(path: str | None) -> str:
-    """The path itself, or for `builtin:<name>` the folder of that model after `task=sft demo=sft`.
+    """The path itself, or for `builtin:<name>` the folder of that model after `task=sft demo=warm_start`.
 
     A model with random weights has nothing that reinforcement could strengthen. The first use trains it, which shows its
     own progress; later uses find it in the cache.
@@ -24,7 +24,7 @@ def warm_started(path: str | None) -> str:
     if (folder / "config.json").exists():
         return str(folder)
     print(f"Warming up {path} with task=sft (once; kept in {folder})", flush=True)
-    command = [sys.executable, "-m", "rlhf_suite.cli", "task=sft", "demo=sft", f"ckpt.output_dir={folder}"]
+    command = [sys.executable, "-m", "rlhf_suite.cli", "task=sft", "demo=warm_start", f"ckpt.output_dir={folder}"]
     if subprocess.run([*command, f"actor.model_name_or_path={path}"], check=False, env=os.environ).returncode:
         raise RunError(f"warming up {path} failed; run `{' '.join(command[1:])}` to see why")
     return str(folder)

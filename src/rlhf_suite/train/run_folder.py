@@ -36,6 +36,10 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -70,7 +74,7 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """What status.json says: state, fingerprint, host, pid, started, updated, last_step, error, metrics."""
         if not self.status_file.exists():
-            return {"state": "new", "last_step": 0, "error": None, "metrics": {}}
+            return {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
         return json.loads(self.status_file.read_text())
 
     def _update(self, **values: Any) -> None:

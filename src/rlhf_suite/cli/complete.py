@@ -1,0 +1,56 @@
+"""Shell completion (`-sc query=bash`): flags of the chosen task, presets, and values where they are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED
+from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.kinds import kind
+from rlhf_suite.config.runs import TASKS
+
+
+def answer() -> int:
+    """Print one candidate per line for the line that the shell hands over in COMP_LINE and COMP_POINT."""
+    line = os.environ.get("COMP_LINE", "")
+    line = line[: int(os.environ.get("COMP_POINT", len(line)))]
+    print("\n".join(candidates(line)))
+    return 0
+
+
+def candidates(line: str) -> list[str]:
+    """Completions of the last word of a command line."""
+    words = line.split(" ")
+    word = words[-1]
+    chosen = next((one.partition("=")[2] for one in words[:-1] if one.startswith("task=")), None)
+    tasks = [chosen] if chosen in TASKS else list(TASKS)
+    infos = {info.key: info for task in tasks for info in walk(TASKS[task])}
+    key, equals, value = word.partition("=")
+    if not equals:
+        options = [*SWITCHES, *VALUED, *ALIASES] if word.startswith("-") else []
+        groups = [f"{name}=" for name in group_names()]
+        return sorted({*next_parts(word, infos), *(name for name in (*options, *groups) if name.startswith(word))})
+    before, comma, start = value.rpartition(",")
+    found = [name for name in values(key, infos) if name.startswith(start)]
+    return [f"{key}={before}{comma}{name}" for name in found]
+
+
+def next_parts(word: str, keys: Iterable[str]) -> Iterator[str]:
+    """Each key that begins with the word, up to its next dot: `al` gives `algo.`, `algo.kl.e` `algo.kl.estimator=`."""
+    for key in keys:
+        if key.startswith(word):
+            part, dot, _ = key[len(word) :].partition(".")
+            yield f"{word}{part}{dot or '='}"
+
+
+def values(key: str, infos: dict[str, FlagInfo]) -> list[str]:
+    """The values that a preset group or a flag is known to take."""
+    if key not in infos or key == "task":
+        return preset_names(key)
+    info = infos[key]
+    expected = kind(info.type)
+    known = [str(choice) for choice in info.meta.choices or ()]
+    known += ["true", "false"] if expected.base is bool else []
+    return known + (["null"] if expected.optional else [])

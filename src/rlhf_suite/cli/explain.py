@@ -1,0 +1,121 @@
+"""`explain=true`: the batch arithmetic, the placement and the origin of each value, instead of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_suite.cli.arguments import CommandLine
+from rlhf_suite.cli.preflight import Preflight
+from rlhf_suite.cli.presets import conf_dir
+from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.runs import TASKS, PPORun, Run, SFTRun
+from rlhf_suite.config.spelling import spelled
+from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.rl.placement import plan
+
+Rows = Iterator[tuple[str, ...]]
+
+
+def explain(line: CommandLine, found: Preflight) -> int:
+    """Print three tables for the run (for the first one of a sweep)."""
+    console = Console()
+    run = found.runs[0]
+    show(console, "Batches", ("what", "how", "number"), batches(run))
+    show(console, "Placement", ("devices", "models and engines", "number"), placement(run))
+    show(
+        console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
+    )
+    if len(found.runs) > 1:
+        console.print(f"This is the first of {len(found.runs)} jobs.")
+    return 0
+
+
+def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> None:
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def batches(run: Run) -> Rows:
+    """From prompts to micro-batches, each number with its equation."""
+    assert isinstance(run, SFTRun | PPORun)
+    train = run.train
+    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
+    if isinstance(run, PPORun):
+        prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
+        steps = prompts * samples // train.batch_size
+        yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
+        yield "samples per RL step", f"x rollout.n_samples_per_prompt = {prompts} x {samples}", f"{prompts * samples}"
+        how = f"samples / train.batch_size x epochs = {prompts * samples} / {train.batch_size} x {train.max_epochs}"
+        yield "optimiser steps per RL step", how, f"{steps * train.max_epochs}"
+    yield "sequences per optimiser step", "train.batch_size", f"{train.batch_size}"
+    yield "actor ranks", "actor.num_nodes x actor.num_gpus_per_node", f"{ranks}"
+    share = train.batch_size // ranks
+    yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
+    if train.dynamic_batch_enable:
+        yield (
+            "micro-batches per rank",
+            "as many as train.max_tokens_per_gpu needs",
+            f"<= {train.max_tokens_per_gpu} tokens",
+        )
+    else:
+        how = f"/ train.micro_batch_size = {share} / {train.micro_batch_size}"
+        yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
+
+
+def placement(run: Run) -> Rows:
+    """Pools of devices and who shares them."""
+    device = device_kind(run.launch)
+    unit = "GPU" if device == "cuda" else "CPU process"
+    if not isinstance(run, PPORun):
+        assert isinstance(run, SFTRun)
+        size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
+        yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
+        return
+    for pool in plan(run, device).pools:
+        size = f" x {pool.roles[0].devices_per_actor} devices" if pool.roles[0].devices_per_actor > 1 else ""
+        members = ", ".join(f"{role.num_actors} {role.name}{size}" for role in pool.roles)
+        yield unit, members + (" (sharing)" if len(pool.roles) > 1 else ""), f"{pool.num_devices}"
+
+
+def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
+    """Each value that is not its flag's default, and who set it."""
+    defaults = flat(asdict(TASKS[run.task]()))
+    sources = [*preset_files(line, found)]
+    for key, value in flat(asdict(run)).items():
+        if value != defaults[key] and key != "explain":
+            yield key, spelled(value), spelled(defaults[key]), origin(key, found, sources)
+
+
+def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> str:
+    if any(key == given or key.startswith(f"{given}.") for given in found.given):
+        return "command line"
+    return next((name for name, keys in sources if key in keys), "command line")
+
+
+def preset_files(line: CommandLine, found: Preflight) -> Iterator[tuple[str, set[str]]]:
+    """The presets that are part of the run, the one that wins first: its name and the keys that it sets."""
+    folders = [Path(line.options["--config-dir"])] if "--config-dir" in line.options else []
+    folders.append(conf_dir())
+    menu = OmegaConf.load(conf_dir() / "config.yaml").defaults
+    groups = [group for entry in menu if not isinstance(entry, str) for group in entry if " " not in group]
+    for group in reversed(groups):
+        name = f"{group}/{found.presets.get(group)}.yaml"
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if file is not None:
+            yield name, preset_keys(file, group)
+
+
+def preset_keys(file: Path, group: str) -> set[str]:
+    """The dotted keys that a preset sets, wherever its `@package` line puts them."""
+    content = OmegaConf.to_container(OmegaConf.load(file))
+    prefix = "" if "@package _global_" in file.read_text() else f"{group}."
+    return {f"{prefix}{key}" for key in flat(cast(dict[str, Any], content))}

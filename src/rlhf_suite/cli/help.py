@@ -1,0 +1,75 @@
+"""`--help [task=<task>] [prefix]`: the tasks, or a task's flags with type, default, bounds and meaning."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+
+from rlhf_suite.cli.arguments import CommandLine
+from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.config.flags import FlagInfo, by_section, walk
+from rlhf_suite.config.names import did_you_mean
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.spelling import described, spelled
+
+INTRODUCTION = """\
+python run.py task=<task> [experiment=<preset>] [group.flag=value ...]
+
+Tasks (without a model each runs a small built-in example):
+{tasks}
+
+Presets:
+{presets}
+
+Options:
+  --help task=<task> [prefix]   the flags of a task, or those below a prefix: --help task=ppo algo.kl
+  --cfg job                     print the configuration instead of running
+  --info defaults               print which presets make it up
+  --config-dir <folder>         presets of your own, in the same folders as those above
+  -m                            sweep: a flag may have several values, a=1,2; each job is a process
+                                hydra/launcher=local hydra.launcher.parallel=2, or hydra/launcher=slurm
+  explain=true                  print batch arithmetic, placement and the origin of each value; run nothing
+  -sc install=bash              completion: eval "$(rlhf-suite -sc install=bash)"
+
+Lists are written '[a,b]', nothing is null, a text with = or , or {{ is quoted twice: 'flag="a=b"'."""
+
+
+def print_help(line: CommandLine) -> int:
+    """Print what was asked for; exit code 2 if there is no such task or prefix."""
+    task = next((word.partition("=")[2] for word in line.overrides if word.startswith("task=")), None)
+    if task is not None and task not in TASKS:
+        return unknown("task", task, list(TASKS))
+    if task is None and not line.words:
+        print(introduction())
+        return 0
+    infos = {info.key: info for name in ([task] if task else TASKS) for info in walk(TASKS[name])}
+    for prefix in line.words or [""]:
+        found = [info for key, info in infos.items() if key.startswith(prefix)]
+        if not found:
+            return unknown("prefix", prefix, [*infos, *by_section(infos.values())])
+        print_flags(found)
+    return 0
+
+
+def introduction() -> str:
+    tasks = "\n".join(f"  task={name:<8} {root.__doc__}" for name, root in TASKS.items())
+    named = [(group, preset_names(group)) for group in group_names() if group != "task"]
+    presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
+    return INTRODUCTION.format(tasks=tasks, presets=presets)
+
+
+def print_flags(infos: list[FlagInfo]) -> None:
+    """Flags by section: `key = default`, then the meaning, type and bounds below it."""
+    width = max(shutil.get_terminal_size().columns, 60)
+    for flags in by_section(infos).values():
+        print(f"\n{flags[0].owner.__doc__}")
+        for info in flags:
+            print(f"  {info.key} = {spelled(info.default)}")
+            text = f"{info.meta.help} ({described(info)})"
+            print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+
+
+def unknown(what: str, name: str, names: list[str]) -> int:
+    print(f"no {what} {name}: {did_you_mean(name, names) or 'see --help'}", file=sys.stderr)
+    return 2

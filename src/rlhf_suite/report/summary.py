@@ -1,0 +1,39 @@
+"""What a person sees when a run has ended: before and after, the picture of its curve, and where its model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.report.curves import draw_curves
+from rlhf_suite.report.samples import write_samples
+from rlhf_suite.train.console import Sample, show_samples
+from rlhf_suite.train.run_folder import RunFolder
+
+SAMPLES = 8
+
+
+def summarise(folder: RunFolder, config: LoggerConfig) -> list[str]:
+    """Write `curves.png` and, where the run evaluated samples, `samples.md`; show the table; lines that say where."""
+    lines = [f"Curve: {draw_curves(folder)}"]
+    samples = before_and_after(folder.evaluations)
+    if samples:
+        write_samples(folder, samples)
+        show_samples(config, samples)
+        lines.append(f"Samples: {folder.path / 'samples.md'}")
+    return lines
+
+
+def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
+    """The first sample of the first few prompts in the first and in the last evaluation; prompts that changed first."""
+    files = sorted(evaluations.glob("step_*.parquet"))
+    if len(files) < 2:
+        return []
+    before, after = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
+    pairs = [
+        Sample(b["prompt"], b["response"], a["response"], b["label"], (b["reward"], a["reward"]))
+        for b, a in zip(before, after, strict=True)
+    ]
+    return sorted(pairs, key=lambda pair: pair.before == pair.after)[:count]

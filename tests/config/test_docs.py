@@ -1,0 +1,64 @@
+"""The generated reference is fresh, and its schema knows the presets from mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from omegaconf import OmegaConf
+
+from rlhf_suite.cli.presets import conf_dir
+from rlhf_suite.config.export import DOCS, markdown, schema
+from rlhf_suite.config.runs import TASKS
+
+SCHEMA = schema()
+PRESETS = [file for file in conf_dir().rglob("*.yaml") if file.parent != conf_dir()]
+
+
+def problems(group, content):
+    """What the schema says against a preset; it has to fit at least one task."""
+    found = {}
+    for task in TASKS:
+        part = SCHEMA["$defs"][task] if group is None else SCHEMA["$defs"][task]["properties"][group]
+        found[task] = [error.message for error in jsonschema.Draft202012Validator(part).iter_errors(content)]
+    return min(found.values(), key=len)
+
+
+def read(file):
+    """A preset's content, and the section that it goes to (None: the root)."""
+    group = None if "@package _global_" in file.read_text() else file.parent.name
+    return group, OmegaConf.to_container(OmegaConf.load(file))
+
+
+def test_the_reference_is_fresh():
+    assert (DOCS / "flags.md").read_text() == markdown(), "run: python -m rlhf_suite.config.export"
+    assert json.loads((DOCS / "flags.schema.json").read_text()) == SCHEMA, "run: python -m rlhf_suite.config.export"
+
+
+def test_the_schema_is_a_schema():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=[f"{file.parent.name}-{file.stem}" for file in PRESETS])
+def test_a_preset_fits_the_schema(file):
+    assert problems(*read(file)) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"train": {"sed": 1}},
+        {"train": {"seed": "x"}},
+        {"actor": {"adam": {"lr": -1}}},
+        {"ds": {"zero_stage": 4}},
+        {"actor": {"adam": {"betas": 0.9}}},
+        {"train": {"seed": None}},
+    ],
+)
+def test_the_schema_finds_mistakes(content):
+    assert problems(None, content)
+
+
+def test_the_schema_lets_interpolations_and_nulls_pass():
+    assert problems(None, {"train": {"seed": "${oc.env:SEED}", "max_steps": None}}) == []

@@ -1,0 +1,214 @@
+"""Mistakes on the command line: each is found, names its flag, and says what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+SFT = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse "
+PPO = (
+    "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse data.label_key=label "
+    "reward.rule=exact_match "
+)
+
+# A command line, the key of the problem, and words of what is said about it.
+MISTAKES = [
+    # tasks and presets
+    ("", "task", "add task=sft or task=ppo"),
+    ("actor=tiny", "task", "none is chosen"),
+    ("task=ppp", "task", "did you mean task=ppo?"),
+    ("task=null", "task", "a preset cannot be null"),
+    ("task=ppo experiment=grp", "experiment", "did you mean experiment=grpo?"),
+    ("task=ppo experiment=null", "experiment", "leave experiment=null away"),
+    ("task=ppo demo=pppo", "demo", "did you mean demo=ppo?"),
+    ("task=sft demo=ppo", "demo", "does not fit this task"),
+    ("task=sft experiment=grpo", "experiment", "does not fit this task"),
+    ("task=sft actor=Qwen/Qwen3-0.6B", "actor", "write actor.model_name_or_path=Qwen/Qwen3-0.6B"),
+    ("task=sft hydra/launcher=slrm", "hydra/launcher", "local"),
+    ("task=sft hydra.run.folder=x", "hydra.run.folder", "Could not override"),
+    ("task=sft hydra/launcher=local hydra.launcher.paralel=2", "hydra.launcher.paralel", "Could not override"),
+    ("task=sft --config-dir /nowhere", "--config-dir", "is no folder"),
+    # names
+    (PPO + "algo.advantage.lambda=0.9", "algo.advantage.lambda", "did you mean algo.advantage.lambd?"),
+    (PPO + "algo.kl.init_coeff=0", "algo.kl.init_coeff", "did you mean algo.kl.init_coef?"),
+    (PPO + "+algo.bonus=1", "algo.bonus", "task=ppo has no such flag"),
+    (PPO + "++algo.bonus=1", "algo.bonus", "task=ppo has no such flag"),
+    (PPO + "+actor.adam.lr=1", "actor.adam.lr", "drop the +"),
+    (PPO + "~actor.adam.lr", "actor.adam.lr", "cannot be deleted"),
+    (SFT + "vllm.num_engines=2", "vllm.num_engines", "it belongs to task=ppo"),
+    (SFT + "rollout.batch_size=2", "rollout.batch_size", "it belongs to task=ppo"),
+    (PPO + "data.dataset=x", "data.dataset", "it belongs to task=sft"),
+    (PPO + "algo.advantage=rloo", "algo.advantage", "did you mean algo.advantage.estimator=rloo?"),
+    (PPO + "algo/advantage=rloo", "algo/advantage", "did you mean algo.advantage.estimator=rloo?"),
+    (PPO + "algo=grpo", "algo", "is a section, not a flag"),
+    (PPO + "algo.kl={init_coef:0,foo:1}", "algo.kl.foo", "task=ppo has no such flag"),
+    (PPO + "optimizer/adam=x", "optimizer/adam", "no group of presets"),
+    # names of OpenRLHF
+    ("task=sft pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),
+    ("task=sft model.model_name_or_path=x", "model.model_name_or_path", "renamed to actor.model_name_or_path"),
+    (SFT + "adam.lr=1e-5", "adam.lr", "renamed to actor.adam.lr"),
+    (SFT + "lr_scheduler=cosine", "lr_scheduler", "renamed to actor.lr_scheduler"),
+    (SFT + "zero_stage=3", "zero_stage", "renamed to ds.zero_stage"),
+    (SFT + "train_batch_size=8", "train_batch_size", "renamed to train.batch_size"),
+    (PPO + "init_kl_coef=0.1", "init_kl_coef", "renamed to algo.kl.init_coef"),
+    (PPO + "vllm_num_engines=2", "vllm_num_engines", "renamed to vllm.num_engines"),
+    (PPO + "remote_rm_url=x.py", "remote_rm_url", "renamed to reward.remote_url"),
+    (PPO + "use_kl_loss=true", "use_kl_loss", "renamed to algo.kl.use_loss"),
+    (PPO + "logger.wandb.key=abc", "logger.wandb.key", "export WANDB_API_KEY"),
+    (PPO + "use_wandb=abc", "use_wandb", "export WANDB_API_KEY"),
+    (PPO + "--actor.adam.lr 1e-6", "--actor.adam.lr", "without dashes"),
+    (PPO + "--verbose", "--verbose", "no such option"),
+    (PPO + "explain", "explain", "expected key=value"),
+    # types and values
+    (PPO + "actor.num_nodes=1e0", "actor.num_nodes", "write actor.num_nodes=1"),
+    (PPO + "actor.num_nodes=two", "actor.num_nodes", "is not an int"),
+    (PPO + "actor.adam.lr=fast", "actor.adam.lr", "is not a float"),
+    (PPO + "actor.adam.lr=null", "actor.adam.lr", "is not a float"),
+    (PPO + "actor.adam.lr=nan", "actor.adam.lr", "is not a finite number"),
+    (PPO + "algo.kl.target=None", "algo.kl.target", "write algo.kl.target=null"),
+    (PPO + "actor.adam.betas=0.9", "actor.adam.betas", "write 'actor.adam.betas=[0.9]'"),
+    (PPO + "actor.adam.betas=0.9,0.95", "actor.adam.betas", "'actor.adam.betas=[0.9,0.95]'"),
+    (PPO + "'actor.adam.betas=[0.9,high]'", "actor.adam.betas", "list[float]"),
+    (PPO + "ds.packing_samples=2", "ds.packing_samples", "=true or ds.packing_samples=false"),
+    (PPO + "data.input_key=1e-6", "data.input_key", "is not a str"),
+    (PPO + "algo.kl.estimator=K3", "algo.kl.estimator", "did you mean algo.kl.estimator=k3?"),
+    (PPO + "ds.zero_stage=5", "ds.zero_stage", "is not one of 0, 1, 2, 3"),
+    (PPO + "actor.adam.lr=-1", "actor.adam.lr", "is not >= 0"),
+    (PPO + "rollout.top_p=1.5", "rollout.top_p", "> 0 and <= 1"),
+    (PPO + "rollout.temperature=0", "rollout.temperature", "is not > 0"),
+    (PPO + "'actor.adam.betas=[0.9,1.0]'", "actor.adam.betas", "is not < 1"),
+    (PPO + "'data.input_key=a{b'", "data.input_key", "quote the value twice"),
+    (PPO + "data.input_key=a=b", "data.input_key", "quote the value twice"),
+    # rules between flags
+    ("task=sft data.dataset=builtin:reverse demo=ppo", "demo", "does not fit"),
+    (SFT + "actor.model_name_or_path=/no/model", "actor.model_name_or_path", "there is no folder"),
+    ("task=sft actor.model_name_or_path=x", "data.dataset", "no data is named"),
+    (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
+    (SFT + "'data.dataset_probs=[0.5,0.5]'", "data.dataset_probs", "2 probabilities for 1 sources"),
+    (SFT + "train.batch_size=100", "train.batch_size", "write train.batch_size=104"),
+    (SFT + "train.batch_size=9 actor.num_gpus_per_node=2 train.dynamic_batch_enable=true", "train.batch_size", "=10"),
+    (
+        SFT + "train.dynamic_batch_enable=true train.max_tokens_per_gpu=100",
+        "train.max_tokens_per_gpu",
+        "do not hold one sequence",
+    ),
+    (SFT + "ckpt.save_steps=0", "ckpt.save_steps", "0 is no interval"),
+    (SFT + "'actor.adam.betas=[0.9]'", "actor.adam.betas", "1 values, not 2"),
+    (SFT + "actor.optim=muon ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
+    (SFT + "ds.zero_stage=0 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
+    (SFT + "ds.zero_stage=0 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=1"),
+    (SFT + "ds.zpg=2", "ds.zpg", "write ds.zero_stage=3"),
+    (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
+    (SFT + "ds.attn_implementation=eager train.dynamic_batch_enable=true", "ds.attn_implementation", "varlen"),
+    (SFT + "ds.attn_implementation=flash_attention_2 ds.param_dtype=fp32", "ds.attn_implementation", "fp32"),
+    (SFT + "ds.attn_implementation=flash_attention_2 launch.device=cpu", "ds.attn_implementation", "GPU"),
+    (SFT + "data.input_template=Q", "data.input_template", "must have one {}"),
+    (SFT + "'data.input_template=\"{} and {}\"'", "data.input_template", "must have one {}"),
+    (SFT + r"""'data.input_template="Q: {}\nA: "'""", "data.input_template", "a new line is meant"),
+    (SFT + "data.tokenizer_chat_template=x", "data.tokenizer_chat_template", "add data.apply_chat_template=true"),
+    (SFT + "eval.steps=5", "eval.dataset", "nothing to evaluate on"),
+    (SFT + "ckpt.best_metric_key=eval/loss", "eval.dataset", "needs an evaluation"),
+    (SFT + "data.multiturn=true", "data.multiturn", "add data.apply_chat_template=true"),
+    (SFT + "actor.pretrain_mode_enable=true data.multiturn=true", "data.multiturn", "plain text"),
+    (
+        SFT + "actor.pretrain_mode_enable=true data.apply_chat_template=true",
+        "data.apply_chat_template",
+        "plain text",
+    ),
+    (PPO + "rollout.batch_size=100", "rollout.batch_size", "no multiple of train.batch_size=128"),
+    (PPO + "ref.num_gpus_per_node=3", "ref.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
+    (PPO + "critic.num_gpus_per_node=3 train.batch_size=64", "critic.num_gpus_per_node", "as many ranks as the actor"),
+    (PPO + "'critic.adam.betas=[0.9]'", "critic.adam.betas", "not 2"),
+    (PPO + "critic.optim=muon ds.lora.rank=8", "critic.optim", "write critic.optim=adam"),
+    (PPO + "algo.advantage.estimator=rloo", "rollout.n_samples_per_prompt", "write rollout.n_samples_per_prompt=8"),
+    (
+        PPO + "experiment=grpo algo.advantage.gamma=0.9",
+        "algo.advantage.gamma",
+        "has no effect with estimator group_norm",
+    ),
+    (PPO + "experiment=reinforce algo.advantage.lambd=0.9", "algo.advantage.lambd", "has no effect"),
+    (PPO + "experiment=rloo critic.adam.lr=1e-5", "critic.adam.lr", "has no effect with algo.advantage.estimator=rloo"),
+    (PPO + "reward.rule=null", "reward", "nothing scores the samples"),
+    (PPO + "reward.model_name_or_path=rm", "reward", "several sources"),
+    (PPO + "reward.rule=null reward.remote_url=none.py", "reward.remote_url", "is no Python file"),
+    (PPO + "reward.rule=null reward.remote_url=http://host/score", "reward.remote_url", "give a .py file"),
+    (PPO + "data.label_key=null", "data.label_key", "compares with a label"),
+    (PPO + "reward.normalize_enable=true", "reward.normalize_enable", "name reward.model_name_or_path"),
+    (PPO + "'reward.clip_range=[1,-1]'", "reward.clip_range", "low < high"),
+    (PPO + "'reward.clip_range=[1]'", "reward.clip_range", "low < high"),
+    (PPO + "'actor.eps_clip_low_high=[0.2]'", "actor.eps_clip_low_high", "not [low, high]"),
+    (PPO + "data.prompt_dataset=null", "data.prompt_dataset", "no data is named"),
+    (PPO + "eval.dataset=builtin:reverse_eval", "eval.steps", "never used"),
+    (PPO + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "leaves no room for a prompt"),
+    (PPO + "rollout.top_p=0.9", "rollout.top_p", "write rollout.top_p=1.0"),
+    (PPO + "rollout.top_k=50", "rollout.top_k", "write rollout.top_k=-1"),
+    (PPO + "rollout.min_p=0.1", "rollout.min_p", "no correction for it yet"),
+    (PPO + "train.colocate_all=true vllm.num_engines=2", "train.colocate_all", "actor 1, critic 1, ref 1, vllm 2"),
+    (PPO + "train.colocate_actor_ref=true ref.num_gpus_per_node=2", "train.colocate_actor_ref", "actor 1, ref 2"),
+    (
+        PPO + "train.colocate_critic_reward=true reward.rule=null reward.model_name_or_path=rm critic.num_nodes=2",
+        "train.colocate_critic_reward",
+        "critic 2, reward 1",
+    ),
+    (
+        PPO + "train.colocate_all=true vllm.tensor_parallel_size=2 actor.num_gpus_per_node=2",
+        "vllm.tensor_parallel_size",
+        "cannot share",
+    ),
+    (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "add train.colocate_all=true"),
+    (PPO + "vllm.sync_backend=ipc", "vllm.sync_backend", "same GPU"),
+    (PPO + "vllm.sync_backend=nccl launch.device=cpu", "vllm.sync_backend", "needs GPUs"),
+    (PPO + "vllm.tensor_parallel_size=2 launch.device=cpu", "vllm.tensor_parallel_size", "not split"),
+    (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "means no reference"),
+    (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "means no reference"),
+    # flags that would do nothing
+    (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
+    (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),
+    (SFT + "actor.lr_scheduler=linear actor.min_lr_ratio=0.2", "actor.min_lr_ratio", "has no effect"),
+    (SFT + "ds.lora.alpha=32", "ds.lora.alpha", "add ds.lora.rank=<rank>"),
+    (SFT + "logger.wandb.project=p", "logger.wandb.project", "add logger.wandb.enable=true"),
+    # sweeps: every job is checked before the first one starts
+    ("-m " + PPO + "algo.kl.estimator=k1,k2,k4", "algo.kl.estimator", "'k4' is not one of k1, k2, k3"),
+    ("-m " + PPO + "actor.adam.lr=1e-6,fast", "actor.adam.lr", "'fast' is not a float"),
+    ("-m " + PPO + "experiment=grpo,grp", "experiment", "there is no preset experiment/grp"),
+    ("-m " + SFT + "train.batch_size=128,100", "train.batch_size", "100 is no multiple"),
+]
+
+
+@pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])
+def test_a_mistake_is_named_with_its_remedy(checked, line, key, words):
+    problems = checked(line).problems
+    said = [f"{each.what} {each.fix}" for each in problems if each.key == key]
+    assert any(words in text for text in said), problems
+
+
+@pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])
+def test_one_mistake_is_one_problem(checked, line, key, words):
+    assert [each.key for each in checked(line).problems] == [key]
+
+
+def test_all_mistakes_are_told_at_once(checked):
+    line = PPO + "algo.advantage.lambda=1 actor.num_nodes=x algo.kl.estimator=k9 rollout.top_p=0.9 pretrain=y +a.b=1"
+    found = {each.key for each in checked(line).problems}
+    assert found == {
+        "algo.advantage.lambda",
+        "actor.num_nodes",
+        "algo.kl.estimator",
+        "rollout.top_p",
+        "pretrain",
+        "a.b",
+    }
+
+
+def test_a_misspelt_flag_is_not_told_again_as_missing(checked):
+    problems = checked("task=sft actor.model_name_or_pth=builtin:tiny data.datasett=builtin:reverse").problems
+    assert [each.key for each in problems] == ["actor.model_name_or_pth", "data.datasett"]
+
+
+def test_a_key_is_never_shown(checked):
+    for word in (
+        "logger.wandb.key=s3cret",
+        "use_wandb=s3cret",
+        "logger.wandb.key=s3=cret",
+        "--logger.wandb.key s3cret",
+    ):
+        assert "s3" not in "".join(map(str, checked(f"task=sft {word}").problems)), word

@@ -1,0 +1,139 @@
+"""The command line as a process: exit codes, nothing heavy imported, help, completion, explain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
+# Runs main() and reports its exit code and what was imported on the last line of stderr.
+PROBE = f"""
+import json, sys
+from rlhf_suite.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules], "hydra" in sys.modules]), file=sys.stderr)
+"""
+
+
+def run(*words, **environment):
+    """Exit code, heavy modules, whether Hydra was imported, stdout, stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    *said, last = done.stderr.strip().splitlines()
+    code, heavy, has_hydra = json.loads(last)
+    return code, heavy, has_hydra, done.stdout, "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "task: none is chosen"),
+        (["task=ppo", "algo.advantage.lambda=0.9", "actor.num_nodes=1e0"], "2 problems in the configuration"),
+        (["task=sft", "train.seed=1,2"], "a sweep needs -m"),
+        (["task=sft", "--cfg", "job", "ds.zero_stage=9"], "ds.zero_stage"),
+        (["-m", "task=sft", "ds.zero_stage=1,9"], "ds.zero_stage"),
+        (["task=sft", "hydra/launcher=nope"], "hydra/launcher"),
+        (["task=sft", "explain=true", "data.max_len=x"], "data.max_len"),
+    ],
+)
+def test_a_mistake_ends_with_2_without_a_traceback_and_without_heavy_imports(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, heavy, _, out, err = run(*words)
+    assert (code, heavy, out) == (2, [], "")
+    assert said in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_cfg_job_prints_the_configuration_and_imports_nothing_heavy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    began = time.perf_counter()
+    code, heavy, _, out, err = run("task=ppo", "--cfg", "job", "actor.adam.lr=2e-6", "experiment=grpo")
+    assert (code, heavy) == (0, [])
+    assert "lr: 2.0e-06" in out
+    assert "taking demo=ppo" in err
+    assert time.perf_counter() - began < 10  # under 1 s on an idle machine
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_info_lists_the_presets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, heavy, _, out, _ = run("--info", "defaults", "experiment=rloo")
+    assert (code, heavy) == (0, [])
+    assert "experiment/rloo" in out
+    assert "demo/ppo" in out
+
+
+def test_explain_shows_arithmetic_placement_and_origins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, heavy, _, out, _ = run("experiment=rloo", "explain=true", "train.seed=3", COLUMNS="200")
+    assert (code, heavy) == (0, [])
+    rows = {
+        cells[0]: cells[1:] for line in out.splitlines() if len(cells := [c.strip() for c in line.split("│")[1:-1]]) > 2
+    }
+    assert rows["samples per RL step"][-1] == str(64 * 8)
+    assert rows["micro-batches per rank and optimiser step"][0].endswith("256 / 64")
+    assert rows["train.seed"] == ["3", "42", "command line"]
+    assert rows["algo.advantage.estimator"][-1] == "experiment/rloo.yaml"
+    assert rows["actor.model_name_or_path"][-1] == "demo/ppo.yaml"
+    assert "1 engine" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_needs_not_even_hydra():
+    code, heavy, has_hydra, out, _ = run("--help", "task=ppo", "algo.kl")
+    assert (code, heavy, has_hydra) == (0, [], False)
+    assert "algo.kl.init_coef = 0.01" in out
+    assert "(float >= 0)" in out
+    assert "algo.advantage" not in out
+
+
+def test_help_without_a_task_lists_tasks_and_presets():
+    code, _, _, out, _ = run("--help")
+    assert code == 0
+    assert "task=sft" in out
+    assert "experiment=<dr_grpo | grpo" in out
+
+
+def test_help_for_what_does_not_exist_offers_the_nearest():
+    code, _, _, _, err = run("--help", "task=ppo", "algo.kll")
+    assert code == 2
+    assert "did you mean algo.kl" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "absent"),
+    [
+        ("rlhf-suite task=sft ", "actor.", "vllm."),
+        ("rlhf-suite task=ppo vllm.num", "vllm.num_engines=", "vllm.sync_check="),
+        ("rlhf-suite task=ppo algo.kl.estimator=", "algo.kl.estimator=k3", "algo.kl.estimator=null"),
+        ("rlhf-suite -m task=ppo algo.kl.estimator=k1,", "algo.kl.estimator=k1,k2", "k2"),
+        ("rlhf-suite task=ppo algo.kl.target=", "algo.kl.target=null", "algo.kl.target=true"),
+        ("rlhf-suite task=ppo ds.packing_samples=t", "ds.packing_samples=true", "ds.packing_samples=false"),
+        ("rlhf-suite exp", "experiment=", "task="),
+        ("rlhf-suite experiment=r", "experiment=rloo", "experiment=grpo"),
+        ("rlhf-suite --c", "--cfg", "--info"),
+    ],
+)
+def test_completion_offers_what_fits(line, offered, absent):
+    from rlhf_suite.cli.complete import candidates  # noqa: PLC0415
+
+    assert offered in candidates(line)
+    assert absent not in candidates(line)
+
+
+def test_completion_needs_not_even_hydra():
+    code, heavy, has_hydra, out, _ = run("-sc", "query=bash", COMP_LINE="rlhf-suite task=ppo algo.kl.", COMP_POINT="29")
+    assert (code, heavy, has_hydra) == (0, [], False)
+    assert "algo.kl.horizon=" in out.split()

@@ -1,0 +1,42 @@
+"""A configuration on disk, and which differences make another run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from omegaconf.errors import ConfigKeyError
+
+from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.runs import PPORun, SFTRun
+
+
+@pytest.mark.parametrize("root", [SFTRun, PPORun])
+def test_a_saved_run_is_read_back_as_it_was(root, tmp_path):
+    run = root()
+    run.actor.adam.lr = 1e-7
+    run.actor.adam.betas = [0.8, 0.99]
+    run.data.input_template = "Q: {}\nA: "
+    save(run, tmp_path / "config.yaml")
+    assert load(tmp_path / "config.yaml") == run
+
+
+def test_a_file_with_an_unknown_key_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text("task: sft\ntrain:\n  sed: 1\n")
+    with pytest.raises(ConfigKeyError):
+        load(tmp_path / "config.yaml")
+
+
+def test_a_continuation_has_the_fingerprint_of_its_run():
+    run, later = SFTRun(), SFTRun(explain=True)
+    later.ckpt.load_enable = True
+    later.logger.wandb.enable = True
+    later.launch.timeout_s = 5.0
+    assert fingerprint(later) == fingerprint(run)
+
+
+def test_another_value_is_another_run():
+    other = SFTRun()
+    other.train = replace(other.train, seed=43)
+    assert fingerprint(other) != fingerprint(SFTRun())
+    assert fingerprint(SFTRun()) != fingerprint(PPORun())

@@ -1,0 +1,117 @@
+"""Sweeps: processes of their own, failures that stop nobody, and the record of it all."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from rlhf_suite.cli.local_jobs import gpu_slots, run_here
+from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
+from rlhf_suite.cli.summary import finish
+from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended
+from rlhf_suite.errors import UserError
+from rlhf_suite.train.run_folder import RunFolder
+
+
+def a_job(tmp_path, number, words=("--help",), done=None, error=None):
+    """A job whose command is the help page (or fails), in a folder where a run has recorded its end."""
+    folder = tmp_path / str(number)
+    record = RunFolder(folder)
+    if done is not None:
+        record.start("")
+        record.done(done)
+    elif error is not None:
+        record.start("")
+        record.failed(error)
+    return Job(number, ["task=sft", f"train.seed={number}"], str(folder), list(words))
+
+
+def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
+    jobs = [
+        a_job(tmp_path, 0, done={"eval/gpt_loss": 1.25}),
+        a_job(tmp_path, 1, words=["task=nope"]),
+        a_job(tmp_path, 2, done={"eval/gpt_loss": 1.5}),
+    ]
+    run_here(extended(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
+    assert [job.state for job in jobs] == ["done", "failed", "done"]
+    assert finish(tmp_path) == 1
+    rows = json.loads((tmp_path / "summary.json").read_text())
+    assert [(row["state"], row["value"]) for row in rows] == [("done", 1.25), ("failed", None), ("done", 1.5)]
+    table = (tmp_path / "summary.md").read_text()
+    assert "| 0 | train.seed=0 | done | eval/gpt_loss=1.25 |" in table
+    assert "task=sft" not in table  # what all jobs share says nothing
+    assert "exit code 2" in capfd.readouterr().out
+
+
+def test_a_sweep_whose_jobs_are_done_succeeds(tmp_path):
+    jobs = [a_job(tmp_path, 0, done={})]
+    run_here(extended(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
+    assert finish(tmp_path) == 0
+
+
+def test_parallel_jobs_have_logs_of_their_own(tmp_path):
+    jobs = [a_job(tmp_path, number, words=["--help", "task=sft", "ckpt"], done={}) for number in range(2)]
+    run_here(extended(tmp_path, jobs), jobs, parallel=2, gpus_per_job=None)
+    assert all("ckpt.save_steps" in (tmp_path / str(number) / "job.log").read_text() for number in range(2))
+
+
+def test_batches_of_a_sweeper_end_up_in_one_record(tmp_path):
+    extended(tmp_path, [a_job(tmp_path, 0)])
+    assert [job.number for job in extended(tmp_path, [a_job(tmp_path, 1)]).jobs] == [0, 1]
+
+
+def test_slots_split_the_visible_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert list(gpu_slots(2, 2)) == [["4", "5"], ["6", "7"]]
+    assert list(gpu_slots(2, None)) == [None, None]
+    with pytest.raises(UserError, match="need 6, 4 are visible"):
+        list(gpu_slots(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "name"),
+    [
+        ({"train/gpt_loss": 1, "eval/a/gpt_loss": 2, "eval/gpt_loss": 3}, "eval/gpt_loss"),
+        ({"train/loss": 1, "eval/accuracy": 2}, "eval/accuracy"),
+        ({"train/loss": 1}, "train/loss"),
+        ({}, ""),
+    ],
+)
+def test_a_run_is_judged_by_its_evaluation(metrics, name):
+    assert chosen_metric(metrics) == (name, metrics.get(name))
+
+
+def watched(tmp_path, jobs, states):
+    """Watch Slurm jobs whose states at each poll are listed; returns the number of polls."""
+    polls = iter(states)
+    sweep = Sweep(tmp_path, jobs)
+    for job in jobs:
+        job.started = time.time()
+    seen = []
+    watch(sweep, {f"7_{job.number}": job for job in jobs}, 0.0, lambda numbers: seen.append(numbers) or next(polls))
+    return len(seen)
+
+
+def test_a_slurm_job_is_over_when_its_run_says_done(tmp_path):
+    job = a_job(tmp_path, 0, done={"eval/pass1": 0.5})
+    assert watched(tmp_path, [job], [{"7_0": "COMPLETING"}]) == 1
+    assert (job.state, job.value) == ("done", 0.5)
+
+
+def test_a_slurm_job_that_was_killed_without_a_word_is_noticed(tmp_path):
+    job = a_job(tmp_path, 0)
+    (tmp_path / "err").write_text("slurmstepd: oom-kill\n")
+    job.log = str(tmp_path / "err")
+    assert watched(tmp_path, [job], [{"7_0": "RUNNING"}, *[{"7_0": "OUT_OF_MEMORY"}] * GONE_POLLS]) == 1 + GONE_POLLS
+    assert job.state == "failed"
+    assert "OUT_OF_MEMORY" in job.error
+    assert "oom-kill" in job.error
+
+
+def test_a_requeued_slurm_job_is_waited_for(tmp_path):
+    job = a_job(tmp_path, 0, error="SystemExit: 143")
+    states = [{"7_0": "PREEMPTED"}, {}, {"7_0": "PENDING"}, {"7_0": "RUNNING"}, {}, {}, {}]
+    assert watched(tmp_path, [job], states) == len(states)
+    assert (job.state, job.error) == ("failed", "SystemExit: 143")
