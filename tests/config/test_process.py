@@ -127,7 +127,7 @@ def test_help_for_what_does_not_exist_offers_the_nearest():
     ],
 )
 def test_completion_offers_what_fits(line, offered, absent):
-    from rlhf_suite.cli.complete import candidates  # noqa: PLC0415
+    from rlhf_suite.cli.complete import candidates
 
     assert offered in candidates(line)
     assert absent not in candidates(line)

@@ -47,9 +47,7 @@ SHAPE = {
 }
 CONFIGS = {
     "tied": Qwen3Config(tie_word_embeddings=True, **SHAPE),
-    "experts": Qwen3MoeConfig(  # untied, with biases
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, attention_bias=True, **SHAPE
-    ),
+    "experts": Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **SHAPE),
 }
 PROMPT = [3 + (7 * i) % 60 for i in range(40)]  # longer than one block of the prefix cache
 
@@ -341,7 +339,7 @@ def test_two_engines_sample_what_one_does(pools, tied):
 
 
 def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
-    """A model with its own head, biases and experts."""
+    """A model with its own head and with experts."""
     pool, trainer = pools["experts"], Trainer.remote()
     member = Member("trainer", Path("trainer.log"))
     pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, member)

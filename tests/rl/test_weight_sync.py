@@ -18,7 +18,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rl import weight_sender, weights
 from rlhf_suite.rl.held import ModelReader
 from rlhf_suite.rl.weight_sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
-from rlhf_suite.rl.weights import TensorEntry, digest, entries_from_plain
+from rlhf_suite.rl.weights import TensorEntry, WeightSyncError, digest, entries_from_plain
 
 
 def test_digest_of_known_bits():
@@ -168,6 +168,18 @@ def test_fused_padded_and_packed_matrices_are_read_back_by_name(packed):
         "lm_head.weight": "lm_head.weight",
     }
     assert all(digest(found.values) == found.entry.digest for found in held)
+
+
+def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
+    weights = {"layer.q.bias": torch.zeros(4), "layer.k.bias": torch.zeros(2)}
+    expected = {
+        name: TensorEntry(name, tuple(t.shape), "float32", 0, t.nbytes, digest(t)) for name, t in weights.items()
+    }
+    model = Fused(torch.ones(4, 3), torch.ones(2, 3), torch.ones(5, 3), packed=False)
+    with pytest.raises(
+        WeightSyncError, match=r"tensor layer.q.bias has no place in vLLM's Fused: its layer.qk has no bias"
+    ):
+        list(ModelReader(model, expected).held())
 
 
 def test_a_locked_file_is_anothers():

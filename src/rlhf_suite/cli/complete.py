@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.kinds import kind
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 
 
@@ -25,8 +26,7 @@ def candidates(line: str) -> list[str]:
     words = line.split(" ")
     word = words[-1]
     chosen = next((one.partition("=")[2] for one in words[:-1] if one.startswith("task=")), None)
-    tasks = [chosen] if chosen in TASKS else list(TASKS)
-    infos = {info.key: info for task in tasks for info in walk(TASKS[task])}
+    infos = flags_of(chosen if chosen in TASKS else None)
     key, equals, value = word.partition("=")
     if not equals:
         options = [*SWITCHES, *VALUED, *ALIASES] if word.startswith("-") else []

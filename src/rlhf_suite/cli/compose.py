@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.cli.presets import conf_dir
+from rlhf_suite.cli.presets import conf_dir, group_names
 from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
@@ -33,6 +33,7 @@ class Composed:
     whole: DictConfig
 
 
+@cache
 def register() -> None:
     """Make each task's dataclasses the schema that its conf/task file names first."""
     store = ConfigStore.instance()
@@ -45,10 +46,7 @@ def hydra_ready() -> Iterator[None]:
     """Hydra's Compose API over conf/."""
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
-        try:
-            yield
-        finally:
-            compose_blaming.cache_clear()
+        yield
 
 
 def composed(overrides: list[str]) -> Composed:
@@ -71,16 +69,12 @@ def presets(group: str) -> list[str]:
     return [name for name in loader.get_group_options(group) if name != "config"]
 
 
-def groups() -> list[str]:
-    """The groups of conf/ and of Hydra itself."""
-    loader = GlobalHydra.instance().config_loader()
-    own = [name for name in loader.list_groups("") if name not in ("hydra", "_schema")]
-    return own + [f"hydra/{name}" for name in loader.list_groups("hydra")]
-
-
 @cache
 def compose_blaming(*overrides: str) -> tuple[Composed, list[Problem]]:
-    """Compose; words that do not compose with those before them are left out, each as a problem."""
+    """Compose; words that do not compose with those before them are left out, each as a problem.
+
+    The results are kept and shared: copy before changing one.
+    """
     try:
         return composed(list(overrides)), []
     except COMPOSE_ERRORS:
@@ -106,7 +100,7 @@ def blame(word: str, reason: str) -> Problem:
         )
         hint = f"; for a model write {MODEL}={value}" if key == "actor" else ""
         return Problem(key, f"there is no preset {key}/{value}", fix + hint)
-    if key in groups() and not key.startswith("hydra/"):
+    if key in group_names():
         what = f"{value} does not fit this task: {one_line(reason)}"
         return Problem(key, what, f"leave {word} away, or change task=")
     return Problem(key, one_line(reason), "see --info config and --cfg hydra")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -47,9 +48,11 @@ def execute(run: Run, folder: Path) -> int:
 
 
 def train(run: Run, folder: Path) -> None:
-    """The task, between a status that says running and one that says how it ended."""
+    """The task, between a status that says running and one that says how it ended; then what there is to look at."""
+    from rlhf_suite.launch.environment import device_kind, runtime_env
     from rlhf_suite.train.run_folder import RunFolder
 
+    os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
     save(run, folder / "config.yaml")
     record = RunFolder(folder)
     record.start(fingerprint(run))
@@ -59,6 +62,10 @@ def train(run: Run, folder: Path) -> None:
         record.failed(error)
         raise
     record.done(metrics)
+    from rlhf_suite.report.summary import summarise
+
+    if run.logger.progress:
+        print("\n".join(summarise(record, run)), flush=True)
 
 
 def tell(message: str, code: int) -> int:

@@ -8,8 +8,8 @@ import textwrap
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo, by_section, walk
-from rlhf_suite.config.names import did_you_mean
+from rlhf_suite.config.flags import FlagInfo, by_section
+from rlhf_suite.config.names import did_you_mean, flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.spelling import described, spelled
 
@@ -43,7 +43,7 @@ def print_help(line: CommandLine) -> int:
     if task is None and not line.words:
         print(introduction())
         return 0
-    infos = {info.key: info for name in ([task] if task else TASKS) for info in walk(TASKS[name])}
+    infos = flags_of(task)
     for prefix in line.words or [""]:
         found = [info for key, info in infos.items() if key.startswith(prefix)]
         if not found:

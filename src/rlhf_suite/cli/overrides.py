@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from rlhf_suite.cli.compose import groups
+from rlhf_suite.cli.presets import group_names
 from rlhf_suite.cli.values import Value
 from rlhf_suite.config.names import SECRETS, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -46,7 +46,7 @@ class Overrides:
 def sort(words: Sequence[str]) -> Overrides:
     """Sort overrides by what they do."""
     result = Overrides()
-    presets = groups()
+    presets = group_names()
     for word in words:
         if key_of(word).startswith(("hydra.", "hydra/")):
             result.settings.append(word)

@@ -20,8 +20,9 @@ from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.compose import MODEL, Composed, compose_blaming, hydra_ready, presets, search_path
 from rlhf_suite.cli.overrides import Overrides
-from rlhf_suite.cli.values import Value, flattened, name_problems, task_flags
+from rlhf_suite.cli.values import Value, flattened, name_problems
 from rlhf_suite.config.checks import check
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.validate import assign, to_run
@@ -145,7 +146,7 @@ def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem
 def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
     """Put one job's values in and check the whole; what follows from a mistake already told is not told."""
     config = copy.deepcopy(base.run)
-    flags = task_flags(config.task)
+    flags = flags_of(config.task)
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]

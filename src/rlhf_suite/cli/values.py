@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 
-from rlhf_suite.config.flags import FlagInfo, walk
-from rlhf_suite.config.names import did_you_mean, unknown_flag
+from rlhf_suite.config.flags import FlagInfo
+from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS
 
 Value = tuple[str, Any]
-
-
-@cache
-def task_flags(task: str | None) -> dict[str, FlagInfo]:
-    """The flags of a task, or of all tasks together."""
-    tasks = [task] if task else list(TASKS)
-    return {info.key: info for name in tasks for info in walk(TASKS[name])}
 
 
 def flattened(values: Iterable[Value]) -> Iterator[Value]:
@@ -34,7 +25,7 @@ def flattened(values: Iterable[Value]) -> Iterator[Value]:
 
 def name_problems(override: Override, task: str | None) -> Iterator[Problem]:
     """What is wrong with the key of an override, whatever its value."""
-    flags = task_flags(task)
+    flags = flags_of(task)
     for key, value in flattened([(override.key_or_group, override.value())]):
         if override.is_delete():
             yield Problem(key, "flags cannot be deleted", f"leave ~{key} away, or set it to null")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher
 from functools import cache
 
-from rlhf_suite.config.flags import walk
+from rlhf_suite.config.flags import FlagInfo, walk
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
@@ -67,9 +67,10 @@ SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
 
 @cache
-def keys(task: str) -> tuple[str, ...]:
-    """All flags of a task, in the order of their declaration."""
-    return tuple(info.key for info in walk(TASKS[task]))
+def flags_of(task: str | None) -> dict[str, FlagInfo]:
+    """The flags of a task by key, in the order of their declaration; of all tasks together for None."""
+    tasks = [task] if task else list(TASKS)
+    return {info.key: info for name in tasks for info in walk(TASKS[name])}
 
 
 def renamed(key: str, known: Collection[str]) -> str | None:
@@ -110,9 +111,8 @@ def unknown_flag(key: str, task: str | None) -> Problem:
         return Problem(
             key, "keys are not taken from the command line", "export WANDB_API_KEY, and set logger.wandb.enable=true"
         )
-    tasks = [task] if task else list(TASKS)
-    known = list(dict.fromkeys(name for each in tasks for name in keys(each)))
-    owners = [name for name in TASKS if name not in tasks and key in keys(name)]
+    known = flags_of(task)
+    owners = [name for name in TASKS if task and key in flags_of(name)]
     guess = did_you_mean(key, known)
     if owners:
         where = " or ".join(f"task={name}" for name in owners)

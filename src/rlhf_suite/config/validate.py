@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.flags import FlagInfo, Meta, walk
+from rlhf_suite.config.flags import FlagInfo, Meta
 from rlhf_suite.config.kinds import Kind, kind
-from rlhf_suite.config.names import did_you_mean, unknown_flag
+from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.spelling import BOUNDS, bounds, shown, spelled
@@ -105,10 +105,10 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
 
     In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
     """
-    infos = {info.key: info for info in walk(TASKS[config.task])}
-    problems = [unknown_flag(key, config.task) for key in leaves(config) if key not in infos]
-    sound = OmegaConf.structured(TASKS[config.task])
-    for key, info in infos.items():
+    flags = flags_of(config.task)
+    problems = [unknown_flag(key, config.task) for key in leaves(config) if key not in flags]
+    good: dict[str, Any] = {}
+    for key, info in flags.items():
         try:
             value = OmegaConf.select(config, key, throw_on_missing=True)
         except OmegaConfBaseException as error:
@@ -118,8 +118,12 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         wrong = [*value_problems(info, plain)]
         problems += wrong
         if not wrong:
-            OmegaConf.update(sound, key, plain)
-    run = OmegaConf.to_object(sound)
+            good[key] = plain
+    if problems:
+        config = OmegaConf.structured(TASKS[config.task])
+        for key, plain in good.items():
+            OmegaConf.update(config, key, plain)
+    run = OmegaConf.to_object(config)
     assert isinstance(run, Run)
     return run, problems
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.report.curves import draw_curves
+from rlhf_suite.config.runs import Run
+from rlhf_suite.report.curves import draw_curves, series
 from rlhf_suite.report.samples import write_samples
 from rlhf_suite.train.console import Sample, show_samples
 from rlhf_suite.train.run_folder import RunFolder
@@ -15,15 +15,21 @@ from rlhf_suite.train.run_folder import RunFolder
 SAMPLES = 8
 
 
-def summarise(folder: RunFolder, config: LoggerConfig) -> list[str]:
+def summarise(folder: RunFolder, run: Run) -> list[str]:
     """Write `curves.png` and, where the run evaluated samples, `samples.md`; show the table; lines that say where."""
     lines = [f"Curve: {draw_curves(folder)}"]
     samples = before_and_after(folder.evaluations)
     if samples:
         write_samples(folder, samples)
-        show_samples(config, samples)
+        show_samples(run.logger, samples)
         lines.append(f"Samples: {folder.path / 'samples.md'}")
-    return lines
+    return [*accuracy(folder), *lines, f"Model: {run.ckpt.output_dir or folder.model}"]
+
+
+def accuracy(folder: RunFolder) -> list[str]:
+    """The first and the last evaluation of every pass@k."""
+    measured = {name: points for name, points in series(folder.metrics).items() if "/pass" in name}
+    return [f"{name}: {points[0][1]:.3f} -> {points[-1][1]:.3f}" for name, points in measured.items()]
 
 
 def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:

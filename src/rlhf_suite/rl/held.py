@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf_suite.rl.weights import TensorEntry
+from rlhf_suite.rl.weights import TensorEntry, WeightSyncError
 
 IDENTITY_ROWS = 512  # multiplied at a time
 
@@ -41,7 +41,11 @@ class ModelReader:
 
     def held(self) -> Iterator[Held]:
         """Every place that can be read back; a tensor with two (an embedding and its tied head's packed copy) comes
-        twice."""
+        twice.
+
+        Raises:
+            WeightSyncError: vLLM's model has no place for a bias, and so computes something else.
+        """
         for entry in self._expected.values():
             yield from self._find(entry)
         yield from self._tied_head()
@@ -50,9 +54,16 @@ class ModelReader:
         path, leaf = _inner_name(self._model, entry.name).rpartition(".")[::2]
         parent, part = path.rpartition(".")[::2]
         whole, siblings = self._fused.get(part, (part, [part]))
-        module = _module(self._model, f"{parent}.{whole}" if parent else whole)
+        module_path = f"{parent}.{whole}" if parent else whole
+        module = _module(self._model, module_path)
         if module is None or not entry.shape:
             return
+        if leaf == "bias" and hasattr(module, "weight") and getattr(module, "bias", None) is None:
+            # vLLM's loaders skip such a tensor without a word.
+            raise WeightSyncError(
+                f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {module_path} has no bias, "
+                "so it would sample from another model than the one trained"
+            )
         before = [entry.name.replace(f".{part}.", f".{other}.") for other in siblings[: siblings.index(part)]]
         start = sum(self._expected[name].shape[0] for name in before)
         for place, values in self._places(module, leaf, entry):

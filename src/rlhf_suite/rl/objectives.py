@@ -15,6 +15,7 @@ from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_lo
 from rlhf_suite.losses.reduce import LossSum, Mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
 from rlhf_suite.models.forward import token_log_probs, token_values
+from rlhf_suite.train.step import counted_tokens
 from rlhf_suite.train.task import Forward, StepLoss
 
 
@@ -35,7 +36,7 @@ class PolicyObjective:
         return {
             "tokens": num_units(mask, batch.segments, rows, "token-mean"),
             "sequences": num_units(mask, batch.segments, rows, "seq-mean-token-mean"),
-            "all_tokens": torch.tensor(float(batch.num_tokens)),
+            "all_tokens": counted_tokens(batch),
         }
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
@@ -51,8 +52,9 @@ class PolicyObjective:
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
         metrics = surrogate.metrics | {name: mean for term in terms for name, mean in term.metrics.items()}
         if output.aux_loss is not None:
-            sums["all_tokens"] = self.actor.aux_loss_coef * output.aux_loss * batch.num_tokens
-            metrics["aux_loss"] = Mean(output.aux_loss.detach() * batch.num_tokens, float(batch.num_tokens))
+            balance = output.aux_loss * counted_tokens(batch)
+            sums["all_tokens"] = self.actor.aux_loss_coef * balance
+            metrics["aux_loss"] = Mean(balance.detach(), counted_tokens(batch))
         return StepLoss(sums, metrics)
 
     def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:

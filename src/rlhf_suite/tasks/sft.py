@@ -15,6 +15,7 @@ from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.losses.reduce import Mean
 from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.train.step import counted_tokens
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss
 
@@ -31,7 +32,7 @@ class SFT:
         return self.encoder.encode(row)
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": torch.tensor(float(batch.num_tokens))}
+        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.tokens["mask"]
@@ -39,8 +40,8 @@ class SFT:
         language = next_token_loss(output.log_probs, mask)
         if output.aux_loss is None:
             return StepLoss({"tokens": language.total}, language.metrics)
-        balance = output.aux_loss * batch.num_tokens
-        metrics = language.metrics | {"aux_loss": Mean(balance.detach(), float(batch.num_tokens))}
+        balance = output.aux_loss * counted_tokens(batch)
+        metrics = language.metrics | {"aux_loss": Mean(balance.detach(), counted_tokens(batch))}
         return StepLoss({"tokens": language.total, "all_tokens": self.aux_loss_coef * balance}, metrics)
 
 

@@ -26,27 +26,26 @@ def optimizer_step(
     """Back up all micro-batches, update once; the step's metrics, exact over ranks, with `grad_norm` and `lr`.
 
     Every rank calls it with its own micro-batches (possibly of different number). A loss or gradient norm that is not
-    finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped and reported.
+    finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped (`skipped` 1).
     """
     world = model.world
     micro_batches = equalise(model, micro_batches)
     counts = global_counts(objective, micro_batches, world)
     metrics: dict[str, Mean] = {}
     bad: list[int] = []
-    for index, micro_batch in enumerate(micro_batches):
-        batch = micro_batch.to(world.device)
-        loss = objective.loss(model, batch)
+    for micro_batch in micro_batches:
+        loss = objective.loss(model, micro_batch.to(world.device))
         share = weighted_share(loss, counts)
         if not math.isfinite(float(share.detach())):
-            bad.append(index)
+            bad += micro_batch.rows["index"].tolist()
+            share = share * math.nan  # the gradient of a loss that is not finite may be finite: no optimiser takes NaN
         model.backward(share)
         add_metrics(metrics, loss.metrics)
-    bad_losses = float(world.sum(torch.tensor(float(len(bad)))))
     result = model.step(step)
-    finite = math.isfinite(result["grad_norm"])
-    if not finite or bad_losses:
-        report_nonfinite(step, [micro_batches[i] for i in bad], on_nonfinite)
-    return world.sum_means(metrics) | result | {"skipped": float(not finite)}
+    skipped = not math.isfinite(result["grad_norm"])
+    if skipped and on_nonfinite == "stop":
+        raise nonfinite(step, sorted(world.gather(bad)))
+    return world.sum_means(metrics) | result | {"skipped": float(skipped)}
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[TokenBatch]:
@@ -61,6 +60,11 @@ def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[T
 def weightless(batch: TokenBatch) -> TokenBatch:
     """A copy that no loss counts: its mask is zero."""
     return replace(batch, tokens={**batch.tokens, "mask": torch.zeros_like(batch.tokens["mask"])})
+
+
+def counted_tokens(batch: TokenBatch) -> torch.Tensor:
+    """How many tokens a batch holds, trained on or not; none where it is `weightless`."""
+    return batch.tokens["mask"].any() * float(batch.num_tokens)
 
 
 def global_counts(objective: Objective, micro_batches: Sequence[TokenBatch], world: World) -> dict[str, float]:
@@ -84,11 +88,10 @@ def add_metrics(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
         into[name] = Mean(total, count) if before is None else Mean(before.total + total, before.count + count)
 
 
-def report_nonfinite(step: int, batches: Sequence[TokenBatch], on_nonfinite: str) -> None:
-    """Stop with the sequences of the first bad micro-batch named, or let the skipped step pass."""
-    named = batches[0].rows["index"].tolist() if batches and "index" in batches[0].rows else "unknown"
-    if on_nonfinite == "stop":
-        raise RunError(
-            f"step {step + 1}: loss or gradient is not finite; nothing was updated. Sequences of the micro-batch: {named}. "
-            "Lower actor.adam.lr, look at these rows, or set train.on_nonfinite=skip"
-        )
+def nonfinite(step: int, sequences: list[int]) -> RunError:
+    """The end of a run whose step (0-based) was not finite; `sequences`: of the micro-batches whose loss was not."""
+    where = f"Look at sequences {sequences} (indices of the training data)" if sequences else "All losses were finite"
+    return RunError(
+        f"step {step + 1}: the loss or its gradient is not finite; nothing was updated. {where}. "
+        "Lower actor.adam.lr, or set train.on_nonfinite=skip"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,6 +38,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(result, op=op)
         return result
+
+    def gather(self, values: list[int]) -> list[int]:
+        """The values of all ranks, rank by rank."""
+        if self.size == 1:
+            return values
+        everyones: list[list[int]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(everyones, values)
+        return list(chain.from_iterable(everyones))
 
     def barrier(self) -> None:
         if self.size > 1:
