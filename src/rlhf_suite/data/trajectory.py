@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class Trajectory:
             prompt, group, sample, ids, np.full(len(ids), PROMPT, np.int8), zeros, np.full(len(ids), -1, np.int32)
         )
 
-    def append_model(self, ids: NDArray[np.int64], log_probs: NDArray[np.float32], version: int) -> None:
+    def append_model(self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], version: int) -> None:
         """Tokens the model sampled, with the engine's log-prob of each."""
         self._append(ids, MODEL, log_probs, version)
 
@@ -49,7 +50,7 @@ class Trajectory:
         """Tokens an environment or a tool wrote; never trained on."""
         self._append(np.asarray(ids), ENVIRONMENT, np.zeros(len(ids), np.float32), -1)
 
-    def _append(self, ids: NDArray[np.int64], owner: int, log_probs: NDArray[np.float32], version: int) -> None:
+    def _append(self, ids: NDArray[np.integer[Any]], owner: int, log_probs: NDArray[np.float32], version: int) -> None:
         count = len(ids)
         assert len(log_probs) == count, f"{count} ids with {len(log_probs)} log-probs"
         self.ids = np.concatenate([self.ids, ids.astype(np.int64)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -50,28 +50,29 @@ class Role(Worker):
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
 
+    def masked_log_probs(self, model: Callable[..., Any], batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """Log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
 
-class PolicyForward(Role):
-    """Log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
-
-    model: Callable[..., object]
-
-    def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         def compute(part: TokenBatch) -> torch.Tensor:
             needed = part.tokens["mask"].bool()
-            return token_log_probs(self.model, part, temperature=temperature, needed=needed).log_probs
+            return token_log_probs(model, part, temperature=temperature, needed=needed).log_probs
 
         groups, results = self.forward(batch, compute)
         return reassemble(batch, groups, results)
 
 
-class ReferenceRole(PolicyForward):
+class ReferenceRole(Role):
     """The frozen reference policy."""
 
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
         path = config.ref.model_name_or_path or config.actor.model_name_or_path
+        assert path is not None
         self.model = load_frozen(path, "lm", config.ds, self.world, "ref.model_name_or_path")
+
+    def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """As the policy's."""
+        return self.masked_log_probs(self.model, batch, temperature)
 
 
 class RewardRole(Role):
@@ -80,6 +81,7 @@ class RewardRole(Role):
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
         path = config.reward.model_name_or_path
+        assert path is not None
         self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
@@ -97,6 +99,7 @@ class TrainedRole(Role, TrainedWorker):
     def build(self, section: TrainedModelConfig, head: Literal["lm", "value"], total_steps: int, flag: str) -> None:
         """Load the model of `section` and put it under DeepSpeed."""
         config = self.config
+        assert config.actor.model_name_or_path is not None
         self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
         self.model = load_trained(
             section,
@@ -123,10 +126,11 @@ class TrainedRole(Role, TrainedWorker):
         return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
 
 
-class PolicyRole(TrainedRole, PolicyForward):
+class PolicyRole(TrainedRole):
     """The policy: log-probs, updates, and its weights for the engines."""
 
     prefix = "actor_"
+    objective: PolicyObjective
     sender: Sender | None = None
 
     def __init__(
@@ -135,6 +139,10 @@ class PolicyRole(TrainedRole, PolicyForward):
         super().__init__(rank, world_size, addr, port, device, config)
         self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
         self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature)
+
+    def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """Of the masked tokens, [T] in the order of the shard."""
+        return self.masked_log_probs(self.model, batch, temperature)
 
     def update(self, batches: list[TokenBatch], first_step: int, kl_coef: float) -> dict[str, float]:
         self.objective.kl_coef = kl_coef

@@ -72,7 +72,7 @@ class Scorer:
         ]
 
     def outcomes(
-        self, trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]
+        self, trajectories: Sequence[Trajectory], rows: list[RewardRow]
     ) -> Sequence[Scored | RewardFailure]:
         if self.rewarder is not None:
             return self.rewarder.score(rows)

@@ -31,6 +31,7 @@ from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, RewardRol
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.update import Updater, steps_per_rollout
 from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
@@ -102,7 +103,8 @@ def build(
     stack: ExitStack,
 ) -> Pipeline:
     """Start all actors at once, then wire the parts."""
-    device = device_kind(config.launch)
+    device, path = device_kind(config.launch), config.actor.model_name_or_path
+    assert path is not None
     train_prompts, held_out = prompts
     order = BatchOrder(len(train_prompts), config.rollout.batch_size, config.train.seed)
     optimizer_steps = total_steps(order, config.train) * steps_per_rollout(config)
@@ -126,13 +128,13 @@ def build(
         group.ready()
     engines.ready()
     policy, critic, reference = groups["actor"], groups.get("critic"), groups.get("ref")
-    collector = Collector(config, train_prompts, engines, stop_token_ids(config.actor.model_name_or_path, tokenizer))
+    collector = Collector(config, train_prompts, engines, stop_token_ids(path, tokenizer))
     scorers = [Scorer(config.reward, p, tokenizer, rewarder, groups.get("reward")) for p in (train_prompts, held_out)]
     credit = CreditAssigner(config.algo)
     probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in train_prompts[:4]])
     publisher = Publisher(config, policy, engines, sync_backend(config, device), probe)
     publisher.connect()
-    trained_groups = {name: groups[name] for name in ("actor", "critic") if name in groups}
+    trained_groups: dict[str, Group] = {name: groups[name] for name in ("actor", "critic") if name in groups}
     return Pipeline(
         config=config,
         order=order,

@@ -7,7 +7,7 @@ micro-batches and all ranks before the first forward. Each micro-batch then back
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,14 +19,22 @@ from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective, StepLoss
 from rlhf_suite.train.world import World
 
+NAMED = 20  # sequences that an error message lists
+
 
 def optimizer_step(
-    model: TrainedModel, objective: Objective, micro_batches: Sequence[TokenBatch], step: int, on_nonfinite: str
+    model: TrainedModel,
+    objective: Objective,
+    micro_batches: Sequence[TokenBatch],
+    step: int,
+    on_nonfinite: str,
+    name: Callable[[int], str] = "sequence {}".format,
 ) -> dict[str, float]:
     """Back up all micro-batches, update once; the step's metrics, exact over ranks, with `grad_norm` and `lr`.
 
     Every rank calls it with its own micro-batches (possibly of different number). A loss or gradient norm that is not
     finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped (`skipped` 1).
+    `name` makes an `index` of a row readable.
     """
     world = model.world
     micro_batches = equalise(model, micro_batches)
@@ -44,7 +52,7 @@ def optimizer_step(
     result = model.step(step)
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
-        raise nonfinite(step, sorted(world.gather(bad)))
+        raise nonfinite(step, [name(index) for index in sorted(world.gather(bad))])
     return world.sum_means(metrics) | result | {"skipped": float(skipped)}
 
 
@@ -88,10 +96,11 @@ def add_metrics(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
         into[name] = Mean(total, count) if before is None else Mean(before.total + total, before.count + count)
 
 
-def nonfinite(step: int, sequences: list[int]) -> RunError:
-    """The end of a run whose step (0-based) was not finite; `sequences`: of the micro-batches whose loss was not."""
-    where = f"Look at sequences {sequences} (indices of the training data)" if sequences else "All losses were finite"
+def nonfinite(step: int, suspects: list[str]) -> RunError:
+    """The end of a run whose step (0-based) was not finite; `suspects`: all in the micro-batches whose loss was not."""
+    more = f" and {len(suspects) - NAMED} more" if len(suspects) > NAMED else ""
+    where = f"The loss came from {', '.join(suspects[:NAMED])}{more}" if suspects else "All losses were finite"
     return RunError(
         f"step {step + 1}: the loss or its gradient is not finite; nothing was updated. {where}. "
-        "Lower actor.adam.lr, or set train.on_nonfinite=skip"
+        "Lower the learning rate (adam.lr), or set train.on_nonfinite=skip"
     )

@@ -83,7 +83,8 @@ class SupervisedWorker(TrainedWorker):
     def train_step(self, step: int) -> dict[str, float]:
         """Optimiser step `step` (0-based)."""
         batches = self.loader.step(step)
-        metrics = optimizer_step(self.model, self.task, batches, step, self.config.train.on_nonfinite)
+        policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
+        metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
         return {f"train/{name}": value for name, value in metrics.items()}
 
     def evaluate(self) -> dict[str, float]:

@@ -39,8 +39,7 @@ class Objective(Protocol):
 class Task(Objective, Protocol):
     """A supervised task: rows to examples, and the objective over them."""
 
-    name: str
-    main_metric: str
+    main_metric: str  # of the evaluation, by which the best checkpoint is chosen
 
     def encode(self, row: Row) -> Example:
         """Tokens and mask of a row; RowError says why a row cannot be used."""

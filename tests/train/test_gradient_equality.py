@@ -1,0 +1,154 @@
+"""One batch has one gradient, whatever splits it up; and each classic mistake of splitting is seen by the comparison."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gradients
+import pytest
+import torch
+from gradients import OBJECTIVES, SPLITS, Split, gradient, reference, relative_error
+
+from rlhf_suite.data.batch import take
+from rlhf_suite.data.packing import balance
+from rlhf_suite.train import step
+from rlhf_suite.train.strategy import TrainedModel
+from rlhf_suite.train.world import World
+
+LIMIT = 1e-5  # of fp32 against float64
+SAME_ORDER_LIMIT = 1e-6  # of fp32 against fp32, when the same numbers are added in the same order
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return gradients.make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def batch(folder):
+    return gradients.make_batch(folder)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder, batch):
+    """The reference gradient of a loss, over the sequences of a split."""
+    known = {}
+
+    def get(loss: str, split: Split):
+        key = (loss, split.lora, split.sequences)
+        if key not in known:
+            known[key] = reference(folder, loss, take(batch, split.sequences), split.lora)
+        return known[key]
+
+    return get
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
+def test_the_gradient_is_that_of_the_formula(ranks, folder, batch, wanted, split):
+    for loss in OBJECTIVES:
+        found = ranks(split.ranks).call(gradient, folder, loss, split, take(batch, split.sequences))[0]
+        assert relative_error(found, wanted(loss, split)) <= LIMIT, loss
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_changes_no_number_on_one_rank(ranks, folder, batch, stage):
+    for loss in OBJECTIVES:
+        plain, partitioned = (
+            ranks(1).call(gradient, folder, loss, Split("", zero=zero), batch)[0] for zero in (0, stage)
+        )
+        assert relative_error(partitioned, plain) <= SAME_ORDER_LIMIT, loss
+
+
+def test_the_batch_has_what_the_comparison_is_about(batch):
+    """Gaps in masks, a sequence without masked tokens, ratios inside and outside both clips, ranks that differ."""
+    chosen = batch.tokens["mask"].bool()
+    per_row = torch.zeros(len(batch)).index_add_(0, batch.segments, batch.tokens["mask"])
+    assert (per_row == 0).nonzero().flatten().tolist() == [gradients.UNMASKED]
+    assert any(
+        (mask := batch.tokens["mask"][batch.segments == row]).diff().abs().sum() > 2 and mask[0] == 0
+        for row in range(len(batch))
+    )
+    parts = balance(batch.lengths.tolist(), 2)
+    assert -(-len(parts[0]) // 2) != -(-len(parts[1]) // 2)  # micro-batches of 2: another number on each rank
+    assert chosen.sum() > 100
+
+
+def test_all_branches_of_the_losses_are_taken(folder, batch):
+    model = gradients.reference_model(folder, "lm")
+    ratios, advantages = [], []
+    for row in range(len(batch)):
+        out = gradients.outputs(model, "lm", batch.ids[batch.segments == row]) / gradients.TEMPERATURE
+        sequence = gradients.Sequence(batch, row, out.log_softmax(-1).detach())
+        masked = sequence.mask.bool()
+        ratios.append(torch.exp(sequence.log_probs - sequence.old_log_probs)[masked])
+        advantages.append(sequence.advantages[masked])
+    ratio, advantage = torch.cat(ratios), torch.cat(advantages)
+    low, high = gradients.CLIP
+    assert ((ratio > 1 + high) & (advantage > 0)).sum() > 5
+    assert ((ratio < 1 - low) & (advantage < 0)).sum() > 5
+    assert ((ratio > gradients.DUAL_CLIP) & (advantage < 0)).sum() > 5
+    assert ((ratio > 1 - low) & (ratio < 1 + high)).sum() > 20
+
+
+# Mistakes, made on purpose. Each runs on the ranks that are to show it.
+
+
+def without_mask(world, *args):
+    *rest, batch = args
+    everything = torch.ones_like(batch.tokens["mask"]).index_fill(0, batch.starts, 0.0)
+    return gradient(world, *rest, replace(batch, tokens={**batch.tokens, "mask": everything}))
+
+
+def divided_by_the_local_count(world, *args):
+    right = step.global_counts
+    step.global_counts = lambda objective, batches, _: right(objective, batches, World(0, 1, world.device))
+    try:
+        return gradient(world, *args)
+    finally:
+        step.global_counts = right
+
+
+def divided_by_the_micro_batch_count(world, *args):
+    right = step.weighted_share
+    step.weighted_share = lambda loss, _: torch.stack(
+        [total / max(1.0, float(next(iter(loss.metrics.values())).count)) for total in loss.sums.values()]
+    ).sum()
+    try:
+        return gradient(world, *args)
+    finally:
+        step.weighted_share = right
+
+
+def unscaled_by_the_number_of_ranks(world, *args):
+    right = TrainedModel.backward
+    TrainedModel.backward = lambda self, loss: self.engine.backward(loss)
+    try:
+        return gradient(world, *args)
+    finally:
+        TrainedModel.backward = right
+
+
+def with_fill_in_batches_that_weigh(world, *args):
+    right = step.weightless
+    step.weightless = lambda batch: batch
+    try:
+        return gradient(world, *args)
+    finally:
+        step.weightless = right
+
+
+TWO = Split("2 ranks", ranks=2, zero=2, micro=2)
+MISTAKES = [
+    (without_mask, Split("1 rank")),
+    (divided_by_the_micro_batch_count, Split("1 rank")),
+    (divided_by_the_local_count, TWO),
+    (unscaled_by_the_number_of_ranks, TWO),
+    (with_fill_in_batches_that_weigh, TWO),
+]
+
+
+@pytest.mark.parametrize(("mistake", "split"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_comparison_sees(ranks, folder, batch, wanted, mistake, split):
+    for loss in ("next token", "value"):
+        found = ranks(split.ranks).call(mistake, folder, loss, split, batch)[0]
+        assert relative_error(found, wanted(loss, split)) > 100 * LIMIT, loss
