@@ -23,7 +23,7 @@ MISTAKES = [
     ("task=sft demo=ppo", "demo", "does not fit this task"),
     ("task=sft experiment=grpo", "experiment", "does not fit this task"),
     ("task=sft actor=Qwen/Qwen3-0.6B", "actor", "write actor.model_name_or_path=Qwen/Qwen3-0.6B"),
-    ("task=sft hydra/launcher=slrm", "hydra/launcher", "local"),
+    ("task=sft hydra/launcher=slrm", "hydra/launcher", "did you mean hydra/launcher=slurm?"),
     ("task=sft hydra.run.folder=x", "hydra.run.folder", "Could not override"),
     ("task=sft hydra/launcher=local hydra.launcher.paralel=2", "hydra.launcher.paralel", "Could not override"),
     ("task=sft --config-dir /nowhere", "--config-dir", "is no folder"),
@@ -43,8 +43,8 @@ MISTAKES = [
     (PPO + "algo.kl={init_coef:0,foo:1}", "algo.kl.foo", "task=ppo has no such flag"),
     (PPO + "optimizer/adam=x", "optimizer/adam", "no group of presets"),
     # names of OpenRLHF
-    ("task=sft pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),
-    ("task=sft model.model_name_or_path=x", "model.model_name_or_path", "renamed to actor.model_name_or_path"),
+    (SFT + "pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),
+    (SFT + "model.model_name_or_path=x", "model.model_name_or_path", "renamed to actor.model_name_or_path"),
     (SFT + "adam.lr=1e-5", "adam.lr", "renamed to actor.adam.lr"),
     (SFT + "lr_scheduler=cosine", "lr_scheduler", "renamed to actor.lr_scheduler"),
     (SFT + "zero_stage=3", "zero_stage", "renamed to ds.zero_stage"),
@@ -79,7 +79,6 @@ MISTAKES = [
     (PPO + "'data.input_key=a{b'", "data.input_key", "quote the value twice"),
     (PPO + "data.input_key=a=b", "data.input_key", "quote the value twice"),
     # rules between flags
-    ("task=sft data.dataset=builtin:reverse demo=ppo", "demo", "does not fit"),
     (SFT + "actor.model_name_or_path=/no/model", "actor.model_name_or_path", "there is no folder"),
     ("task=sft actor.model_name_or_path=x", "data.dataset", "no data is named"),
     (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
@@ -116,7 +115,11 @@ MISTAKES = [
     ),
     (PPO + "rollout.batch_size=100", "rollout.batch_size", "no multiple of train.batch_size=128"),
     (PPO + "ref.num_gpus_per_node=3", "ref.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
-    (PPO + "critic.num_gpus_per_node=3 train.batch_size=64", "critic.num_gpus_per_node", "as many ranks as the actor"),
+    (
+        PPO + "critic.num_gpus_per_node=4 train.micro_batch_size=64",
+        "critic.num_gpus_per_node",
+        "as many ranks as the actor",
+    ),
     (PPO + "'critic.adam.betas=[0.9]'", "critic.adam.betas", "not 2"),
     (PPO + "critic.optim=muon ds.lora.rank=8", "critic.optim", "write critic.optim=adam"),
     (PPO + "algo.advantage.estimator=rloo", "rollout.n_samples_per_prompt", "write rollout.n_samples_per_prompt=8"),
@@ -150,7 +153,8 @@ MISTAKES = [
         "critic 2, reward 1",
     ),
     (
-        PPO + "train.colocate_all=true vllm.tensor_parallel_size=2 actor.num_gpus_per_node=2",
+        PPO
+        + "train.colocate_all=true vllm.tensor_parallel_size=2 actor.num_nodes=2 critic.num_nodes=2 ref.num_nodes=2",
         "vllm.tensor_parallel_size",
         "cannot share",
     ),

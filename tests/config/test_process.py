@@ -77,13 +77,17 @@ def test_info_lists_the_presets(tmp_path, monkeypatch):
 
 def test_explain_shows_arithmetic_placement_and_origins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, heavy, _, out, _ = run("experiment=rloo", "explain=true", "train.seed=3", COLUMNS="200")
+    sizes = "rollout.batch_size=6 rollout.n_samples_per_prompt=8 train.batch_size=24 train.micro_batch_size=4"
+    words = ["experiment=rloo", "explain=true", "train.seed=3", "actor.num_nodes=2", "ref.num_nodes=2", *sizes.split()]
+    code, heavy, _, out, _ = run(*words, COLUMNS="200")
     assert (code, heavy) == (0, [])
     rows = {
         cells[0]: cells[1:] for line in out.splitlines() if len(cells := [c.strip() for c in line.split("│")[1:-1]]) > 2
     }
-    assert rows["samples per RL step"][-1] == str(64 * 8)
-    assert rows["micro-batches per rank and optimiser step"][0].endswith("256 / 64")
+    assert rows["samples per RL step"][-1] == "48"
+    assert rows["optimiser steps per RL step"][-1] == "2"
+    assert rows["micro-batches per rank and optimiser step"][-1] == "3"
+    assert rows["actor ranks"][-1] == "2"
     assert rows["train.seed"] == ["3", "42", "command line"]
     assert rows["algo.advantage.estimator"][-1] == "experiment/rloo.yaml"
     assert rows["actor.model_name_or_path"][-1] == "demo/ppo.yaml"

@@ -112,6 +112,19 @@ def test_a_batch_that_needs_nothing_still_backs_up_zeros_through_every_parameter
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_reaches_the_adapters_of_a_frozen_model(load, batch, reentrant):
+    plain, checkpointed = load(), load()
+    make_trainable(plain, TrainedModelConfig(), LoRAConfig(rank=4))
+    config = TrainedModelConfig(gradient_checkpointing_enable=True, gradient_checkpointing_reentrant=reentrant)
+    make_trainable(checkpointed, config, LoRAConfig(rank=4))
+    grads = []
+    for model in (plain, checkpointed):
+        token_log_probs(model, batch).log_probs.sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
+    assert grads[0].norm() > 0 and relative(grads[1], grads[0]) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_checkpointing_changes_no_gradient(load, batch, packed, reentrant):
     model = load(packed=packed)

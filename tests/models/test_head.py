@@ -62,14 +62,12 @@ def test_no_rows_give_empty_results_and_zero_gradients():
 
 
 def test_weight_gradients_of_many_bf16_chunks_add_up_in_fp32():
-    generator = torch.Generator().manual_seed(0)
     hidden = torch.ones(2048, 4, dtype=torch.bfloat16)
     weight = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
-    targets = torch.randint(0, 2, (2048,), generator=generator)
+    targets = torch.ones(2048, dtype=torch.int64)
     log_probs, _ = ChunkedLogProbs.apply(hidden, weight, None, targets, HeadSettings(1.0, False, 1))
     log_probs.sum().backward()
-    exact = float((targets == 1).sum()) - 1024  # every row adds +-1/2: bf16 sums of more than 256 would lose them
-    assert weight.grad[1, 0].item() == exact
+    assert weight.grad[1, 0].item() == 1024  # every row adds 1/2, which bf16 loses beside 128 and more
 
 
 def test_logits_of_all_rows_are_never_alive_at_once(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.folder import INDEX, written_aside
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
@@ -89,6 +91,15 @@ def test_a_reward_model_scores_the_same_as_a_sequence_classifier(load, batch, to
     assert not again.head_is_new and reward_stats(again.model.config) == (0.25, 2.0)
     assert reward_stats(model.model.config) is None
     torch.testing.assert_close(sequence_scores(again, batch), sequence_scores(model, batch), **CLOSE)
+
+
+def test_a_padding_token_that_ends_sequences_is_not_saved(load, batch, tokenizer, tmp_path):
+    model = load(head="value")
+    model.model.config.pad_token_id = tokenizer.eos_token_id
+    save_hf(model, tokenizer, tmp_path / "saved")
+    ids = torch.cat([batch.ids[:4], torch.tensor([tokenizer.eos_token_id])])
+    found = transformers_logits(tmp_path / "saved", ids, AutoModelForSequenceClassification)[0]
+    torch.testing.assert_close(found, sequence_scores(model, TokenBatch(ids, torch.tensor([5]))), **CLOSE)
 
 
 def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder, tokenizer, tmp_path):
@@ -167,10 +178,11 @@ def test_adapters_for_heads_or_unknown_layers_are_refused(load, target):
 
 
 def test_merging_adds_up_in_fp32():
-    weight = torch.tensor([[1.0]], dtype=torch.bfloat16)
-    tiny = torch.full((4, 1), 2.0**-9, dtype=torch.bfloat16)  # in bf16 each of these is lost beside 1
-    found = merged(weight, tiny, torch.ones(1, 4, dtype=torch.bfloat16), 1.0)
-    assert found.dtype == torch.bfloat16 and found.item() == 1.0 + 2.0**-7
+    generator = torch.Generator().manual_seed(0)
+    weight, up, down = (torch.randn(64, n, generator=generator).bfloat16() for n in (64, 8, 64))
+    found = merged(weight, down[:8], up, 0.3)
+    exact = weight.double() + 0.3 * (up.double() @ down[:8].double())
+    assert found.dtype == torch.bfloat16 and torch.equal(found, exact.bfloat16())
 
 
 def test_weights_are_gathered_a_layer_at_a_time_and_every_parameter_once(load):
@@ -202,6 +214,22 @@ def test_copies_are_independent_of_the_model(load):
     with torch.no_grad():
         model.model.model.norm.weight.zero_()
     assert weights["model.norm.weight"].abs().sum() > 0
+
+
+def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a").write_text("old")
+    rename = Path.rename
+
+    def failing(self, target):
+        if ".new." in self.name:
+            raise OSError("disk full")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="disk full"), written_aside(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "model" / "a").read_text() == "old"
 
 
 def test_a_failed_write_leaves_the_old_folder_alone(tmp_path):

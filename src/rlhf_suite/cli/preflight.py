@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,27 +110,21 @@ def several_values(override: Override) -> Problem:
 def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets."""
     base, problems = compose_blaming(*given.settings, *choices)
-    result.problems += problems
     task = base.run.get("task")
-    if task is None:
-        result.problems += no_task(choices, given)
-        return
+    if task is None and not any(each.key == "task" for each in (*problems, *result.problems)):
+        result.problems.append(
+            Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
+        )
     mistakes = [problem for each in given.values for problem in name_problems(each, task)]
-    result.problems += mistakes
+    result.problems += [*problems, *mistakes]
+    if task is None:
+        return
     if demo := demo_for(base, task, given, mistakes):
         base, _ = compose_blaming(*given.settings, *choices, f"demo={demo}")
         result.demo = demo
     result.presets = dict(base.whole.hydra.runtime.choices)
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
-        check_job(base, values, result)
-
-
-def no_task(choices: list[str], given: Overrides) -> Iterator[Problem]:
-    """Without a task only names that no task knows can be told."""
-    if not any(word.startswith("task=") for word in choices):
-        yield Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
-    for each in given.values:
-        yield from name_problems(each, None)
+        check_job(base, values, result, with_rules=not problems)
 
 
 def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem]) -> str | None:
@@ -143,16 +136,20 @@ def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem
     return task if task in presets("demo") else None
 
 
-def check_job(base: Composed, values: list[Value], result: Preflight) -> None:
-    """Put one job's values in and check the whole; what follows from a mistake already told is not told."""
+def check_job(base: Composed, values: list[Value], result: Preflight, with_rules: bool) -> None:
+    """Put one job's values in and check the whole; what follows from a mistake already told is not told.
+
+    Without a preset that does not compose (`with_rules` false) much would seem to be missing.
+    """
     config = copy.deepcopy(base.run)
     flags = flags_of(config.task)
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]
-    # In a sweep a flag may matter to some jobs only.
-    rules = check(run, () if result.is_sweep or result.is_job else result.given)
-    result.problems += [each for each in rules if not told(each.key, result.problems)]
+    if with_rules:
+        # In a sweep a flag may matter to some jobs only.
+        rules = check(run, () if result.is_sweep or result.is_job else result.given)
+        result.problems += [each for each in rules if not told(each.key, result.problems)]
     result.runs.append(run)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -111,7 +111,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([PAD, BOS, EOS, START])
-    backend.add_tokens([AddedToken(role, normalized=False) for role in ROLES])
+    backend.add_tokens(list(ROLES))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,

@@ -37,6 +37,8 @@ def written_aside(path: Path, replace: bool = True) -> Iterator[Path]:
             aside.rename(path)
         except OSError:  # a folder that is not empty is never renamed over
             if replace or not path.exists():
+                if old.exists():
+                    old.rename(path)
                 raise
         _flush(path.parent)
     finally:

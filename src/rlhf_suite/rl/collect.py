@@ -61,7 +61,11 @@ class Collector:
         ]
         requests = [
             GenerationRequest(
-                id=i, prompt_ids=t.ids.tolist(), max_new_tokens=self.room(t), seed=self.seed(t, stream), sampling=sampling
+                id=i,
+                prompt_ids=t.ids.tolist(),
+                max_new_tokens=self.room(t),
+                seed=self.seed(t, stream),
+                sampling=sampling,
             )
             for i, t in enumerate(trajectories)
         ]

@@ -39,7 +39,8 @@ class CreditAssigner:
             old, reference = batch.tokens["old_log_probs"], batch.tokens["ref_log_probs"]
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
             mean_kl = float(kl.sum() / mask.sum().clamp(min=1))
-            metrics |= {"train/kl": mean_kl, "train/logprobs_diff": float(((old - reference) * mask).sum() / mask.sum())}
+            difference = float(((old - reference) * mask).sum() / mask.sum())
+            metrics |= {"train/kl": mean_kl, "train/logprobs_diff": difference}
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
         values = batch.tokens.get("values")
         credit = assign_credit(

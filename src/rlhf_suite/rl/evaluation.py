@@ -49,11 +49,11 @@ class Evaluator:
         counts = np.array([(groups == g).sum() for g in np.unique(groups)])
         result = {f"{prefix}/pass1": float(np.mean(correct / counts))}
         if n > 1:
-            result[f"{prefix}/pass{n}"] = float(np.mean([pass_at_k(int(counts[i]), int(c), n) for i, c in enumerate(correct)]))
+            each = [pass_at_k(int(count), int(c), n) for count, c in zip(counts, correct, strict=True)]
+            result[f"{prefix}/pass{n}"] = float(np.mean(each))
         return result | {
             f"{prefix}/reward": float(scored.rewards[chosen].mean()),
             f"{prefix}/response_length_mean": float(lengths.mean()),
             f"{prefix}/truncated_rate": float(truncated.mean()),
             f"{prefix}/num_samples": float(len(passed)),
         }
-

@@ -61,8 +61,8 @@ class ModelReader:
         if leaf == "bias" and hasattr(module, "weight") and getattr(module, "bias", None) is None:
             # vLLM's loaders skip such a tensor without a word.
             raise WeightSyncError(
-                f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {module_path} has no bias, "
-                "so it would sample from another model than the one trained"
+                f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {module_path} has no "
+                "bias, so it would sample from another model than the one trained"
             )
         before = [entry.name.replace(f".{part}.", f".{other}.") for other in siblings[: siblings.index(part)]]
         start = sum(self._expected[name].shape[0] for name in before)

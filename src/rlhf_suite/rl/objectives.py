@@ -42,9 +42,7 @@ class PolicyObjective:
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.tokens["mask"]
         wants_entropy = self.actor.entropy_coef is not None
-        output = token_log_probs(
-            model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool()
-        )
+        output = token_log_probs(model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool())
         surrogate = self.surrogate(output.log_probs, batch)
         terms = self.token_terms(output.log_probs, output.entropy, batch)
         unit = "tokens" if self.actor.loss_agg_mode == "token-mean" else "sequences"
@@ -69,9 +67,7 @@ class PolicyObjective:
         )
         return ppo_loss(tokens, self.actor)
 
-    def token_terms(
-        self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: TokenBatch
-    ) -> list[LossSum]:
+    def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: TokenBatch) -> list[LossSum]:
         """The terms that are means over tokens whatever the surrogate is."""
         mask, terms = batch.tokens["mask"], []
         if self.kl.use_loss:

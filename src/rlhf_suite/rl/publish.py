@@ -73,8 +73,8 @@ class Publisher:
         )
         if worst > mismatch_limit(self.config):
             raise WeightSyncError(
-                f"sync of version {version}: all tensors arrived, but an engine's log-probs differ from the trainer's by "
-                f"{worst:.2e} on average (limit {mismatch_limit(self.config):.2e}, algo.mismatch_max)"
+                f"sync of version {version}: all tensors arrived, but an engine's log-probs differ from the trainer's "
+                f"by {worst:.2e} on average (limit {mismatch_limit(self.config):.2e}, algo.mismatch_max)"
             )
         return worst
 

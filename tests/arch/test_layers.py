@@ -1,0 +1,56 @@
+"""Who may import what: layers point downwards, heavy libraries stay in their rooms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlhf_suite
+
+SOURCE = Path(rlhf_suite.__file__).parent
+ROOMS = {
+    "ray": ("rl/", "launch/", "train/workers.py"),
+    "vllm": ("rl/engine.py", "rl/weight_sync.py"),
+    "deepspeed": ("train/strategy.py",),
+    "hydra": ("cli/", "config/"),
+    "omegaconf": ("cli/", "config/"),
+    "submitit": ("cli/slurm_jobs.py",),
+    "wandb": ("train/metrics.py",),
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The top-level packages that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("library", ROOMS)
+def test_a_heavy_library_stays_in_its_room(library):
+    users = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if library in imports(path)}
+    assert users, f"nobody imports {library}: take it out of ROOMS"
+    assert {user for user in users if not user.startswith(ROOMS[library])} == set()
+
+
+def test_layers_import_only_what_is_below_them():
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=SOURCE.parents[1], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "module", ["rlhf_suite.cli", "rlhf_suite.cli.preflight", "rlhf_suite.cli.execute", "rlhf_suite.config.export"]
+)
+def test_the_command_line_imports_nothing_heavy(module):
+    heavy = {"torch", "ray", "vllm", "deepspeed", "transformers", "datasets"}
+    code = f"import sys, {module}; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

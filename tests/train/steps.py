@@ -1,0 +1,111 @@
+"""Optimiser steps on real ranks, for the tests of the step, the optimisers and the checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from gradients import LORA, NextToken, policy
+
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.errors import RunError
+from rlhf_suite.models.weights import weights_on_cpu
+from rlhf_suite.rl.sharding import balanced_parts, shards
+from rlhf_suite.train.step import optimizer_step
+from rlhf_suite.train.strategy import TrainedModel, load_trained
+from rlhf_suite.train.task import Forward, StepLoss
+from rlhf_suite.train.world import World
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to train the tiny model; `adam` by default, in fp32 and packed."""
+
+    zero: int = 0
+    dtype: str = "fp32"
+    offload: bool = False
+    accumulate: str | None = None
+    optim: str = "adam"
+    lora: bool = False
+    max_norm: float = 1.0
+    lr: float = 1e-2
+    objective: str = "next token"
+    on_nonfinite: str = "skip"
+
+    def __str__(self) -> str:
+        return f"ZeRO-{self.zero} {self.dtype} " + " ".join(
+            word for word, on in ((self.optim, self.optim != "adam"), ("offload", self.offload), (str(self.accumulate), self.accumulate), ("LoRA", self.lora)) if on
+        )
+
+
+@dataclass
+class Outcome:
+    """What every rank reports: the metrics of each step, the weights at the end, and why it stopped."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: str = ""
+
+
+class InfiniteLoss(NextToken):
+    """The loss of a micro-batch with sequence 4 is infinite, but its gradient is not."""
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        right = super().loss(model, batch)
+        extra = torch.inf if 4 in batch.rows["index"].tolist() and batch.tokens["mask"].any() else 0.0
+        return StepLoss({"tokens": right.sums["tokens"] + extra}, right.metrics)
+
+
+OBJECTIVES = {"next token": NextToken(), "ppo": policy("token-mean"), "infinite": InfiniteLoss()}
+
+
+def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
+    ds = DeepSpeedConfig(
+        zero_stage=setup.zero,
+        param_dtype=setup.dtype,
+        adam_offload=setup.offload,
+        grad_accum_dtype=setup.accumulate,
+        packing_samples=True,
+        lora=LORA if setup.lora else LoRAConfig(),
+    )
+    config = TrainedModelConfig(
+        model_name_or_path=str(folder / "lm"),
+        optim=setup.optim,
+        adam=AdamConfig(lr=setup.lr),
+        muon=MuonConfig(lr=setup.lr),
+        lr_scheduler="constant",
+        max_norm=setup.max_norm,
+    )
+    return load_trained(config, "lm", ds, world, total_steps=9, seed=0, aux_loss=False, flag="actor.model_name_or_path")
+
+
+def one_step(model: TrainedModel, batch: TokenBatch, step: int, setup: Setup) -> dict[str, float]:
+    """Micro-batches of 3 of this rank's share of `batch`."""
+    mine = shards(batch, balanced_parts(batch, model.world.size))[model.world.rank]
+    parts = [take(mine, group) for group in micro_batches(mine.lengths.tolist(), count=3)]
+    return optimizer_step(model, OBJECTIVES[setup.objective], parts, step, setup.on_nonfinite)
+
+
+def train(world: World, folder: Path, setup: Setup, batches: Sequence[TokenBatch | None]) -> Outcome:
+    """Step i trains on batches[i]; none there: the step is left out."""
+    torch.manual_seed(0)
+    model, outcome = build(world, folder, setup), Outcome()
+    try:
+        for step, batch in enumerate(batches):
+            if batch is not None:
+                outcome.metrics.append(one_step(model, batch, step, setup))
+    except RunError as error:
+        outcome.error = str(error)
+    outcome.weights = weights_on_cpu(model.module, model.gathered)
+    return outcome
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,124 @@
+"""The optimiser step: what is not finite never reaches the weights; metrics and norms are those of the whole step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gradients
+import pytest
+import steps
+import torch
+from steps import Setup, same, train
+
+from rlhf_suite.data.batch import take
+
+SETUPS = [
+    (1, Setup(zero=0)),
+    (1, Setup(zero=1, dtype="bf16")),
+    (1, Setup(zero=1, dtype="bf16", accumulate="fp32")),
+    (1, Setup(zero=2)),
+    (1, Setup(zero=2, dtype="bf16")),
+    (1, Setup(zero=2, offload=True)),
+    (1, Setup(zero=2, optim="muon")),
+    (1, Setup(zero=3)),
+    (1, Setup(zero=3, dtype="bf16")),
+    (2, Setup(zero=0)),
+    (2, Setup(zero=1)),
+    (2, Setup(zero=2)),
+    (2, Setup(zero=2, dtype="bf16")),
+    (2, Setup(zero=3)),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return gradients.make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def batch(folder):
+    return gradients.make_batch(folder)
+
+
+@pytest.fixture(scope="module")
+def poisoned(batch):
+    """One token of sequence 4 has a NaN for its advantage."""
+    advantages = batch.tokens["advantages"].clone()
+    masked = (batch.tokens["mask"] * (batch.segments == 4)).nonzero().flatten()
+    advantages[masked[0]] = torch.nan
+    return replace(batch, tokens={**batch.tokens, "advantages": advantages})
+
+
+@pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
+def test_a_step_that_is_not_finite_leaves_no_trace(ranks, folder, batch, poisoned, size, setup):
+    """Neither in the weights nor in the optimiser's moments, which the step after it would show."""
+    setup = replace(setup, objective="ppo")
+    skipped = ranks(size).call(train, folder, setup, [batch, poisoned, batch])
+    left_out = ranks(size).call(train, folder, setup, [batch, None, batch])
+    for with_nan, without in zip(skipped, left_out, strict=True):
+        assert [row["skipped"] for row in with_nan.metrics] == [0, 1, 0]
+        assert with_nan.metrics[1]["grad_norm"] == torch.inf
+        assert same(with_nan.weights, without.weights)
+    start = ranks(size).call(train, folder, setup, [])[0]
+    assert not same(start.weights, skipped[0].weights)
+
+
+@pytest.mark.parametrize(("size", "zero"), [(1, 0), (2, 2)])
+def test_an_infinite_loss_with_a_finite_gradient_is_skipped_too(ranks, folder, batch, size, zero):
+    setup = Setup(zero=zero, objective="infinite")
+    for outcome, start in zip(
+        ranks(size).call(train, folder, setup, [batch]), ranks(size).call(train, folder, setup, []), strict=True
+    ):
+        assert outcome.metrics[0]["skipped"] == 1
+        assert same(outcome.weights, start.weights)
+
+
+@pytest.mark.parametrize(("size", "zero"), [(1, 0), (2, 0), (2, 2), (2, 3)])
+def test_stop_names_the_sequences_on_every_rank_and_updates_nothing(ranks, folder, batch, poisoned, size, zero):
+    setup = Setup(zero=zero, objective="ppo", on_nonfinite="stop")
+    stopped = ranks(size).call(train, folder, setup, [batch, poisoned, batch])
+    before = ranks(size).call(train, folder, setup, [batch])
+    assert len({outcome.error for outcome in stopped}) == 1
+    error = stopped[0].error
+    assert error.startswith("step 2: the loss or its gradient is not finite; nothing was updated. The loss came from sequence")
+    assert "sequence 4" in error
+    assert error.count("sequence ") == 3, "the micro-batch of 3 that holds it, and no other"
+    assert "train.on_nonfinite=skip" in error
+    for one, other in zip(stopped, before, strict=True):
+        assert same(one.weights, other.weights)
+
+
+@pytest.mark.parametrize(("size", "zero"), [(1, 0), (2, 0), (1, 2), (2, 1), (2, 2), (2, 3)])
+def test_loss_and_norm_are_those_of_the_whole_step(ranks, folder, batch, size, zero):
+    """Also where every rank sees a part, and before the clip."""
+    wanted = gradients.reference(folder, "next token", batch)
+    norm = torch.stack([gradient.norm() for gradient in wanted.values()]).norm()
+    log_probs, masks = [], []
+    model = gradients.reference_model(folder, "lm")
+    for row in range(len(batch)):
+        out = gradients.outputs(model, "lm", batch.ids[batch.segments == row]).log_softmax(-1).detach()
+        sequence = gradients.Sequence(batch, row, out)
+        log_probs.append(sequence.log_probs)
+        masks.append(sequence.mask)
+    loss = -(torch.cat(log_probs) * torch.cat(masks)).sum() / torch.cat(masks).sum()
+    for outcome in ranks(size).call(train, folder, Setup(zero=zero, max_norm=0.1), [batch]):
+        assert outcome.metrics[0]["gpt_loss"] == pytest.approx(float(loss), rel=1e-6)
+        assert outcome.metrics[0]["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+        assert outcome.metrics[0]["lr"] == 1e-2
+
+
+def test_a_rank_without_masked_tokens_takes_part(ranks, folder, batch):
+    """Two sequences, one of them without masked tokens: its rank has nothing to train on, and the metrics are whole."""
+    few = take(batch, [4, gradients.UNMASKED])
+    (one,) = ranks(1).call(train, folder, Setup(zero=2), [few])
+    for outcome in ranks(2).call(train, folder, Setup(zero=2), [few]):
+        assert outcome.metrics[0]["gpt_loss"] == pytest.approx(one.metrics[0]["gpt_loss"], rel=1e-6)
+        for name, weight in outcome.weights.items():
+            torch.testing.assert_close(weight, one.weights[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_without_any_masked_token_changes_nothing(ranks, folder, batch):
+    nothing = take(batch, [gradients.UNMASKED])
+    outcome, start = (ranks(1).call(train, folder, Setup(), plan)[0] for plan in ([nothing], []))
+    assert outcome.metrics[0]["grad_norm"] == 0
+    assert same(outcome.weights, start.weights)
