@@ -179,7 +179,8 @@ def test_adapters_for_heads_or_unknown_layers_are_refused(load, target):
 
 def test_merging_adds_up_in_fp32():
     generator = torch.Generator().manual_seed(0)
-    weight, up, down = (torch.randn(64, n, generator=generator).bfloat16() for n in (64, 8, 64))
+    weight, up, down = (torch.randn(64, n, generator=generator) for n in (64, 8, 64))
+    weight = weight.bfloat16()
     found = merged(weight, down[:8], up, 0.3)
     exact = weight.double() + 0.3 * (up.double() @ down[:8].double())
     assert found.dtype == torch.bfloat16 and torch.equal(found, exact.bfloat16())

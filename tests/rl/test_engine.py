@@ -344,6 +344,8 @@ def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
     member = Member("trainer", Path("trainer.log"))
     pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, member)
     asked = requests(4)
+    with pytest.raises(RunError, match="random weights until the first sync"):
+        pool.generate(asked)
     for version, seed in ((1, 1), (2, 5)):
         model = make_model("experts", seed)
         weights = dict(checkpoint(model))

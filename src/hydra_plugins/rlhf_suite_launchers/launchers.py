@@ -4,6 +4,7 @@ Hydra executes plugins outside sys.modules, where dataclasses cannot resolve pos
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 if TYPE_CHECKING:
     from rlhf_suite.cli.sweep import Job, Sweep
 
+REFUSED = 2  # exit code
 # Settings of the sweep that mean nothing to a single job.
 NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 
@@ -34,11 +36,16 @@ class CommandLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from rlhf_suite.cli.sweep import extended
+        from rlhf_suite.errors import UserError
 
         folder = Path(self.config.hydra.sweep.dir).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         jobs = [self._job(folder, initial_job_idx + i, list(words)) for i, words in enumerate(job_overrides)]
-        self.run(extended(folder, jobs), jobs)
+        try:
+            self.run(extended(folder, jobs), jobs)
+        except UserError as error:  # Hydra would add a traceback
+            print(error, file=sys.stderr)
+            raise SystemExit(REFUSED) from error
         return [_returned(job) for job in jobs]
 
     def run(self, sweep: "Sweep", jobs: "list[Job]") -> None:

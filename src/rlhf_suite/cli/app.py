@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rlhf_suite.cli.preflight import Preflight
 
 # Answered by Hydra alone, whatever the configuration.
-INTERRUPTED = 130
+REFUSED, INTERRUPTED = 2, 130
 HYDRA_ONLY = ("--hydra-help", "--version", "--shell-completion")
 
 
@@ -74,7 +74,7 @@ def sweep(line: CommandLine, found: Preflight) -> int:
     folder = found.folder if found.chosen_folder else fresh(found.folder)
     line.overrides.append(f"hydra.sweep.dir={quoted(str(folder))}")
     code = hydra(line)
-    return finish(folder) or code
+    return code if code == REFUSED else finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:
@@ -98,7 +98,7 @@ def hydra(line: CommandLine) -> int:
 
 def refuse(problems: list[Problem]) -> int:
     print(report(problems), file=sys.stderr)
-    return 2
+    return REFUSED
 
 
 def say(text: str) -> None:

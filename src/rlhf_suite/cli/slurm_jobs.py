@@ -54,7 +54,8 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=retries)
         executor.update_parameters(**resources)
-        submitted = executor.map_array(lambda command: command(), [Command(job.words) for job in jobs])
+        with executor.batch():
+            submitted = [executor.submit(Command(job.words)) for job in jobs]
     except (RuntimeError, submitit.core.utils.FailedJobError) as error:
         raise UserError(f"hydra/launcher=slurm: nothing was submitted: {error}") from error
     for job, slurm in zip(jobs, submitted, strict=True):

@@ -16,7 +16,6 @@ class DataConfig:
     input_key: str = flag("input", "Column of the prompt or conversation")
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
-    disable_fast_tokenizer: bool = flag(False, "Use the slow tokenizer")
     dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
     on_bad_row: str = flag(
         "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")

@@ -178,12 +178,9 @@ def make_trainable(
     if lora.rank > 0:
         add_lora(model, lora, seed)
     if config.gradient_checkpointing_enable:
-        reentrant = config.gradient_checkpointing_reentrant
         if not model.model.supports_gradient_checkpointing:
             raise UserError(f"actor.gradient_checkpointing_enable: {type(model.model).__name__} does not support it")
-        model.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if reentrant:  # its backward needs an input with a gradient; frozen embeddings have none
-            model.model.enable_input_require_grads()
+        model.model.gradient_checkpointing_enable({"use_reentrant": config.gradient_checkpointing_reentrant})
     if aux_loss:
         assert isinstance(model, LanguageModel)
         _enable_router_loss(model, config)

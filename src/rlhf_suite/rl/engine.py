@@ -40,20 +40,20 @@ class Engine:
         if log is not None:
             redirect_output(log)
         self._spec = spec
-        self._began = time.perf_counter()
-        self._loop = StepLoop(lambda: build_engine(spec), _add)
+        self._has_weights = spec.load_weights
+        self._loop = StepLoop(self._build, _add)
 
     async def ready(self) -> EngineInfo:
         """Answers once the engine is up, with an error if it cannot be."""
         cache = await self._call(lambda engine: engine.vllm_config.cache_config)
-        startup_s = time.perf_counter() - self._began
         tokens = cache.num_gpu_blocks * cache.block_size
-        return EngineInfo(startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
+        return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response per request, in order. What a request samples depends on its seed alone, not on the others."""
         for request in requests:
             self._check(request)
+        await self._usable()
         jobs = [
             Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id)) for request in requests
         ]
@@ -64,6 +64,7 @@ class Engine:
 
         A sequence may have max_len - 1 tokens at most: the engine insists on room for one more.
         """
+        await self._usable()
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -117,6 +118,17 @@ class Engine:
         """Stop the engine and its workers."""
         await asyncio.to_thread(self._loop.close)
 
+    def _build(self) -> LLMEngine:
+        began = time.perf_counter()
+        engine = build_engine(self._spec)
+        self._startup_s = time.perf_counter() - began
+        return engine
+
+    async def _usable(self) -> None:
+        """Waits until vLLM is imported and the engine is up, and sees to it that it does not sample from noise."""
+        await self._call(lambda engine: None)
+        assert self._has_weights, "the engine has random weights until the first sync"
+
     async def _call(self, function: Callable[[LLMEngine], T]) -> T:
         return await asyncio.wrap_future(self._loop.call(function))
 
@@ -141,6 +153,7 @@ class Engine:
             raise self._loop.give_up(error, "loading weights") from None
         engine.reset_prefix_cache(reset_running_requests=True)
         engine.set_weight_version(str(manifest.version))
+        self._has_weights = True
         return SyncReport(report.received, report.held, report.unheld, time.perf_counter() - began)
 
 
@@ -155,6 +168,7 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
     """A vLLM engine in this process (its workers are processes only when tensor_parallel_size > 1)."""
     # vLLM says at import that Triton has no CPU back end, whatever the logging level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    from pydantic import ValidationError
     from vllm import EngineArgs, LLMEngine
 
     from rlhf_suite.rl import weight_sync  # registers the transfer backends
@@ -166,10 +180,10 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
             _check_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except ValueError as error:  # vLLM's way to refuse a set-up
+        reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
         raise UserError(
-            f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, ds.param_dtype={spec.dtype}, "
-            f"vllm.kv_cache_mb={spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}: "
-            f"{error}"
+            f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
+            f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}: {reason}"
         ) from None
     engine.set_weight_version("0")
     return engine

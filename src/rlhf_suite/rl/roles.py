@@ -11,6 +11,7 @@ import torch
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import named_weights
@@ -24,7 +25,7 @@ from rlhf_suite.train.strategy import load_frozen, load_trained
 from rlhf_suite.train.task import Objective
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.workers import Worker
-from rlhf_suite.train.world import join_world
+from rlhf_suite.train.world import join_world, seed_process
 
 STEP_RESULTS = ("lr", "grad_norm", "skipped")  # names that policy and critic share
 
@@ -38,6 +39,7 @@ class Role(Worker):
         super().__init__(rank, world_size, master_addr, master_port, device)
         self.config = config
         self.world = join_world(rank, world_size, device)
+        seed_process(config.train, rank)
 
     @torch.no_grad()
     def forward(
@@ -83,9 +85,14 @@ class RewardRole(Role):
         path = config.reward.model_name_or_path
         assert path is not None
         self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
+        if self.model.head_is_new:
+            raise UserError(
+                f"reward.model_name_or_path={path} has no scalar head {config.ds.value_head_prefix}.weight (another name "
+                "goes into ds.value_head_prefix): it is no reward model, and its scores would be random"
+            )
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
-        """[B], with reward.normalize_enable standardised by the constants the model stores."""
+        """[B], as the model gives them."""
         groups, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
         return reassemble_rows(groups, results)
 

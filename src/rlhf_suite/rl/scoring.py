@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
+from rlhf_suite.algo.shaping import clip_scores, normalize_scores
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory, to_batch
-from rlhf_suite.errors import RunError
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.models.load import model_folder
+from rlhf_suite.models.save import reward_stats
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rl.sharding import balanced_parts, reassemble_rows, shards
@@ -23,7 +27,7 @@ class ScoredTrajectories:
     """The trajectories that have a reward, whole groups only, with display text. B trajectories."""
 
     trajectories: list[Trajectory]
-    rewards: np.ndarray  # [B] what is trained on, clipped to reward.clip_range
+    rewards: np.ndarray  # [B] what is trained on: standardised (reward.normalize_enable), then clipped to clip_range
     scores: np.ndarray  # [B] as the source gave them
     prompts: list[str]
     responses: list[str]
@@ -45,6 +49,7 @@ class Scorer:
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewarder, self.reward_model = rewarder, reward_model
+        self.constants = normalization(config)
 
     def score(self, trajectories: list[Trajectory]) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Rewards of a rollout. Failed samples end the run or drop their group, by reward.on_error."""
@@ -88,10 +93,9 @@ class Scorer:
         kept: Sequence[int],
     ) -> ScoredTrajectories:
         chosen = [outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]
-        low, high = self.config.clip_range
         return ScoredTrajectories(
             [trajectories[i] for i in kept],
-            np.clip(np.array([s.reward for s in chosen], np.float32), low, high),
+            self.shaped(np.array([s.reward for s in chosen], np.float32)),
             np.array([s.score for s in chosen], np.float32),
             [rows[i].prompt for i in kept],
             [rows[i].response for i in kept],
@@ -99,6 +103,13 @@ class Scorer:
             [rows[i].datasource for i in kept],
             [s.extra for s in chosen],
         )
+
+    def shaped(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards [B] of the source as the estimators see them."""
+        result = torch.from_numpy(rewards)
+        if self.constants is not None:
+            result = normalize_scores(result, *self.constants)
+        return clip_scores(result, self.config.clip_range).numpy()
 
     def metrics(self, scored: ScoredTrajectories, dropped: int) -> dict[str, float]:
         """Means over samples; the spread inside groups; every extra value over the samples that have it."""
@@ -121,3 +132,23 @@ class Scorer:
         for name in sorted({name for extra in scored.extra for name in extra}):
             result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
         return result
+
+
+def normalization(config: RewardConfig) -> tuple[float, float] | None:
+    """The mean and standard deviation of reward.normalize_enable, from the reward model's config.json; None: off.
+
+    Raises:
+        UserError: the model holds none, so that the scores would stay as they are without a word.
+    """
+    if not config.normalize_enable:
+        return None
+    assert config.model_name_or_path is not None
+    folder = model_folder(config.model_name_or_path, "reward.model_name_or_path")
+    stats = reward_stats(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    if stats is None or stats[1] <= 0:
+        found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
+        raise UserError(
+            f"reward.normalize_enable=true, but the config.json of reward.model_name_or_path={config.model_name_or_path} "
+            f"{found}: write the mean and the standard deviation of its scores there, or leave the flag away"
+        )
+    return stats

@@ -14,6 +14,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ class ShmTransfer(AttestedTransfer):
     """From a file in shared memory, mapped and not copied."""
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        if update.path is None or not Path(update.path).exists():
+            raise WeightSyncError(
+                f"weights {update.version}: {update.path} is not on this engine's node; for engines on other nodes "
+                "than the actor's set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
+            )
         entries = entries_from_plain(update.entries)
         size = entries[-1].offset + entries[-1].nbytes
         flat = torch.from_file(update.path, shared=True, size=size, dtype=torch.uint8)

@@ -24,7 +24,7 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
-from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.scoring import Scorer, normalization
 from rlhf_suite.rl.update import Updater, steps_per_rollout
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.group import Group

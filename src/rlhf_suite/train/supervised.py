@@ -28,7 +28,7 @@ from rlhf_suite.train.task import Task
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.trainer import Trainer
 from rlhf_suite.train.workers import GroupOptions, WorkerGroup
-from rlhf_suite.train.world import join_world
+from rlhf_suite.train.world import join_world, seed_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,6 +61,7 @@ class SupervisedWorker(TrainedWorker):
         super().__init__(rank, world_size, addr, port, device)
         assert config.actor.model_name_or_path is not None
         world = join_world(rank, world_size, device)
+        seed_process(config.train, rank)
         self.config, self.data = config, data
         self.loader = StepLoader(data.train, config.train, world)
         self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)

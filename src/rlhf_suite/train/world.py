@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.losses.reduce import Mean
 
 
@@ -61,6 +63,16 @@ class World:
         )
         pairs = self.sum(local).tolist()
         return {name: total / count for name, (total, count) in zip(names, pairs, strict=True) if count > 0}
+
+
+def seed_process(config: TrainConfig, rank: int) -> None:
+    """Seed torch (dropout draws from it; ranks differ). With train.full_determinism_enable an operation that could
+    give another result next time is an error."""
+    torch.manual_seed(config.seed + rank)
+    if config.full_determinism_enable:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
 
 
 def free_port() -> int:
