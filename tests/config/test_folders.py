@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,16 @@ def test_checkpoints_named_by_path_are_continued_in_a_new_folder(checked, here):
     place = for_run(checked("task=sft ckpt.path=x ckpt.load_enable=true"))
     assert isinstance(place, Place)
     assert place.folder.name != "a"
+
+
+def test_the_nodes_of_a_slurm_job_share_a_folder_that_is_named(checked, here, monkeypatch):
+    earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)  # the first node has begun already
+    for name, value in {"PROCID": 1, "STEP_NUM_NODES": 2, "NTASKS": 2, "JOB_ID": 5}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    assert for_run(checked("task=sft hydra.run.dir=mine")) == Place(Path("mine"))
+    refused = for_run(checked("task=sft"))
+    assert isinstance(refused, Problem)
+    assert "hydra.run.dir=<folder>" in refused.fix
 
 
 def test_a_named_folder_that_holds_a_run_is_only_continued_on_purpose(checked, here):

@@ -62,6 +62,18 @@ def test_batches_of_a_sweeper_end_up_in_one_record(tmp_path):
     assert [job.number for job in extended(tmp_path, [a_job(tmp_path, 1)]).jobs] == [0, 1]
 
 
+def test_jobs_that_run_again_replace_their_earlier_rows(tmp_path):
+    extended(tmp_path, [a_job(tmp_path, 0), a_job(tmp_path, 1)])
+    again = a_job(tmp_path, 0)
+    again.overrides = ["later"]
+    assert [job.overrides for job in extended(tmp_path, [again]).jobs] == [["task=sft", "train.seed=1"], ["later"]]
+
+
+def test_no_job_at_a_time_is_refused(tmp_path):
+    with pytest.raises(UserError, match="parallel=0"):
+        run_here(Sweep(tmp_path, []), [a_job(tmp_path, 0)], parallel=0, gpus_per_job=None)
+
+
 def test_slots_split_the_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert list(gpu_slots(2, 2)) == [["4", "5"], ["6", "7"]]

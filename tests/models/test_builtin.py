@@ -55,3 +55,10 @@ def test_making_a_folder_does_not_touch_the_global_random_state(tmp_path):
     torch.manual_seed(5)
     create_tiny(tmp_path / "model")
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_no_token_starts_with_an_empty_embedding(tmp_path):
+    create_tiny(tmp_path / "model")
+    rows = load_file(tmp_path / "model" / "model.safetensors")["model.embed_tokens.weight"].norm(dim=-1)
+    assert rows.min() > 0.1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.pad_token_id == 256

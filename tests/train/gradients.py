@@ -54,6 +54,7 @@ class Split:
     packed: bool = True
     lora: bool = False
     checkpointing: bool = False
+    max_norm: float = 0.0
     sequences: tuple[int, ...] = tuple(range(len(LENGTHS)))
 
 
@@ -289,7 +290,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     ds = DeepSpeedConfig(
         zero_stage=split.zero, param_dtype="fp32", packing_samples=split.packed, lora=LORA if split.lora else LoRAConfig()
     )
-    config = TrainedModelConfig(max_norm=0, lr_scheduler="constant", gradient_checkpointing_enable=split.checkpointing)
+    config = TrainedModelConfig(max_norm=split.max_norm, lr_scheduler="constant", gradient_checkpointing_enable=split.checkpointing)
     with strategy.loading_context(ds):
         module = load_model(str(folder / head), head=head, ds=ds)
     make_trainable(module, config, ds.lora)

@@ -44,7 +44,7 @@ class CommandLauncher(Launcher):
         try:
             self.run(extended(folder, jobs), jobs)
         except UserError as error:  # Hydra would add a traceback
-            print(error, file=sys.stderr)
+            sys.stderr.write(f"{error}\n")
             raise SystemExit(REFUSED) from error
         return [_returned(job) for job in jobs]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ from rlhf_suite.config.problems import Problem, report
 if TYPE_CHECKING:
     from rlhf_suite.cli.preflight import Preflight
 
-# Answered by Hydra alone, whatever the configuration.
 REFUSED, INTERRUPTED = 2, 130
+# Answered by Hydra alone, whatever the configuration.
 HYDRA_ONLY = ("--hydra-help", "--version", "--shell-completion")
 
 
@@ -26,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     if "--help" in line.options:
         from rlhf_suite.cli.help import print_help
 
-        return print_help(line)
+        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+            return print_help(line)
+        return 0
     if any(option in line.options for option in HYDRA_ONLY):
         return hydra(line)
     return checked(line)

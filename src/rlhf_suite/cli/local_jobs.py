@@ -21,6 +21,8 @@ STOP_S = 60.0
 
 def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | None) -> None:
     """Run jobs in order. One at a time they write to the console, else each to `job.log` in its folder."""
+    if parallel < 1:
+        raise UserError(f"hydra.launcher.parallel={parallel}: write 1 or more jobs at a time")
     slots: list[list[str] | None] = [*gpu_slots(parallel, gpus_per_job)]
     waiting = list(jobs)
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}

@@ -74,8 +74,9 @@ def read(folder: Path) -> Sweep | None:
 
 
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
-    """The sweep with more jobs: a sweeper may launch them in several batches."""
+    """The sweep with more jobs: a sweeper launches them in batches, a resumed sweep launches the same ones again."""
     sweep = read(folder) or Sweep(folder, [])
-    sweep.jobs += jobs
+    again = {job.number for job in jobs}
+    sweep.jobs = [*(job for job in sweep.jobs if job.number not in again), *jobs]
     sweep.save()
     return sweep

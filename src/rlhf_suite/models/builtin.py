@@ -95,6 +95,9 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
+    # Set only now: transformers zeroes the embedding of a padding token, and the gradient of a norm of zeros explodes
+    # when a policy happens to sample that token.
+    config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     config.architectures, config.dtype = [model_class.__name__], torch.float32
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (shape.tied and name == TIED)}
     with written_aside(path, replace=False) as folder:
@@ -137,7 +140,6 @@ def sizes(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
         "initializer_range": 0.5 / shape.hidden**0.5,  # a narrow model learns nothing for long with the usual 0.02
         "max_position_embeddings": shape.max_length,
         "tie_word_embeddings": shape.tied,
-        "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }

@@ -47,10 +47,12 @@ class Publisher:
         """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
         if self.config.vllm.enable_sleep:
             self.engines.wake()
-        manifest, reports = self.engines.sync(
-            self.backend, version, lambda: self.policy.start("publish", version), self.policy.members
-        )
-        self.policy.call("release")
+        try:
+            manifest, reports = self.engines.sync(
+                self.backend, version, lambda: self.policy.start("publish", version), self.policy.members
+            )
+        finally:  # not waited for: were the policy gone, its absence would hide why the sync failed
+            self.policy.start("release")
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.held for r in reports))}
         if self.config.vllm.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)

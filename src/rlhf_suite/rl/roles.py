@@ -87,8 +87,8 @@ class RewardRole(Role):
         self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
         if self.model.head_is_new:
             raise UserError(
-                f"reward.model_name_or_path={path} has no scalar head {config.ds.value_head_prefix}.weight (another name "
-                "goes into ds.value_head_prefix): it is no reward model, and its scores would be random"
+                f"reward.model_name_or_path={path} has no scalar head {config.ds.value_head_prefix}.weight "
+                "(ds.value_head_prefix): it is no reward model, and its scores would be random"
             )
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:

@@ -148,7 +148,7 @@ def normalization(config: RewardConfig) -> tuple[float, float] | None:
     if stats is None or stats[1] <= 0:
         found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(
-            f"reward.normalize_enable=true, but the config.json of reward.model_name_or_path={config.model_name_or_path} "
+            f"reward.normalize_enable=true, but config.json of reward.model_name_or_path={config.model_name_or_path} "
             f"{found}: write the mean and the standard deviation of its scores there, or leave the flag away"
         )
     return stats

@@ -41,6 +41,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     config = with_models(config)
     assert config.actor.model_name_or_path is not None
     tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+    normalization(config.reward)  # a reward model without constants is refused before anything starts
     prompts = load_prompts(config, tokenizer)
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)

@@ -12,6 +12,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 
 NO_DECAY = ("bias", "norm.weight", "layer_norm.weight", "layernorm.weight", "ln_f.weight")
 NOT_MUON = ("embed", "lm_head", "score")
+ROUNDING = 1e-9  # 0.07 * 100 steps is 7.000000000000001
 
 
 def learning_rate_factor(step: int, total_steps: int, config: TrainedModelConfig) -> float:
@@ -20,7 +21,7 @@ def learning_rate_factor(step: int, total_steps: int, config: TrainedModelConfig
     Warm-up is linear over ceil(lr_warmup_ratio * total_steps) steps and reaches the peak at its last step; the first
     step already trains. Cosine: (1 + cos(pi p)) / 2 with p the share of the steps after warm-up.
     """
-    warmup = math.ceil(config.lr_warmup_ratio * total_steps)
+    warmup = math.ceil(config.lr_warmup_ratio * total_steps - ROUNDING)
     if config.lr_scheduler != "constant" and step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)

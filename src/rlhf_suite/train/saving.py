@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.train.checkpoint import CheckpointStore
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.run_folder import RunFolder
+
+NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 
 
 class Stateful(Protocol):
@@ -41,9 +45,14 @@ class Saver:
 
     def resume(self) -> int:
         """Load the newest checkpoint when asked; the step to go on with."""
-        checkpoint = self.store.latest() if self.config.load_enable else None
+        checkpoint = self.store.latest()
         if checkpoint is None:
             return 0
+        if not self.config.load_enable:
+            raise UserError(
+                f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {checkpoint.step}). "
+                "Set ckpt.load_enable=true to go on from there, or choose another ckpt.path"
+            )
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
         state = checkpoint.state()
@@ -62,9 +71,14 @@ class Saver:
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
         """Whether the metric of ckpt.best_metric_key is the best so far (losses: lowest), and is to be kept."""
         if self.metric not in evaluation:
+            if evaluation and self.config.best_metric_key not in (None, NO_METRIC):
+                choices = ", ".join(sorted(evaluation))
+                raise UserError(f"ckpt.best_metric_key={self.metric}: the evaluation has {choices}, or set {NO_METRIC}")
             return False
         value = evaluation[self.metric]
         lower_is_better = "loss" in self.metric
+        if not math.isfinite(value):
+            return False
         if self.best is not None and (value >= self.best if lower_is_better else value <= self.best):
             return False
         self.best = value

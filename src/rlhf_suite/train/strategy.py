@@ -15,6 +15,8 @@ from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.forward import ScalarModel
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.train import optim
 from rlhf_suite.train.world import World
@@ -162,6 +164,10 @@ def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, wo
     """Load a model that only runs forward."""
     with loading_context(ds):
         module = load_model(path, head=head, ds=ds, flag=flag)
+    if isinstance(module, ScalarModel) and module.head_is_new:
+        raise UserError(
+            f"{flag}={path}: the checkpoint has no scalar head named ds.value_head_prefix, so it cannot score"
+        )
     return frozen_model(module, ds, world)
 
 

@@ -1,0 +1,72 @@
+"""One job: what is written, what is said and which exit code, for every way a task can end."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from rlhf_suite.cli.execute import execute
+from rlhf_suite.config.resolve import fingerprint, load
+from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.train.run_folder import RunFolder
+
+
+@pytest.fixture
+def ends(monkeypatch, tmp_path):
+    """Run a task that returns or raises what it is given; gives the exit code."""
+
+    def execute_with(end):
+        def run(config, folder):
+            assert RunFolder(folder).status()["state"] == "running"
+            if isinstance(end, BaseException):
+                raise end
+            return end
+
+        task = types.ModuleType("rlhf_suite.tasks.sft")
+        task.run = run
+        monkeypatch.setitem(sys.modules, "rlhf_suite.tasks.sft", task)
+        return execute(SFTRun(), tmp_path)
+
+    return execute_with
+
+
+def test_a_run_leaves_its_configuration_and_its_metrics(ends, tmp_path):
+    assert ends({"eval/gpt_loss": 1.5}) == 0
+    assert load(tmp_path / "config.yaml") == SFTRun()
+    status = RunFolder(tmp_path).status()
+    assert (status["state"], status["metrics"]) == ("done", {"eval/gpt_loss": 1.5})
+    assert status["fingerprint"] == fingerprint(SFTRun())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("data.dataset: no rows"), 2, "data.dataset: no rows"),
+        (RunError("actor-0 died while training"), 1, "actor-0 died while training"),
+        (KeyboardInterrupt(), 130, "ckpt.load_enable=true"),
+        (KeyError("loss"), 1, "error.log"),
+    ],
+)
+def test_a_failure_is_told_without_a_traceback_and_recorded(ends, tmp_path, capsys, error, code, said):
+    assert ends(error) == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+    status = RunFolder(tmp_path).status()
+    assert status["state"] == "failed"
+    assert type(error).__name__ in status["error"]
+
+
+def test_the_traceback_of_an_unexpected_error_is_kept(ends, tmp_path):
+    ends(KeyError("loss"))
+    text = (tmp_path / "error.log").read_text()
+    assert "Traceback" in text
+    assert "KeyError: 'loss'" in text
+
+
+def test_an_expected_error_leaves_no_error_log(ends, tmp_path):
+    ends(RunError("x"))
+    assert not (tmp_path / "error.log").exists()

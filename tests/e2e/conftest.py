@@ -1,0 +1,85 @@
+"""The runs that several modules look at, made once: a warm-started model, and one whole run each with and without critic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jobs
+import pytest
+
+# `reinforce_baseline`: reference and policy; 2 epochs of 2 optimiser steps each, with a learning rate that moves.
+BASELINE = [
+    *jobs.SMALL,
+    "algo.advantage.estimator=reinforce_baseline",
+    "train.max_epochs=2",
+    "train.max_steps=3",
+    "actor.lr_scheduler=cosine_with_min_lr",
+    "actor.lr_warmup_ratio=0.25",
+    "eval.steps=3",
+]
+# `gae` with a KL that is steered: critic and controller have state too; a checkpoint at every step.
+ACTOR_CRITIC = [
+    *jobs.SMALL,
+    "algo.advantage.estimator=gae",
+    "algo.kl.init_coef=0.05",
+    "algo.kl.target=0.02",
+    "algo.kl.horizon=100",
+    "critic.save_value_network=true",
+    "train.max_steps=5",
+    "eval.steps=2",
+    "ckpt.save_steps=1",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One thread per process, and a cache that is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this session are."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def warm(runs: Path) -> Path:
+    """A tiny model that reverses strings right at times, made by the suite's own SFT."""
+    folder = runs / "warm"
+    jobs.run(runs / "warm_start", ["task=sft", "demo=warm_start", f"ckpt.output_dir={folder}"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def baseline_words(warm: Path) -> list[str]:
+    return [*BASELINE, f"actor.model_name_or_path={warm}"]
+
+
+@pytest.fixture(scope="session")
+def actor_critic_words(warm: Path) -> list[str]:
+    return [*ACTOR_CRITIC, f"actor.model_name_or_path={warm}"]
+
+
+@pytest.fixture(scope="session")
+def baseline(runs: Path, baseline_words: list[str]) -> Path:
+    """A whole run without a critic."""
+    jobs.run(runs / "baseline", baseline_words)
+    return runs / "baseline"
+
+
+@pytest.fixture(scope="session")
+def actor_critic(runs: Path, actor_critic_words: list[str]) -> Path:
+    """A whole run with a critic, never interrupted."""
+    jobs.run(runs / "actor_critic", actor_critic_words)
+    return runs / "actor_critic"

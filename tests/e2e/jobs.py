@@ -1,0 +1,152 @@
+"""Whole runs as processes: started as a user starts them, watched, killed, and looked for when they should be gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+
+from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 300.0
+POLL_S = 0.05
+
+# 4 prompts x 4 samples a step, two optimiser steps of 8: the demo's task at a size that takes half a second a step.
+SMALL = [
+    "task=ppo",
+    "demo=ppo",
+    "rollout.batch_size=4",
+    "rollout.n_samples_per_prompt=4",
+    "train.batch_size=8",
+    "train.micro_batch_size=4",
+    "rollout.micro_batch_size=4",
+    "data.max_samples=64",
+    "eval.max_samples=8",
+    "eval.n_samples_per_prompt=1",
+    "eval.temperature=0",
+    "launch.timeout_s=120",
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Job:
+    """`python run.py <words>` in a folder, as a process of its own."""
+
+    def __init__(self, folder: Path, words: list[str], script: Path = ROOT / "run.py") -> None:
+        self.folder = RunFolder(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.said = [folder.with_name(f"{folder.name}.{stream}") for stream in ("out", "err")]
+        self.began = time.monotonic()
+        with self.said[0].open("wb") as out, self.said[1].open("wb") as err:
+            command = [sys.executable, str(script), *words, f"hydra.run.dir={folder}"]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err)
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> Ended:
+        """Wait for the end, at most `deadline_s`."""
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"still running after {deadline_s} s: {self.text()}") from None
+        return Ended(code, *(path.read_text() for path in self.said), time.monotonic() - self.began)
+
+    def text(self) -> str:
+        """What the run has said so far."""
+        return "\n".join(path.read_text() for path in self.said)
+
+    def wait_for_step(self, step: int, deadline_s: float = DEADLINE_S) -> None:
+        """Until training step `step` is on record, or the run has ended well before we looked."""
+        deadline = time.monotonic() + deadline_s
+        while not any(row["step"] >= step for row in train_rows(self.folder.path)):
+            if (code := self.process.poll()) is not None:
+                assert code == 0, self.text()
+                return
+            assert time.monotonic() < deadline, f"no step {step} after {deadline_s} s: {self.text()}"
+            time.sleep(POLL_S)
+
+    def family(self) -> set[psutil.Process]:
+        """The run's process and everything below it: Ray's daemons, actors, reward workers."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.process.pid)
+            return {parent, *parent.children(recursive=True)}
+        return set()
+
+    def actor(self, name: str) -> psutil.Process:
+        """The process of an actor, known by the log that its output goes to."""
+        log = (self.folder.logs / f"{name}.log").resolve()
+        for process in self.family():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
+                    return process
+        raise AssertionError(f"nobody writes to {log}")
+
+    def kill(self) -> set[psutil.Process]:
+        """kill -9 of the driver alone; returns who was there."""
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        return family
+
+
+def run(folder: Path, words: list[str], expect: int = 0) -> Ended:
+    """A whole run; its exit code must be `expect`."""
+    ended = Job(folder, words).ended()
+    assert ended.code == expect, f"exit code {ended.code}\n{ended.out}\n{ended.err}"
+    return ended
+
+
+def survivors(family: set[psutil.Process], within_s: float) -> list[str]:
+    """Who of the family is still there after `within_s` seconds at most."""
+    _, alive = psutil.wait_procs(list(family), timeout=within_s)
+    return [" ".join(process.cmdline())[:200] for process in alive if is_alive(process)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def train_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl that training steps wrote."""
+    return [row for row in read_rows(RunFolder(folder).metrics) if "train/reward" in row]
+
+
+def eval_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl that evaluations wrote."""
+    return [row for row in read_rows(RunFolder(folder).metrics) if "eval/reward" in row]
+
+
+def rollout(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The samples of a training step."""
+    return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
+def column(rows: list[dict[str, Any]], name: str, dtype: type = np.float64) -> np.ndarray:
+    """A column with one number per token, all samples end to end."""
+    return np.concatenate([np.asarray(row[name], dtype) for row in rows])
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of metrics without what clocks wrote."""
+    return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]

@@ -1,0 +1,84 @@
+"""kill -9 at any instant, then the same command with ckpt.load_enable=true: as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+
+import jobs
+import pyarrow.parquet as pq
+import pytest
+
+from rlhf_suite.train.metrics import read_rows
+
+STEPS = 5
+GONE_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def resumed(runs, actor_critic_words):
+    """A run that was killed twice, and what its killed processes left running."""
+    folder, left, instants = runs / "resumed", [], []
+    words = [*actor_critic_words, "ckpt.load_enable=true"]
+    for step in (1, 3):
+        job = jobs.Job(folder, words)
+        job.wait_for_step(step)
+        # Before a checkpoint, while it is written, in the next step: a step and its checkpoint take half a second.
+        instants.append(random.uniform(0, 0.6))
+        time.sleep(instants[-1])
+        family = job.kill()
+        assert len(family) > 5 or job.process.returncode == 0
+        left += jobs.survivors(family, GONE_S)
+    print(f"killed {instants} s after steps 1 and 3")  # shown when a test fails
+    jobs.run(folder, words)
+    return folder, left
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_killed_run_leaves_no_process_behind(resumed):
+    assert resumed[1] == []
+
+
+@pytest.mark.parametrize("model", ["model", "model_critic"])
+def test_the_final_weights_are_those_of_an_uninterrupted_run(actor_critic, resumed, model):
+    assert digest(resumed[0] / model / "model.safetensors") == digest(actor_critic / model / "model.safetensors")
+
+
+def test_the_metrics_are_those_of_an_uninterrupted_run(actor_critic, resumed):
+    rows = jobs.timeless(read_rows(actor_critic / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 4, 4, 5, 5]
+    assert jobs.timeless(read_rows(resumed[0] / "metrics.jsonl")) == rows
+
+
+@pytest.mark.parametrize("kind", ["rollouts", "evaluations"])
+def test_the_samples_are_those_of_an_uninterrupted_run(actor_critic, resumed, kind):
+    files = sorted(path.name for path in (actor_critic / kind).iterdir())
+    assert sorted(path.name for path in (resumed[0] / kind).iterdir()) == files
+    assert len(files) == {"rollouts": STEPS, "evaluations": 4}[kind]
+    for name in files:
+        assert pq.read_table(resumed[0] / kind / name).equals(pq.read_table(actor_critic / kind / name)), name
+
+
+def test_the_kl_controller_went_on_from_its_checkpoint(actor_critic, resumed):
+    """beta <- beta (1 + clip(KL / 0.02 - 1, -0.2, 0.2) x 16 samples / horizon 100), from 0.05."""
+    beta = 0.05
+    for row in jobs.train_rows(resumed[0]):
+        assert row["train/kl_coef"] == pytest.approx(beta, rel=1e-6)
+        beta *= 1 + min(max(row["train/kl"] / 0.02 - 1, -0.2), 0.2) * 16 / 100
+    for folder in (actor_critic, resumed[0]):
+        state = json.loads((folder / "checkpoints" / "step_000005" / "state.json").read_text())
+        assert state["kl_controller"]["coef"] == pytest.approx(beta, rel=1e-6)
+        assert state["step"] == STEPS
+    assert beta != 0.05
+
+
+def test_three_checkpoints_and_no_debris_remain(resumed):
+    kept = sorted(path.name for path in (resumed[0] / "checkpoints").iterdir() if path.name.startswith("step"))
+    assert kept == ["step_000003", "step_000004", "step_000005"]
+    assert not list(resumed[0].rglob("*.tmp"))
+    assert json.loads((resumed[0] / "status.json").read_text())["state"] == "done"

@@ -1,0 +1,127 @@
+"""Checkpoints: whole or not at all, the newest found, the oldest rotated out."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore
+
+KILLS = 12
+
+
+def save(store: CheckpointStore, step: int, kind: str = "step", size: int = 10, **state: float) -> Path:
+    folder = store.begin(step, kind)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "weights").write_bytes(bytes([step % 256]) * size)
+    return store.commit(step, {"step": step, **state}, kind)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(CheckpointConfig(max_num=2), tmp_path / "checkpoints")
+
+
+def steps(store: CheckpointStore, kind: str = "step") -> list[int]:
+    return [checkpoint.step for checkpoint in store.all(kind)]
+
+
+def test_a_committed_checkpoint_is_found_with_its_state(store):
+    assert store.latest() is None
+    path = save(store, 3, best=0.5)
+    found = store.latest()
+    assert (found.path, found.step, found.state()) == (path, 3, {"step": 3, "best": 0.5})
+    assert (found.path / "actor" / "weights").read_bytes() == b"\x03" * 10
+
+
+def test_what_was_not_committed_is_nothing(store):
+    save(store, 1)
+    (store.begin(2) / "weights").write_text("half")
+    assert store.latest().step == 1
+    save(store, 3)
+    assert not list(store.path.glob("*.tmp")), "what a killed save left is cleared away by the next one"
+
+
+@pytest.mark.parametrize("damage", ["manifest", "file", "size"])
+def test_a_damaged_checkpoint_is_passed_over(store, damage):
+    save(store, 1)
+    path = save(store, 2)
+    if damage == "manifest":
+        (path / MANIFEST).unlink()
+    elif damage == "file":
+        (path / "actor" / "weights").unlink()
+    else:
+        (path / "actor" / "weights").write_bytes(b"\x02" * 9)
+    assert store.latest().step == 1
+
+
+def test_the_manifest_lists_every_file(store):
+    manifest = json.loads((save(store, 4) / MANIFEST).read_text())
+    assert manifest["step"] == 4
+    assert set(manifest["files"]) == {"actor/weights", "state.json"}
+
+
+def test_the_oldest_go_first_and_the_best_stays(store):
+    save(store, 1, "best")
+    for step in (1, 2, 3, 4):
+        save(store, step)
+    assert (steps(store), steps(store, "best")) == ([3, 4], [1])
+    save(store, 4, "best")
+    assert (steps(store), steps(store, "best")) == ([3, 4], [4])
+    assert sorted(folder.name for folder in store.path.iterdir()) == ["best_000004", "step_000003", "step_000004"]
+
+
+def test_the_newest_may_be_the_best(store):
+    save(store, 2)
+    save(store, 3, "best")
+    assert store.latest().step == 3
+
+
+def test_a_size_limit_keeps_at_least_the_newest(tmp_path):
+    store = CheckpointStore(CheckpointConfig(max_num=9, max_mem=2500 / 2**30), tmp_path)
+    for step in (1, 2, 3):
+        save(store, step, size=1000)
+    assert steps(store) == [2, 3]
+    save(store, 4, size=5000)
+    assert steps(store) == [4]
+
+
+def test_a_step_saved_again_replaces_the_first(store):
+    save(store, 1, size=10)
+    path = save(store, 1, size=20)
+    assert (path / "actor" / "weights").stat().st_size == 20
+    assert steps(store) == [1]
+
+
+def save_for_ever(path: Path, first: int) -> None:
+    store = CheckpointStore(CheckpointConfig(max_num=2), path)
+    for step in range(first, 10**6):
+        save(store, step, size=20_000)
+        save(store, step, "best", size=20_000)
+
+
+def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
+    """And never takes one away: what was the newest before is there, or a newer one."""
+    path, chance, newest = tmp_path / "checkpoints", random.Random(0), 0
+    for _ in range(KILLS):
+        process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(path, newest + 1))
+        process.start()
+        time.sleep(0.05 + 0.1 * chance.random())
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        found = CheckpointStore(CheckpointConfig(), path).latest()
+        assert found is not None or newest == 0
+        if found is not None:
+            assert found.step >= newest
+            assert found.state()["step"] == found.step
+            assert (found.path / "actor" / "weights").read_bytes() == bytes([found.step % 256]) * 20_000
+            newest = found.step
+    assert newest > KILLS

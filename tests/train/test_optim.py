@@ -1,0 +1,134 @@
+"""Learning-rate schedules by hand, which parameter gets what, the clip, and that every optimiser trains."""
+
+from __future__ import annotations
+
+import gradients
+import pytest
+import torch
+from gradients import Split, gradient, reference
+from steps import Setup, train
+
+from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
+from rlhf_suite.models.load import load_model
+from rlhf_suite.train.optim import learning_rate_factor, mark_muon_parameters, parameter_groups
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return gradients.make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def batch(folder):
+    return gradients.make_batch(folder)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1, 1, 1, 1, 1, 1, 1]),
+        ("constant_with_warmup", [1 / 3, 2 / 3, 1, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+        ("cosine", [1 / 3, 2 / 3, 1, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+        ("cosine_with_min_lr", [1 / 3, 2 / 3, 1, 1, 0.2 + 0.4 * (1 + 0.5**0.5), 0.6, 0.2 + 0.4 * (1 - 0.5**0.5)]),
+    ],
+)
+def test_schedules_by_hand(schedule, factors):
+    """Seven steps, ceil(0.4 * 7) = 3 of them warm-up, the other four at progress 0, 1/4, 2/4, 3/4."""
+    config = TrainedModelConfig(lr_scheduler=schedule, lr_warmup_ratio=0.4, min_lr_ratio=0.2)
+    assert [learning_rate_factor(step, 7, config) for step in range(7)] == pytest.approx(factors)
+
+
+def test_warm_up_is_not_lengthened_by_rounding():
+    """0.07 * 100 is 7.000000000000001 in binary."""
+    config = TrainedModelConfig(lr_scheduler="linear", lr_warmup_ratio=0.07)
+    assert learning_rate_factor(6, 100, config) == 1
+    assert learning_rate_factor(5, 100, config) == pytest.approx(6 / 7)
+
+
+def test_the_step_uses_the_scheduled_rate(ranks, folder, batch):
+    """Adam's first step moves a weight by its rate, against the sign of the gradient."""
+    start, moved = (ranks(1).call(train, folder, Setup(lr=1e-3), plan)[0] for plan in ([], [batch]))
+    direction = reference_direction(folder, batch)
+    name = "model.layers.0.mlp.down_proj.weight"
+    change = moved.weights[name] - start.weights[name]
+    clear = direction[name].abs() > 1e-4
+    torch.testing.assert_close(change[clear], -1e-3 * direction[name].sign()[clear].float(), rtol=1e-2, atol=1e-6)
+
+
+def reference_direction(folder, batch):
+    return reference(folder, "next token", batch)
+
+
+def test_norms_and_biases_do_not_decay(folder, batch):
+    from rlhf_suite.config.ds import DeepSpeedConfig
+
+    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig(param_dtype="fp32"))
+    decayed, exempt = parameter_groups(model, TrainedModelConfig(adam=AdamConfig(weight_decay=0.1)))
+    assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.1, 0.0)
+    assert {p.ndim for p in decayed["params"]} == {2}
+    assert {p.ndim for p in exempt["params"]} == {1}
+    assert len(decayed["params"]) + len(exempt["params"]) == len(list(model.parameters()))
+
+
+def test_muon_takes_the_hidden_matrices_only(folder):
+    from rlhf_suite.config.ds import DeepSpeedConfig
+
+    model = load_model(str(folder / "value"), head="value", ds=DeepSpeedConfig(param_dtype="fp32"))
+    mark_muon_parameters(model.named_parameters())
+    others = {name for name, p in model.named_parameters() if not p.use_muon}
+    assert {"model.score.weight", "model.model.embed_tokens.weight", "model.model.norm.weight"} <= others
+    taken = {name for name, p in model.named_parameters() if p.use_muon}
+    assert len(taken) == 2 * 7, "q, k, v, o, gate, up, down of two layers"
+
+
+@pytest.mark.parametrize(("size", "zero"), [(1, 0), (1, 2), (1, 3), (2, 0), (2, 2), (2, 3)])
+def test_the_clip_scales_the_whole_gradient(ranks, folder, batch, size, zero):
+    wanted = reference(folder, "next token", batch)
+    norm = torch.stack([one.norm() for one in wanted.values()]).norm()
+    clipped = {name: 0.05 / norm * one for name, one in wanted.items()}
+    split = Split("", ranks=size, zero=zero, max_norm=0.05)
+    found = ranks(size).call(gradient, folder, "next token", split, batch)[0]
+    assert norm > 0.1
+    assert gradients.relative_error(found, clipped) < 2e-5  # torch and DeepSpeed add 1e-6 to the norm
+
+
+TRAINS = [
+    (1, Setup(zero=0)),
+    (1, Setup(zero=1, dtype="bf16", accumulate="fp32")),
+    (1, Setup(zero=2, dtype="bf16")),
+    (1, Setup(zero=2, offload=True)),
+    (1, Setup(zero=3, offload=True)),
+    (1, Setup(zero=2, lora=True)),
+    *((1, Setup(zero=zero, optim="muon")) for zero in range(4)),
+    (1, Setup(zero=2, dtype="bf16", optim="muon")),
+    (2, Setup(zero=2, optim="muon")),
+    (2, Setup(zero=3, optim="muon")),
+    (2, Setup(zero=2, offload=True)),
+    (2, Setup(zero=3, dtype="bf16")),
+]
+
+
+@pytest.mark.parametrize(("size", "setup"), TRAINS, ids=str)
+def test_every_optimiser_trains(ranks, folder, batch, size, setup):
+    for outcome in ranks(size).call(train, folder, setup, [batch] * 6):
+        losses = [row["gpt_loss"] for row in outcome.metrics]
+        assert losses[-1] < 0.75 * losses[0], losses
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_updates_too_small_for_bf16_are_not_lost(ranks, folder, batch, zero):
+    """A rate of 1e-4 is below half the spacing of bf16 numbers near 0.1: only fp32 master weights keep the updates."""
+    start, exact, half = (
+        ranks(1).call(train, folder, setup, plan)[0].weights
+        for setup, plan in (
+            (Setup(), []),
+            (Setup(lr=1e-4), [batch] * 9),
+            (Setup(zero=zero, dtype="bf16", lr=1e-4), [batch] * 9),
+        )
+    )
+    name = "model.layers.1.mlp.down_proj.weight"
+    wanted, found = exact[name] - start[name], half[name].float() - start[name].bfloat16().float()
+    large = (start[name].abs() > 0.07) & (wanted.abs() > 6e-4)
+    assert large.sum() > 100
+    assert float((found[large] / wanted[large]).mean()) == pytest.approx(1, abs=0.15)

@@ -1,0 +1,148 @@
+"""When a run saves what, and that it goes on from there."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.train.group import LocalGroup
+from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.workers import Worker
+
+
+class Counter(Worker):
+    """A model of one number."""
+
+    number = 0
+
+    def set(self, number: int) -> None:
+        self.number = number
+
+    def get(self) -> int:
+        return self.number
+
+    def save_state(self, folder: Path) -> None:
+        (folder / "number").write_text(str(self.number))
+
+    def load_state(self, folder: Path) -> None:
+        self.number = int((folder / "number").read_text())
+
+    def export(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        (path / "number").write_text(str(self.number))
+
+
+class Beta:
+    """Driver state."""
+
+    value = 1.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+@pytest.fixture
+def group(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # the worker sets them; they are put back after the test
+    return LocalGroup(Counter, "actor", "cpu", ())
+
+
+@pytest.fixture
+def saver(tmp_path, group):
+    def make(**config) -> Saver:
+        return Saver(CheckpointConfig(**config), RunFolder(tmp_path / "run"), {"actor": group}, "eval/gpt_loss", {"beta": Beta()})
+
+    return make
+
+
+def names(saver: Saver) -> list[str]:
+    return sorted(folder.name for folder in saver.store.path.glob("*"))
+
+
+def test_periodic_checkpoints_and_the_best(saver):
+    one = saver(save_steps=2)
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 2.0)):
+        one.save_if_due(step, {"eval/gpt_loss": loss})
+    assert names(one) == ["best_000002", "step_000002", "step_000004"]
+
+
+def test_no_checkpoint_unless_asked_for(saver):
+    one = saver()
+    one.save_if_due(1, {"eval/gpt_loss": 3.0})
+    assert names(one) == []
+    named = saver(best_metric_key="eval/gpt_loss")
+    named.save_if_due(1, {"eval/gpt_loss": 3.0})
+    named.save_if_due(2, {})
+    assert names(named) == ["best_000001"]
+    assert saver(save_steps=1, best_metric_key="none").is_best({"eval/gpt_loss": 3.0}) is False
+
+
+def test_losses_are_best_when_lowest_other_metrics_when_highest(saver):
+    loss = saver(save_steps=1)
+    assert [loss.is_best({"eval/gpt_loss": value}) for value in (2.0, 3.0, 1.0, 1.0)] == [True, False, True, False]
+    accuracy = saver(save_steps=1, best_metric_key="eval/accuracy")
+    assert [accuracy.is_best({"eval/accuracy": value}) for value in (0.2, 0.1, 0.3, 0.3)] == [True, False, True, False]
+
+
+def test_a_value_that_is_not_finite_is_never_the_best(saver):
+    one = saver(save_steps=1)
+    values = (math.nan, 3.0, math.nan, -math.inf, 2.0)
+    assert [one.is_best({"eval/gpt_loss": value}) for value in values] == [False, True, False, False, True]
+
+
+def test_an_unknown_metric_is_refused_with_the_known_ones(saver):
+    with pytest.raises(UserError, match="ckpt.best_metric_key=eval/los: the evaluation has eval/gpt_loss"):
+        saver(best_metric_key="eval/los").save_if_due(1, {"eval/gpt_loss": 3.0})
+
+
+def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, group):
+    first = saver(save_steps=1)
+    first.driver_state["beta"].value = 0.25
+    group.call("set", 7)
+    first.save_if_due(5, {"eval/gpt_loss": 2.0})
+    group.call("set", 8)
+    second = saver(save_steps=1, load_enable=True)
+    assert second.resume() == 5
+    assert group.call("get") == [7]
+    assert second.driver_state["beta"].value == 0.25
+    assert second.is_best({"eval/gpt_loss": 2.5}) is False
+
+
+def test_a_fresh_run_starts_at_0_and_never_among_old_checkpoints(saver):
+    assert saver(load_enable=True).resume() == 0
+    one = saver(save_steps=1)
+    assert one.resume() == 0
+    one.save(3, "step")
+    with pytest.raises(UserError, match=r"ckpt\.path=.*step 3.*ckpt\.load_enable=true"):
+        saver(save_steps=1).resume()
+
+
+def test_the_final_models_have_their_places(saver, group, tmp_path):
+    group.call("set", 9)
+    assert saver().export() == tmp_path / "run" / "model"
+    assert (tmp_path / "run" / "model" / "number").read_text() == "9"
+    assert saver(output_dir=str(tmp_path / "out")).export() == tmp_path / "out"
+
+
+def test_save_hf_puts_the_model_into_the_checkpoint(saver):
+    one = saver(save_steps=1, save_hf=True)
+    one.save_if_due(1, {})
+    assert (one.store.latest().path / "hf" / "number").exists()
+
+
+def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = saver(save_steps=1, path="elsewhere")
+    one.save_if_due(1, {})
+    assert (tmp_path / "elsewhere" / "step_000001").is_dir()
+    assert os.path.isabs(one.store.path)
