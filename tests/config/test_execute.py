@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
@@ -12,6 +13,12 @@ from rlhf_suite.config.resolve import fingerprint, load
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.train.run_folder import RunFolder
+
+
+def a_run():
+    run = SFTRun()
+    run.logger.progress = False
+    return run
 
 
 @pytest.fixture
@@ -28,17 +35,20 @@ def ends(monkeypatch, tmp_path):
         task = types.ModuleType("rlhf_suite.tasks.sft")
         task.run = run
         monkeypatch.setitem(sys.modules, "rlhf_suite.tasks.sft", task)
-        return execute(SFTRun(), tmp_path)
+        return execute(a_run(), tmp_path)
 
-    return execute_with
+    before = dict(os.environ)
+    yield execute_with
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_a_run_leaves_its_configuration_and_its_metrics(ends, tmp_path):
     assert ends({"eval/gpt_loss": 1.5}) == 0
-    assert load(tmp_path / "config.yaml") == SFTRun()
+    assert load(tmp_path / "config.yaml") == a_run()
     status = RunFolder(tmp_path).status()
     assert (status["state"], status["metrics"]) == ("done", {"eval/gpt_loss": 1.5})
-    assert status["fingerprint"] == fingerprint(SFTRun())
+    assert status["fingerprint"] == fingerprint(a_run())
 
 
 @pytest.mark.parametrize(

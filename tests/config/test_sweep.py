@@ -127,3 +127,10 @@ def test_a_requeued_slurm_job_is_waited_for(tmp_path):
     states = [{"7_0": "PREEMPTED"}, {}, {"7_0": "PENDING"}, {"7_0": "RUNNING"}, {}, {}, {}]
     assert watched(tmp_path, [job], states) == len(states)
     assert (job.state, job.error) == ("failed", "SystemExit: 143")
+
+
+def test_jobs_are_not_given_up_while_slurm_does_not_answer(tmp_path, capsys):
+    job = a_job(tmp_path, 0)
+    silent = [{"7_0": "UNKNOWN"}] * (2 * GONE_POLLS)
+    assert watched(tmp_path, [job], [*silent, *[{"7_0": "FAILED"}] * GONE_POLLS]) == 3 * GONE_POLLS
+    assert capsys.readouterr().out.count("does not answer") == 1

@@ -19,8 +19,8 @@ from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
 # `python -m pytest tests/golden -s` prints the curve of today.
-CURVE = []
-EVALUATION = 0.0
+CURVE = [5.58893, 4.93214, 4.64977, 4.48499, 4.31727]
+EVALUATION = 4.17414
 
 
 def run_sft(world, folder, **changes):

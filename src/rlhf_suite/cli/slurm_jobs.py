@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ class Command:
         from rlhf_suite.cli.app import main
 
         restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        if code := main([*self.words, *(["ckpt.load_enable=true"] if restarted else [])]):
+        code = main([*self.words, *(["ckpt.load_enable=true"] if restarted else [])])
+        if code < 0:  # submitit's own, after it has queued the job again
+            sys.exit(code)
+        if code:
             raise RunError(f"exit code {code}")
 
     def checkpoint(self) -> Any:
@@ -69,8 +73,11 @@ def watch(
 ) -> None:
     """Wait for all jobs: a run that says it is done, or whose job Slurm has ended or forgotten, is over."""
     missing = dict.fromkeys(submitted, 0)
+    answers = True
     while missing:
         now = states(list(missing))
+        if answers != (answers := "UNKNOWN" not in now.values()):
+            print("squeue answers again" if answers else "squeue does not answer, waiting on", flush=True)
         for number in list(missing):
             job = submitted[number]
             is_done = RunFolder(Path(job.folder)).status()["state"] == "done"

@@ -48,12 +48,18 @@ class Evaluator:
         correct = np.array([passed[groups == g].sum() for g in np.unique(groups)])
         counts = np.array([(groups == g).sum() for g in np.unique(groups)])
         result = {f"{prefix}/pass1": float(np.mean(correct / counts))}
-        if n > 1:
-            each = [pass_at_k(int(count), int(c), n) for count, c in zip(counts, correct, strict=True)]
-            result[f"{prefix}/pass{n}"] = float(np.mean(each))
+        for k in powers_of_two(n):
+            each = [pass_at_k(int(count), int(c), k) for count, c in zip(counts, correct, strict=True)]
+            result[f"{prefix}/pass{k}"] = float(np.mean(each))
         return result | {
             f"{prefix}/reward": float(scored.rewards[chosen].mean()),
             f"{prefix}/response_length_mean": float(lengths.mean()),
             f"{prefix}/truncated_rate": float(truncated.mean()),
             f"{prefix}/num_samples": float(len(passed)),
         }
+
+
+def powers_of_two(n: int) -> list[int]:
+    """2, 4, 8, ... below `n`, and `n` itself when it is more than one sample."""
+    below = [2**i for i in range(1, n.bit_length()) if 2**i < n]
+    return [*below, n] if n > 1 else below
