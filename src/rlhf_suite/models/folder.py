@@ -30,7 +30,7 @@ def written_aside(path: Path, replace: bool = True) -> Iterator[Path]:
     try:
         yield aside
         for file in aside.iterdir():
-            _flush(file)
+            flush(file)
         if replace and path.exists():
             path.rename(old)
         try:
@@ -40,7 +40,7 @@ def written_aside(path: Path, replace: bool = True) -> Iterator[Path]:
                 if old.exists():
                     old.rename(path)
                 raise
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -58,7 +58,8 @@ def write_weights(weights: dict[str, Tensor], folder: Path) -> None:
         (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file, or the entries of a folder, on the disk before going on."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

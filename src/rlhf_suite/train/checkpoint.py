@@ -6,13 +6,13 @@ Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`,
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.models.folder import flush
 
 MANIFEST = "manifest.json"
 
@@ -50,11 +50,11 @@ class CheckpointStore:
         sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
         (folder / MANIFEST).write_text(json.dumps({"step": step, "files": sizes}, indent=1))
         for file in [*files, folder / MANIFEST]:
-            fsync(file)
+            flush(file)
         final = folder.with_suffix("")
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
-        fsync(self.path)
+        flush(self.path)
         self._rotate(keep=final)
         return final
 
@@ -96,10 +96,3 @@ def is_complete(folder: Path) -> bool:
 def folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
-
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
