@@ -11,6 +11,8 @@ PPO = (
 )
 
 # A command line, the key of the problem, and words of what is said about it.
+DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
+
 MISTAKES = [
     # tasks and presets
     ("", "task", "add task=sft or task=ppo"),
@@ -84,20 +86,22 @@ MISTAKES = [
     (SFT + "data.dataset=none.jsonl", "data.dataset", "there is no file none.jsonl"),
     (SFT + "'data.dataset_probs=[0.5,0.5]'", "data.dataset_probs", "2 probabilities for 1 sources"),
     (SFT + "train.batch_size=100", "train.batch_size", "write train.batch_size=104"),
-    (SFT + "train.batch_size=9 actor.num_gpus_per_node=2 train.dynamic_batch_enable=true", "train.batch_size", "=10"),
+    (SFT + "train.batch_size=9 actor.num_gpus_per_node=2 " + DYNAMIC, "train.batch_size", "=10"),
     (
-        SFT + "train.dynamic_batch_enable=true train.max_tokens_per_gpu=100",
+        SFT + "train.max_tokens_per_gpu=100 " + DYNAMIC,
         "train.max_tokens_per_gpu",
         "do not hold one sequence",
     ),
     (SFT + "ckpt.save_steps=0", "ckpt.save_steps", "0 is no interval"),
     (SFT + "'actor.adam.betas=[0.9]'", "actor.adam.betas", "1 values, not 2"),
-    (SFT + "actor.optim=muon ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
-    (SFT + "ds.zero_stage=0 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
-    (SFT + "ds.zero_stage=0 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=1"),
+    (SFT + "actor.optim=muon actor.max_norm=0 ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
+    (SFT + "ds.zero_stage=0 ds.param_dtype=fp32 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
     (SFT + "ds.zpg=2", "ds.zpg", "write ds.zero_stage=3"),
     (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
-    (SFT + "ds.attn_implementation=eager train.dynamic_batch_enable=true", "ds.attn_implementation", "varlen"),
+    (SFT + "train.dynamic_batch_enable=true", "train.dynamic_batch_enable", "add ds.packing_samples=true"),
+    (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
+    (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=2"),
+    (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
     (SFT + "ds.attn_implementation=flash_attention_2 ds.param_dtype=fp32", "ds.attn_implementation", "fp32"),
     (SFT + "ds.attn_implementation=flash_attention_2 launch.device=cpu", "ds.attn_implementation", "GPU"),
     (SFT + "data.input_template=Q", "data.input_template", "must have one {}"),
@@ -121,7 +125,7 @@ MISTAKES = [
         "as many ranks as the actor",
     ),
     (PPO + "'critic.adam.betas=[0.9]'", "critic.adam.betas", "not 2"),
-    (PPO + "critic.optim=muon ds.lora.rank=8", "critic.optim", "write critic.optim=adam"),
+    (PPO + "critic.optim=muon critic.max_norm=0 ds.lora.rank=8", "critic.optim", "write critic.optim=adam"),
     (PPO + "algo.advantage.estimator=rloo", "rollout.n_samples_per_prompt", "write rollout.n_samples_per_prompt=8"),
     (
         PPO + "experiment=grpo algo.advantage.gamma=0.9",
@@ -164,6 +168,8 @@ MISTAKES = [
     (PPO + "vllm.tensor_parallel_size=2 launch.device=cpu", "vllm.tensor_parallel_size", "not split"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "means no reference"),
     (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "means no reference"),
+    (PPO + "algo.kl.use_loss=true", "algo.kl.estimator", "write algo.kl.estimator=k3"),
+    (PPO + "algo.kl.target=0.1 algo.kl.horizon=100", "algo.kl.horizon", "could fall to 0"),
     # flags that would do nothing
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),

@@ -25,7 +25,7 @@ def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
     table = [line for line in (tmp_path / "sweep" / "summary.md").read_text().splitlines()[2:]]
     assert len(table) == 2
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
-    for number, (rate, line, row) in enumerate(zip(("1e-3", "1e-4"), table, rows, strict=True)):
+    for number, (rate, line, row) in enumerate(zip(("0.001", "0.0001"), table, rows, strict=True)):
         assert line.startswith(f"| {number} | actor.adam.lr={rate} | done | eval/gpt_loss=")
         assert (row["state"], row["metric"]) == ("done", "eval/gpt_loss")
         assert f"actor.adam.lr={rate}" in done.stdout

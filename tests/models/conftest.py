@@ -14,7 +14,7 @@ from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import load_model
 
-LENGTHS = [5, 70, 1, 130, 9]  # three buckets of the padded attention, one sequence without any prediction
+LENGTHS = [5, 70, 1, 130, 9]  # one sequence without any prediction
 
 
 @pytest.fixture(scope="session", autouse=True)

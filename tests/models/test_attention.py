@@ -1,4 +1,4 @@
-"""The registered attention function: buckets, refusals, and the CUDA kernel against the padded one."""
+"""The registered attention function: borders, refusals, and the CUDA kernel against SDPA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.attention import Sequences, _Call, _Place, varlen_attention
+from rlhf_suite.models.attention import Sequences, _Call, varlen_attention
 
 
 def states(total: int, heads: int = 4, kv_heads: int = 2, **kwargs) -> list[torch.Tensor]:
@@ -23,24 +23,9 @@ def test_positions_start_again_at_every_sequence():
     assert sequences.slots.tolist() == [0, 1, 2, 3, 6, 7]
 
 
-def test_one_long_sequence_does_not_pad_the_short_ones_to_its_length():
-    sequences = Sequences.of(torch.tensor([1000] + [10] * 50), packed=True)
-    assert sum(bucket.rows * bucket.width for bucket in sequences.buckets) == 1500
-
-
-def test_buckets_hold_every_token_once_and_the_order_brings_them_back():
-    lengths = torch.tensor([5, 200, 1, 65, 130, 9])
-    sequences = Sequences.of(lengths, packed=True)
-    tokens = torch.cat([bucket.tokens for bucket in sequences.buckets])
-    assert len(sequences.buckets) == 3
-    assert tokens[sequences.order].tolist() == list(range(int(lengths.sum())))
-
-
-@pytest.mark.parametrize("lengths", [[4, 3], [4, 70]])
-def test_placing_tokens_into_a_block_has_the_gradient_of_reading_them_back(lengths):
-    bucket = Sequences.of(torch.tensor(lengths), packed=True).buckets[0]
-    tokens = torch.randn(sum(lengths), 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: _Place.apply(x, bucket)[bucket.slots], (tokens,))
+def test_neighbours_of_the_same_length_are_one_run():
+    sequences = Sequences.of(torch.tensor([7, 7, 3, 7]), packed=True)
+    assert sequences.runs == ((2, 7), (1, 3), (1, 7))
 
 
 def test_a_sequence_attends_to_itself_alone():
@@ -72,7 +57,7 @@ def test_a_model_that_does_not_hand_the_borders_on_is_refused():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 7])
-def test_the_cuda_kernel_agrees_with_the_padded_blocks(window):
+def test_the_cuda_kernel_agrees_with_sdpa(window):
     lengths = torch.tensor([5, 70, 1, 130, 9], device="cuda")
     sequences = Sequences.of(lengths, packed=True)
     half = [s.requires_grad_() for s in states(int(lengths.sum()), device="cuda", dtype=torch.bfloat16)]

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 from rlhf_suite.config.actor import SFTActorConfig

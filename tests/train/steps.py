@@ -39,9 +39,9 @@ class Setup:
     on_nonfinite: str = "skip"
 
     def __str__(self) -> str:
-        return f"ZeRO-{self.zero} {self.dtype} " + " ".join(
-            word for word, on in ((self.optim, self.optim != "adam"), ("offload", self.offload), (str(self.accumulate), self.accumulate), ("LoRA", self.lora)) if on
-        )
+        rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
+        words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
+        return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate else "")
 
 
 @dataclass

@@ -60,7 +60,7 @@ def run(world, folder, zero, sets, config):
         (2, 3, TrainConfig(batch_size=99, micro_batch_size=2)),
     ],
 )
-def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero, config):
+def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero, config):  # noqa: PLR0917
     sets = {name: examples(batch, rows) for name, rows in SETS.items()}
     for metrics in ranks(size).call(run, folder, zero, sets, config):
         assert set(metrics) == {"eval/short/gpt_loss", "eval/long/gpt_loss", "eval/one/gpt_loss", "eval/gpt_loss"}

@@ -1,4 +1,4 @@
-"""One batch has one gradient, whatever splits it up; and each classic mistake of splitting is seen by the comparison."""
+"""One batch has one gradient, whatever splits it up; and the comparison sees each classic mistake of splitting."""
 
 from __future__ import annotations
 

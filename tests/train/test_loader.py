@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -33,8 +35,8 @@ def test_every_epoch_trains_on_every_sequence_once(size, dynamic):
     loaders = [StepLoader(EXAMPLES, config, world(rank, size)) for rank in range(size)]
     assert {loader.total_steps for loader in loaders} == {6}
     for epoch in (0, 1):
-        steps = [sorted(sum((seen(loader, 3 * epoch + i) for loader in loaders), [])) for i in range(3)]
-        assert sorted(sum(steps, [])) == list(range(10))
+        steps = [sorted(chain(*(seen(loader, 3 * epoch + i) for loader in loaders))) for i in range(3)]
+        assert sorted(chain(*steps)) == list(range(10))
         assert [len(step) for step in steps] == [4, 4, 2]  # the last batch is short, and no row is dropped
         assert steps == [sorted(StepLoader(EXAMPLES, config, world()).order.indices(3 * epoch + i)) for i in range(3)]
 
@@ -68,7 +70,7 @@ def test_a_token_budget_bounds_every_micro_batch():
     batches = rank_micro_batches(EXAMPLES, range(10), config, world())
     assert max(batch.num_tokens for batch in batches) <= 31
     assert len(batches) == 3  # 86 tokens
-    with pytest.raises(UserError, match="train.max_tokens_per_gpu=29"):
+    with pytest.raises(UserError, match=r"train\.max_tokens_per_gpu=29"):
         rank_micro_batches(EXAMPLES, range(10), TrainConfig(dynamic_batch_enable=True, max_tokens_per_gpu=29), world())
 
 

@@ -64,8 +64,8 @@ FLAGS = {
     "data.dataset": "builtin:reverse",
     "data.output_key": "output",
     "data.input_template": "null",
-    "data.max_samples": "20",
-    "train.batch_size": "5",
+    "data.max_samples": "36",
+    "train.batch_size": "8",
     "train.micro_batch_size": "2",
     "train.max_steps": "5",
     "ds.param_dtype": "fp32",
@@ -85,8 +85,8 @@ def never_killed(world, folder):
     """The same run on two ranks without Ray: the losses and the model."""
     config = SFTRun(
         actor=SFTActorConfig(model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
-        data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=20),
-        train=TrainConfig(batch_size=5, micro_batch_size=2, max_steps=5),
+        data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
+        train=TrainConfig(batch_size=8, micro_batch_size=2, max_steps=5),
         ds=DeepSpeedConfig(param_dtype="fp32", zero_stage=2),
         logger=LoggerConfig(progress=False),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,8 @@ def group(monkeypatch):
 @pytest.fixture
 def saver(tmp_path, group):
     def make(**config) -> Saver:
-        return Saver(CheckpointConfig(**config), RunFolder(tmp_path / "run"), {"actor": group}, "eval/gpt_loss", {"beta": Beta()})
+        folder, driver_state = RunFolder(tmp_path / "run"), {"beta": Beta()}
+        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", driver_state)
 
     return make
 
@@ -101,7 +101,7 @@ def test_a_value_that_is_not_finite_is_never_the_best(saver):
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones(saver):
-    with pytest.raises(UserError, match="ckpt.best_metric_key=eval/los: the evaluation has eval/gpt_loss"):
+    with pytest.raises(UserError, match=r"ckpt\.best_metric_key=eval/los: the evaluation has eval/gpt_loss"):
         saver(best_metric_key="eval/los").save_if_due(1, {"eval/gpt_loss": 3.0})
 
 
@@ -145,4 +145,4 @@ def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):
     one = saver(save_steps=1, path="elsewhere")
     one.save_if_due(1, {})
     assert (tmp_path / "elsewhere" / "step_000001").is_dir()
-    assert os.path.isabs(one.store.path)
+    assert one.store.path.is_absolute()

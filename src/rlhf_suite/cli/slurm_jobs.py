@@ -21,7 +21,10 @@ from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.train.run_folder import RunFolder
 
 GONE_POLLS = 3  # a requeued job may be missing for a moment
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
+    *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config import checks_rl as rl
+from rlhf_suite.config.checks_optim import muon_fits
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run, SFTRun
@@ -69,6 +70,9 @@ def next_multiple(number: int, factor: int) -> int:
 
 
 def token_budget_holds_a_sequence(run: AnyRun) -> Iterator[Problem]:
+    if run.train.dynamic_batch_enable and not run.ds.packing_samples:
+        what = "a token budget counts no padding, so it needs packed sequences"
+        yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
     if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < run.data.max_len:
         what = f"{run.train.max_tokens_per_gpu} tokens do not hold one sequence of data.max_len={run.data.max_len}"
         yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={run.data.max_len} or more")
@@ -87,35 +91,32 @@ def betas_are_two(run: AnyRun) -> Iterator[Problem]:
 
 
 def optimiser_fits(run: AnyRun) -> Iterator[Problem]:
-    if run.actor.optim == "muon" and run.ds.lora.rank > 0:
-        what = "muon orthogonalises whole weight matrices, LoRA trains factors of them"
-        yield Problem("actor.optim", what, "write actor.optim=adam, or ds.lora.rank=0")
+    yield from muon_fits("actor", run.actor, run.ds)
 
 
 def zero_stage_fits(run: AnyRun) -> Iterator[Problem]:
     stage = run.ds.zero_stage
     for name, is_on, least in (
         ("adam_offload", run.ds.adam_offload, 1),
-        ("overlap_comm", run.ds.overlap_comm, 1),
         ("zpg", run.ds.zpg > 1, 3),
     ):
         if is_on and stage < least:
             yield Problem(
                 f"ds.{name}", f"needs ds.zero_stage of {least} or more, it is {stage}", f"write ds.zero_stage={least}"
             )
+    if run.ds.overlap_comm and stage != 2:
+        what = f"works with ds.zero_stage=2, it is {stage}"
+        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2, or ds.overlap_comm=false")
+    if stage == 0 and run.ds.param_dtype == "bf16":
+        what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
+        yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
 
 
 def attention_fits(run: AnyRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
-    if name in ("sdpa", "eager"):
-        for flag, is_on in (
-            ("ds.packing_samples", run.ds.packing_samples),
-            ("train.dynamic_batch_enable", run.train.dynamic_batch_enable),
-        ):
-            if is_on:
-                yield Problem(
-                    key, f"{name} would let packed sequences see each other ({flag}=true)", f"write {key}=varlen"
-                )
+    if name in ("sdpa", "eager") and run.ds.packing_samples:
+        what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
+        yield Problem(key, what, f"write {key}=varlen")
     if name == "flash_attention_2" and run.ds.param_dtype == "fp32":
         yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
     if name == "flash_attention_2" and run.launch.device == "cpu":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rlhf_suite.config.algo import GROUP_ESTIMATORS
+from rlhf_suite.config.checks_optim import muon_fits
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
@@ -56,9 +57,7 @@ def critic_betas_are_two(run: PPORun) -> Iterator[Problem]:
 
 
 def critic_optimiser_fits(run: PPORun) -> Iterator[Problem]:
-    if "critic" in ranks(run) and run.critic.optim == "muon" and run.ds.lora.rank > 0:
-        what = "muon orthogonalises whole weight matrices, LoRA trains factors of them"
-        yield Problem("critic.optim", what, "write critic.optim=adam, or ds.lora.rank=0")
+    yield from muon_fits("critic", run.critic, run.ds)
 
 
 def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
@@ -146,10 +145,11 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
         ("top_k", rollout.top_k, -1),
         ("min_p", rollout.min_p, 0.0),
     ):
-        if value != neutral:
+        if value != neutral and run.algo.mismatch_max is None:
             key = f"rollout.{name}"
             what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
-            yield Problem(key, f"{what} (there is no correction for it yet)", f"write {key}={neutral}")
+            fix = f"write {key}={neutral}, or say with algo.mismatch_max=<nats> how far they may differ"
+            yield Problem(key, f"{what} (there is no correction for it yet)", fix)
 
 
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
@@ -204,6 +204,16 @@ def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
                 yield Problem(key, "has no effect with algo.kl.init_coef=0, which means no reference", fix)
 
 
+def kl_pulls(run: PPORun) -> Iterator[Problem]:
+    kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    if kl.use_loss and kl.estimator == "k1" and kl.init_coef > 0:
+        what = "k1 as a loss has a gradient of mean zero, so it pulls nowhere"
+        yield Problem("algo.kl.estimator", what, "write algo.kl.estimator=k3, or algo.kl.use_loss=false")
+    if kl.target is not None and kl.horizon <= 0.2 * samples:
+        what = f"{kl.horizon} is so short for {samples} samples a step that the coefficient could fall to 0"
+        yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")
+
+
 RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     rollouts_divide,
     critic_batches_divide,
@@ -220,4 +230,5 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     shared_devices_match,
     engines_fit,
     kl_has_a_coefficient,
+    kl_pulls,
 )

@@ -11,6 +11,7 @@ from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.algo.ragged import pad, unpad
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.losses.reduce import masked_sum
 
 
 class CreditAssigner:
@@ -56,9 +57,14 @@ class CreditAssigner:
         tokens = {**batch.tokens, "advantages": unpad(credit.advantages, batch.lengths)}
         if values is not None:
             tokens["returns"] = unpad(credit.returns, batch.lengths)
-            metrics["train/values"] = float((values * mask).sum() / mask.sum())
+            metrics["train/values"] = mean(values, mask)
         metrics["train/return"] = float((batch.rows["reward"] - sum_per_row(penalty * mask, batch)).mean())
         return replace(batch, tokens=tokens), metrics
+
+
+def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Mean of `values` [T] over masked tokens; 0 of none."""
+    return float(masked_sum(values, mask) / mask.sum().clamp(min=1))
 
 
 def sum_per_row(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

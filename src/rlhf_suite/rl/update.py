@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlhf_suite.config.runs import PPORun
@@ -18,6 +20,12 @@ def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[i
         order = generator.permutation(num_sequences)
         steps += [order[i : i + batch_size].tolist() for i in range(0, num_sequences, batch_size)]
     return steps
+
+
+def split(batches: Sequence[TokenBatch], ranks: int) -> list[list[TokenBatch]]:
+    """For each rank its share of every optimiser step."""
+    per_step = [shards(batch, balanced_parts(batch, ranks)) for batch in batches]
+    return [[shares[rank] for shares in per_step] for rank in range(ranks)]
 
 
 def steps_per_rollout(config: PPORun) -> int:
@@ -38,15 +46,12 @@ class Updater:
         chosen = step_indices(len(experience), train.batch_size, train.max_epochs, (train.seed, step))
         batches = [take(experience, indices) for indices in chosen]
         first = step * steps_per_rollout(self.config)
-        running = [(self.policy, self.policy.start_sharded("update", self.split(batches, self.policy), first, kl_coef))]
+        mine = split(batches, self.policy.world_size)
+        running = [(self.policy, self.policy.start_sharded("update", mine, first, kl_coef))]
         if self.critic is not None:
-            running.append((self.critic, self.critic.start_sharded("update", self.split(batches, self.critic), first)))
+            mine = split(batches, self.critic.world_size)
+            running.append((self.critic, self.critic.start_sharded("update", mine, first)))
         metrics: dict[str, float] = {}
         for group, refs in running:
             metrics |= group.wait(refs, f"{group.name}: update of step {step + 1}")[0]
         return metrics
-
-    def split(self, batches: list[TokenBatch], group: WorkerGroup) -> list[list[TokenBatch]]:
-        """For each rank its share of every optimiser step."""
-        per_step = [shards(batch, balanced_parts(batch, group.world_size)) for batch in batches]
-        return [[ranks[rank] for ranks in per_step] for rank in range(group.world_size)]

@@ -95,4 +95,3 @@ def is_complete(folder: Path) -> bool:
 
 def folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-

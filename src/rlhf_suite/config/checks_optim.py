@@ -1,0 +1,21 @@
+"""Rules of one trained model's optimiser, for the actor and the critic alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.problems import Problem
+
+
+def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Muon takes whole matrices, and DeepSpeed clips what it has orthogonalised already."""
+    if section.optim != "muon":
+        return
+    if ds.lora.rank > 0:
+        what = "muon orthogonalises whole weight matrices, LoRA trains factors of them"
+        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
+    if section.max_norm > 0:
+        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
+        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")

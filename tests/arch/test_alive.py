@@ -1,0 +1,29 @@
+"""Every flag is read by code below the command line: a flag connected to nothing is a lie."""
+
+import ast
+from pathlib import Path
+
+import rlhf_suite
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.runs import TASKS
+
+# Read by the command line itself.
+READ_BY_CLI = {"explain": "cli/app.py shows the plan instead of running"}
+SOURCE = Path(rlhf_suite.__file__).parent
+
+
+def attributes_read() -> set[str]:
+    files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ("config", "cli")]
+    trees = [ast.parse(path.read_text()) for path in files]
+    return {
+        node.attr
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_flag_is_read_below_the_command_line():
+    read = attributes_read()
+    flags = {flag.key for task in TASKS.values() for flag in walk(task)} - READ_BY_CLI.keys()
+    assert {key for key in flags if key.split(".")[-1] not in read} == set()

@@ -1,0 +1,94 @@
+"""Rewards and the KL penalty become advantages at the right tokens: everything here is computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.rl.credit import CreditAssigner
+
+MASK = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
+KL = [9.0, 0.5, 9.0, -0.2, 9.0, 0.1, 0.3]  # k1; the nines stand where no model token is
+
+
+@pytest.fixture
+def batch() -> TokenBatch:
+    """Two answers to one prompt, the first with an environment's token between its two own."""
+    reference = torch.full((7,), -1.0)
+    return TokenBatch(
+        torch.arange(7),
+        torch.tensor([4, 3]),
+        {"mask": torch.tensor(MASK), "old_log_probs": reference + torch.tensor(KL), "ref_log_probs": reference},
+        {"reward": torch.tensor([2.0, 1.0]), "group": torch.tensor([0, 0])},
+    )
+
+
+def assigner(**kl) -> CreditAssigner:
+    return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), kl=KLConfig(init_coef=0.1, **kl)))
+
+
+def test_the_kl_penalty_is_part_of_the_reward_to_go(batch):
+    """RLOO: 2 - 1 and 1 - 2; penalties 0.05, -0.02 | 0.01, 0.03."""
+    result, metrics = assigner().assign(batch)
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.97, 0, 1.02, 0, -1.04, -1.03])
+    assert metrics == pytest.approx(
+        {
+            "train/kl_coef": 0.1,
+            "train/kl": 0.7 / 4,
+            "train/logprobs_diff": 0.7 / 4,
+            "train/return": (2 - 0.03 + 1 - 0.04) / 2,
+        }
+    )
+    assert "advantages" not in batch.tokens
+
+
+def test_kl_as_a_loss_leaves_the_reward_alone(batch):
+    result, metrics = assigner(use_loss=True).assign(batch)
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
+    assert metrics["train/return"] == pytest.approx(1.5)
+    assert metrics["train/kl"] == pytest.approx(0.7 / 4), "it is measured all the same"
+
+
+def test_without_a_reference_there_is_no_kl(batch):
+    del batch.tokens["ref_log_probs"]
+    result, metrics = assigner().assign(batch)
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
+    assert "train/kl" not in metrics
+
+
+def test_gae_gives_returns_for_the_critic(batch):
+    """gamma = lambda = 1: returns are rewards to go, advantages returns - values, here minus their mean."""
+    batch.tokens["values"] = torch.tensor([7.0, 0.5, 7.0, 1.0, 7.0, 0.25, 0.75])
+    config = AlgoConfig(advantage=AdvantageConfig(estimator="gae", no_std_norm=True), kl=KLConfig(init_coef=0.1))
+    result, metrics = CreditAssigner(config).assign(batch)
+    returns = [0, 2 - 0.03, 0, 2 + 0.02, 0, 1 - 0.04, 1 - 0.03]
+    raw = [1.97 - 0.5, 2.02 - 1.0, 0.96 - 0.25, 0.97 - 0.75]
+    mean = sum(raw) / 4
+    wanted = [0, raw[0] - mean, 0, raw[1] - mean, 0, raw[2] - mean, raw[3] - mean]
+    own = torch.tensor(MASK).bool()
+    assert result.tokens["returns"][own].tolist() == pytest.approx([r for r, m in zip(returns, MASK, strict=True) if m])
+    assert result.tokens["advantages"].tolist() == pytest.approx(wanted, abs=1e-6)
+    assert metrics["train/values"] == pytest.approx(2.5 / 4)
+
+
+def test_the_adaptive_controller_learns_from_the_measured_kl(batch):
+    one = assigner(target=0.1, horizon=1000)
+    _, metrics = one.assign(batch)
+    one.adapt(metrics, 2)
+    assert one.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 1000))  # 0.175 / 0.1 - 1 is clipped to 0.2
+    one.adapt({}, 2)
+    assert one.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 1000))
+    fixed = assigner()
+    fixed.adapt(metrics, 2)
+    assert fixed.kl_coef == 0.1
+
+
+def test_a_rollout_without_model_tokens_is_no_nan(batch):
+    batch.tokens["mask"].zero_()
+    result, metrics = assigner().assign(batch)
+    assert result.tokens["advantages"].tolist() == [0] * 7
+    assert all(map(math.isfinite, metrics.values())), metrics

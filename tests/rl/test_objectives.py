@@ -1,0 +1,82 @@
+"""What policy and critic count and report; their gradients are proven in tests/train/test_gradient_equality.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.load import load_model
+from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
+
+DS = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
+MASK = [0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0]  # of sequences of 4, 5 and 2 tokens, the last without a masked one
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("builtin:tiny", head="lm", ds=DS)
+
+
+@pytest.fixture
+def batch(model) -> TokenBatch:
+    """On policy, with the policy itself for a reference."""
+    plain = TokenBatch(torch.arange(40, 51), torch.tensor([4, 5, 2]))
+    with torch.no_grad():
+        own = token_log_probs(model, plain).log_probs
+    tokens = {"mask": torch.tensor(MASK).float(), "old_log_probs": own, "ref_log_probs": own}
+    return TokenBatch(plain.ids, plain.lengths, tokens | {"advantages": torch.linspace(-1, 2, 11)})
+
+
+def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
+    return PolicyObjective(PolicyConfig(**actor), kl or KLConfig(), temperature=1.0, kl_coef=0.1)
+
+
+def test_units_are_masked_tokens_and_sequences_that_have_one(batch):
+    units = {name: float(count) for name, count in objective().units(batch).items()}
+    assert units == {"tokens": 5, "sequences": 2, "all_tokens": 11}
+    assert float(ValueObjective(CriticConfig()).units(batch)["tokens"]) == 5
+
+
+def test_on_policy_the_loss_is_minus_the_advantages(model, batch):
+    chosen = torch.linspace(-1, 2, 11)[torch.tensor(MASK).bool()]
+    loss = objective().loss(model, batch)
+    assert loss.sums["tokens"].item() == pytest.approx(-float(chosen.sum()), rel=1e-5)
+    assert float(loss.metrics["ppo_clip_ratio"].total) == 0
+    by_sequence = objective(loss_agg_mode="seq-mean-token-mean").loss(model, batch)
+    means = chosen[:2].mean() + chosen[2:].mean()
+    assert by_sequence.sums["sequences"].item() == pytest.approx(-float(means), rel=1e-5)
+    assert by_sequence.sums["tokens"].item() == 0
+
+
+def test_only_what_is_asked_for_is_computed_and_reported(model, batch):
+    assert set(objective().loss(model, batch).metrics) == {"policy_loss", "ppo_clip_ratio", "ppo_kl"}
+    more = objective(KLConfig(use_loss=True, estimator="k2"), entropy_coef=0.0).loss(model, batch)
+    assert set(more.metrics) == {"policy_loss", "ppo_clip_ratio", "ppo_kl", "kl_loss", "entropy"}
+    assert float(more.metrics["kl_loss"].total) == 0
+
+
+def test_an_entropy_coefficient_of_0_only_reports(model, batch):
+    plain, logged = objective().loss(model, batch), objective(entropy_coef=0.0).loss(model, batch)
+    assert plain.sums["tokens"].item() == pytest.approx(logged.sums["tokens"].item(), rel=1e-6)
+    bonus = objective(entropy_coef=0.5).loss(model, batch)
+    entropy = logged.metrics["entropy"]
+    assert float(entropy.count) == 5
+    assert 0 < float(entropy.total) / 5 < 6
+    wanted = plain.sums["tokens"].item() - 0.5 * float(entropy.total)
+    assert bonus.sums["tokens"].item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_kl_in_the_loss_pulls_towards_the_reference(model, batch):
+    """k3 of a reference that likes every token less by 0.1: exp(-0.1) - 1 + 0.1 a token."""
+    batch.tokens["ref_log_probs"] = batch.tokens["ref_log_probs"] - 0.1
+    plain = objective().loss(model, batch)
+    pulled = objective(KLConfig(use_loss=True, estimator="k3")).loss(model, batch)
+    k3 = 2.718281828459045**-0.1 - 1 + 0.1
+    assert float(pulled.metrics["kl_loss"].total) == pytest.approx(5 * k3, rel=1e-3)
+    assert (pulled.sums["tokens"] - plain.sums["tokens"]).item() == pytest.approx(0.1 * 5 * k3, rel=1e-3)

@@ -1,0 +1,65 @@
+"""What is split over ranks and micro-batches comes back in the order it had."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.rl.sharding import (
+    balanced_parts,
+    forward_groups,
+    in_micro_batches,
+    reassemble,
+    reassemble_rows,
+    shards,
+)
+
+
+@pytest.fixture
+def batch() -> TokenBatch:
+    lengths = torch.tensor([3, 1, 4, 2, 5])
+    ids = torch.arange(15)
+    return TokenBatch(ids, lengths, {"mask": torch.ones(15)}, {"index": torch.arange(5)})
+
+
+@pytest.mark.parametrize("parts", [[[4, 0], [1, 3, 2]], [[0, 1, 2, 3, 4]], [[2], [], [4, 3, 1, 0]]])
+def test_results_come_back_in_order(batch, parts):
+    pieces = shards(batch, parts)
+    assert reassemble(batch, parts, [10 * piece.ids for piece in pieces]).tolist() == (10 * batch.ids).tolist()
+    assert reassemble_rows(parts, [piece.rows["index"] for piece in pieces]).tolist() == list(range(5))
+
+
+def test_an_empty_part_is_a_sequence_that_weighs_nothing(batch):
+    full, empty = shards(batch, [[0, 1, 2, 3, 4], []])
+    assert float(full.tokens["mask"].sum()) == 15
+    assert (len(empty), float(empty.tokens["mask"].sum())) == (1, 0)
+    assert float(batch.tokens["mask"].sum()) == 15, "the batch itself keeps its mask"
+
+
+def test_parts_are_balanced_by_tokens(batch):
+    parts = balanced_parts(batch, 2)
+    assert sorted(chain(*parts)) == list(range(5))
+    assert sorted(int(batch.lengths[part].sum()) for part in parts) == [7, 8]
+    assert balanced_parts(batch, 1) == [[0, 1, 2, 3, 4]]
+
+
+def test_forward_groups_go_by_count_or_by_tokens(batch):
+    assert forward_groups(batch, 2, None) == [[0, 1], [2, 3], [4]]
+    budgeted = forward_groups(batch, 2, 6)
+    assert sorted(chain(*budgeted)) == list(range(5))
+    assert max(int(batch.lengths[group].sum()) for group in budgeted) <= 6
+
+
+def test_a_rank_that_has_run_out_keeps_up_with_the_others(batch):
+    calls = []
+
+    def forward(part: TokenBatch) -> torch.Tensor:
+        calls.append(part.rows["index"].tolist())
+        return part.ids.float()
+
+    results = in_micro_batches(batch, [[0, 1], [2, 3, 4]], 4, forward)
+    assert calls == [[0, 1], [2, 3, 4], [2, 3, 4], [2, 3, 4]]
+    assert [result.tolist() for result in results] == [[0, 1, 2, 3], list(range(4, 15))]
