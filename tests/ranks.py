@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 DEADLINE_S = 240.0
+LEAVE_S = 5.0  # for ranks that have nothing to do any more
 
 
 class Ranks:
@@ -54,7 +55,10 @@ class Ranks:
         return results
 
     def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
         for process in self.processes:
+            process.join(LEAVE_S)
             process.kill()
             process.join()
 

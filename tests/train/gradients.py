@@ -1,7 +1,7 @@
 """One batch, many ways to compute the gradient of its step, and one reference in float64.
 
 The reference is written from plain transformers models and the formulas; it shares no code with the losses, the forward
-pass or the step it judges. `python tests/train/gradients.py` writes docs/gradient_equality.md.
+pass or the step it judges. `python benchmarks/gradient_equality.py` writes the table of all errors.
 """
 
 from __future__ import annotations
@@ -173,8 +173,9 @@ def make_models(folder: Path) -> Path:
     create_tiny(folder / "plain")
     generator = torch.Generator().manual_seed(7)
     for head, auto in (("lm", AutoModelForCausalLM), ("value", AutoModelForSequenceClassification)):
-        model = auto.from_pretrained(folder / "plain", **({"num_labels": 1} if head == "value" else {}))
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(11)
+            model = auto.from_pretrained(folder / "plain", **({"num_labels": 1} if head == "value" else {}))
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         model.save_pretrained(folder / head)

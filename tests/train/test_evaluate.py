@@ -10,6 +10,7 @@ import torch
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.supervised import set_names
 
 SETS = {"short": (0, 2, 5, 8, 10), "long": (4, 9), "one": (7,), "nothing": (gradients.UNMASKED,)}
 
@@ -71,6 +72,15 @@ def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero
         everything = [by_hand[row] for rows in SETS.values() for row in rows]
         mean = sum(loss for loss, _ in everything) / sum(count for _, count in everything)
         assert metrics["eval/gpt_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_sets_are_named_by_their_last_part_unless_two_share_it():
+    assert set_names(["data/test.jsonl", "builtin:reverse_eval"]) == {
+        "test": "data/test.jsonl",
+        "builtin:reverse_eval": "builtin:reverse_eval",
+    }
+    twins = ["a/test.jsonl", "b/test.jsonl"]
+    assert set_names(twins) == dict(zip(twins, twins, strict=True))
 
 
 def test_no_set_no_metric(ranks, folder):

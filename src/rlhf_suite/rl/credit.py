@@ -39,9 +39,7 @@ class CreditAssigner:
         if "ref_log_probs" in batch.tokens:
             old, reference = batch.tokens["old_log_probs"], batch.tokens["ref_log_probs"]
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
-            mean_kl = float(kl.sum() / mask.sum().clamp(min=1))
-            difference = float(((old - reference) * mask).sum() / mask.sum())
-            metrics |= {"train/kl": mean_kl, "train/logprobs_diff": difference}
+            metrics |= {"train/kl": mean(kl, mask), "train/logprobs_diff": mean(old - reference, mask)}
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
         values = batch.tokens.get("values")
         credit = assign_credit(

@@ -49,8 +49,8 @@ class CheckpointStore:
         files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
         (folder / MANIFEST).write_text(json.dumps({"step": step, "files": sizes}, indent=1))
-        for file in [*files, folder / MANIFEST]:
-            flush(file)
+        for written in [*folder.rglob("*"), folder]:
+            flush(written)
         final = folder.with_suffix("")
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)

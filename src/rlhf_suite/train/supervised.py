@@ -123,12 +123,18 @@ def encode(config: SFTRun, task: Task, journal: Journal) -> Encoded:
     )
     examples = encode_rows(task, rows, bad, data.dataloader_num_workers)
     held_out: dict[str, Sequence[Example]] = {}
-    for name in source_names(config.eval.dataset or ""):
+    for name, source in set_names(source_names(config.eval.dataset or "")).items():
         limit = config.eval.max_samples
-        rows = load_rows(name, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL)
-        held_out[Path(name).stem] = encode_rows(task, rows, bad, data.dataloader_num_workers)
+        rows = load_rows(source, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL)
+        held_out[name] = encode_rows(task, rows, bad, data.dataloader_num_workers)
     journal.say(bad.summary())
     return Encoded(examples, held_out)
+
+
+def set_names(sources: Sequence[str]) -> dict[str, str]:
+    """What each source is called in metrics: its last part, or all of it where several have the same."""
+    stems = [Path(source).stem for source in sources]
+    return {source if stems.count(stem) > 1 else stem: source for stem, source in zip(stems, sources, strict=True)}
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+"""Where a reward may come from, on the real stack: a user's file that fails at times, and a reward model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Qwen3ForSequenceClassification
+
+from rlhf_suite.models.save import reward_stats
+
+# The share of right digits. It fails for one sample of a group: the one whose prompt and answer it finds unlucky.
+REWARD_FILE = """
+def reward_func(queries, prompts, labels):
+    found = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        assert query.startswith(prompt)
+        answer = query[len(prompt):].split("<|im_end|>")[0].strip()
+        if label[0] in "13579" and answer[:1] == label[0]:
+            raise ValueError(f"no opinion about {label}")
+        found.append(sum(a == b for a, b in zip(answer, label)) / 4)
+    return {"rewards": [2 * x for x in found], "scores": found, "extra_logs": {"right_digits": [4 * x for x in found]}}
+"""
+MEAN, STD = 0.25, 0.5
+
+
+@pytest.fixture(scope="module")
+def reward_file(runs):
+    path = runs / "reward.py"
+    path.write_text(REWARD_FILE)
+    return path
+
+
+@pytest.fixture
+def words(warm):
+    return [
+        *(word for word in jobs.SMALL if not word.startswith("rollout.batch_size")),
+        "rollout.batch_size=8",
+        f"actor.model_name_or_path={warm}",
+        "train.max_steps=2",
+        "eval.steps=2",
+        "reward.rule=null",
+    ]
+
+
+def test_a_file_scores_and_the_groups_of_samples_it_fails_for_are_dropped_and_counted(runs, words, reward_file):
+    folder = runs / "dropped"
+    source = [f"reward.remote_url={reward_file}", "reward.on_error=drop", "algo.advantage.estimator=rloo"]
+    jobs.run(folder, [*words, *source])
+    dropped = []
+    for step, row in enumerate(jobs.train_rows(folder), 1):
+        samples = jobs.rollout(folder, step)
+        groups = {sample["group"] for sample in samples}
+        dropped.append(row["rollout/dropped_groups"])
+        assert len(groups) + dropped[-1] == 8
+        assert len(samples) == row["rollout/num_samples"] == 4 * len(groups)  # whole groups only
+        assert not [s for s in samples if s["label"][0] in "13579" and s["response"][:1] == s["label"][0]]
+        right = [sum(a == b for a, b in zip(s["response"].strip(), s["label"], strict=False)) for s in samples]
+        assert [s["reward"] for s in samples] == [digits / 2 for digits in right]
+        assert [s["score"] for s in samples] == [digits / 4 for digits in right]
+        assert row["reward/right_digits"] == pytest.approx(np.mean(right))
+        assert row["train/reward"] == pytest.approx(2 * row["train/score"])
+        leave_one_out(samples)
+    assert sum(dropped) > 0
+
+
+def leave_one_out(samples):
+    """RLOO at the last token of a response, KL aside: the reward less the mean of the group's other three."""
+    rewards = np.array([sample["reward"] for sample in samples]).reshape(-1, 4)
+    wanted = (rewards - (rewards.sum(1, keepdims=True) - rewards) / 3).ravel()
+    last = [sample["advantages"][-1] for sample in samples]
+    kl = [0.001 * (sample["old_log_probs"][-1] - sample["ref_log_probs"][-1]) for sample in samples]
+    assert last == pytest.approx(wanted - kl, abs=1e-5)
+
+
+def test_a_file_that_fails_for_a_sample_ends_the_run_with_its_reason(runs, words, reward_file):
+    folder = runs / "stopped"
+    ended = jobs.run(
+        folder, [*words, f"reward.remote_url={reward_file}", "algo.advantage.estimator=reinforce"], expect=1
+    )
+    assert "ValueError: no opinion about" in ended.err
+    assert "reward.on_error=drop" in ended.err
+    assert "Traceback" not in ended.err
+    status = json.loads((folder / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "no opinion about" in status["error"]
+
+
+@pytest.fixture(scope="module")
+def reward_model(runs, warm):
+    """A reward model with random weights that shares the policy's tokenizer; its config has the two constants."""
+    folder = runs / "reward_model"
+    config = AutoConfig.from_pretrained(warm, num_labels=1)
+    config.reward_mean, config.reward_std = MEAN, STD
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Qwen3ForSequenceClassification(config)
+        torch.nn.init.normal_(model.score.weight, std=0.3)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(warm).save_pretrained(folder)
+    assert reward_stats(AutoConfig.from_pretrained(folder)) == (MEAN, STD)
+    return folder
+
+
+def test_a_reward_model_scores_and_its_scores_are_standardised_then_clipped(runs, words, reward_model):
+    folder = runs / "reward_model_run"
+    source = [f"reward.model_name_or_path={reward_model}", "reward.normalize_enable=true", "reward.clip_range=[-1,1]"]
+    jobs.run(folder, [*words, *source, "algo.advantage.estimator=group_norm", "algo.kl.use_loss=true"])
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
+    rewards = []
+    for step in (1, 2):
+        for row in jobs.rollout(folder, step):
+            with torch.no_grad():
+                score = float(model(torch.tensor([row["ids"]])).logits)
+            assert row["score"] == pytest.approx(score, abs=1e-5)
+            assert row["reward"] == pytest.approx(min(max((score - MEAN) / STD, -1), 1), abs=1e-4)
+            rewards.append(row["reward"])
+        assert jobs.train_rows(folder)[step - 1]["train/reward"] == pytest.approx(np.mean(rewards[-32:]), abs=1e-5)
+    assert -1 in rewards or 1 in rewards
+    assert any(-1 < reward < 1 for reward in rewards)
+    group_deviations(jobs.rollout(folder, 1))
+    assert jobs.train_rows(folder)[1]["train/kl_loss"] > 0
+
+
+def group_deviations(samples):
+    """GRPO's advantage, one number per response: the reward standardised in its group by the unbiased deviation."""
+    rewards = np.array([sample["reward"] for sample in samples]).reshape(-1, 4)
+    wanted = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-9)
+    for sample, advantage in zip(samples, wanted.ravel(), strict=True):
+        got = np.array(sample["advantages"])[np.array(sample["mask"], bool)]
+        assert got == pytest.approx(np.full(len(got), advantage), abs=1e-4)
+
+
+def test_a_reward_model_without_constants_cannot_be_standardised(runs, words, reward_model):
+    bare = runs / "bare_reward_model"
+    shutil.copytree(reward_model, bare)
+    config = json.loads((bare / "config.json").read_text())
+    del config["reward_mean"], config["reward_std"]
+    (bare / "config.json").write_text(json.dumps(config))
+    source = [f"reward.model_name_or_path={bare}", "reward.normalize_enable=true"]
+    estimator = "algo.advantage.estimator=reinforce"
+    ended = jobs.run(runs / "refused", [*words, *source, estimator], expect=2)
+    assert "reward.normalize_enable=true" in ended.err
+    assert str(bare) in ended.err
+    assert not (runs / "refused" / "logs").exists()  # before any actor was started
+
+
+def test_a_language_model_is_no_reward_model(runs, warm, words):
+    """Its scalar head would be drawn at random, and the policy would learn noise."""
+    source = [f"reward.model_name_or_path={warm}", "algo.advantage.estimator=reinforce", "algo.kl.init_coef=0"]
+    ended = jobs.run(runs / "no_reward_model", [*words, *source], expect=2)
+    assert f"reward.model_name_or_path={warm}" in ended.err
+    assert "no scalar head score.weight" in ended.err

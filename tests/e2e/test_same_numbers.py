@@ -1,0 +1,87 @@
+"""Where things run, and in what portions, changes no number: the same samples, rewards and losses as the plain run's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jobs
+import numpy as np
+import pytest
+
+SAME = (
+    *("train/reward", "train/score", "train/return", "train/response_length", "train/kl", "train/policy_loss"),
+    *("train/ppo_kl", "train/ppo_clip_ratio", "train/actor_lr", "rollout/num_samples", "rollout/weight_version"),
+)
+CRITIC = ("train/critic_loss", "train/values", "train/kl_coef", "train/critic_lr")
+STEPS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Flags against a plain run: one rank of each model and one engine, each on its own, ZeRO 2, packed, weights by
+    shared memory, micro-batches of 4."""
+
+    against: str
+    words: tuple[str, ...]
+
+
+VARIANTS = {
+    "all roles share two devices, ZeRO 3": Variant(
+        "baseline",
+        (
+            "train.colocate_all=true",
+            "actor.num_gpus_per_node=2",
+            "ref.num_gpus_per_node=2",
+            "vllm.num_engines=2",
+            "ds.zero_stage=3",
+        ),
+    ),
+    "two ranks of the policy, padded": Variant(
+        "baseline", ("actor.num_gpus_per_node=2", "ds.packing_samples=false", "train.micro_batch_size=2")
+    ),
+    "ZeRO 0, a stream of weights, micro-batches by tokens": Variant(
+        "actor_critic",
+        (
+            "ds.zero_stage=0",
+            "vllm.sync_backend=gloo",
+            "train.dynamic_batch_enable=true",
+            "train.max_tokens_per_gpu=64",
+            "ckpt.save_steps=-1",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_numbers_do_not_depend_on(name, runs, request):
+    variant = VARIANTS[name]
+    plain, words = (request.getfixturevalue(f"{variant.against}{kind}") for kind in ("", "_words"))
+    folder = runs / f"variant_{list(VARIANTS).index(name)}"
+    jobs.run(folder, [*words, *variant.words])
+    for step in STEPS:
+        ours, theirs = jobs.rollout(folder, step), jobs.rollout(plain, step)
+        for field in ("ids", "owner", "reward", "group", "sample", "finish_reason"):
+            assert [row[field] for row in ours] == [row[field] for row in theirs], (step, field)
+        for field in ("old_log_probs", "ref_log_probs", "engine_log_probs", "advantages"):
+            difference = np.abs(jobs.column(ours, field) - jobs.column(theirs, field)).max()
+            assert difference < 1e-4, (step, field, difference)
+    for step, (row, other) in enumerate(zip(jobs.train_rows(folder), jobs.train_rows(plain), strict=True), 1):
+        if step not in STEPS:
+            break
+        wanted = [*SAME, *(CRITIC if variant.against == "actor_critic" else ())]
+        assert {k: row[k] for k in wanted} == pytest.approx({k: other[k] for k in wanted}, rel=1e-5, abs=1e-5), step
+        assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
+        assert row["mismatch/mean"] < 1e-6
+        assert row["sync/probe"] < 1e-6
+
+
+def test_roles_that_share_devices_say_so(runs, baseline):
+    """The variants are what they say they are: so many actors, placed so."""
+    shared, split = runs / "variant_0", runs / "variant_1"
+    names = {folder: {log.stem for log in (folder / "logs").glob("*.log")} for folder in (shared, split, baseline)}
+    assert names[shared] == {"actor-0", "actor-1", "ref-0", "ref-1", "engine-0", "engine-1"}
+    assert names[split] == {"actor-0", "actor-1", "ref-0", "engine-0"}
+    assert names[baseline] == {"actor-0", "ref-0", "engine-0"}
+    said = {folder: folder.with_name(f"{folder.name}.out").read_text() for folder in (shared, baseline)}
+    assert "2 x CPU slot: actor x 2, engine x 2, ref x 2" in said[shared]
+    assert "1 x CPU slot: engine x 1" in said[baseline]
