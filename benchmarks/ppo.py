@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from common import Run, common_arguments, memory, model_of, publish, scratch, shares, suite_run
+from common import Run, common_arguments, memory, model_of, publish, scratch, suite_run
 
 PROMPTS = 8
 
@@ -32,18 +32,9 @@ def grpo(arguments: argparse.Namespace) -> dict[str, Any]:
     with scratch() as folder:
         run = suite_run(grpo_flags(arguments), folder / "run")
     counted = sum(new_tokens(row, samples) for row in run.steps[warmup:])
-    wall_s, cpu_s = run.measured(warmup)
-    phases = run.phases(warmup)
     return {
         "mode": "grpo",
-        "tokens_per_cpu_s": round(counted / cpu_s, 1),
-        "tokens_per_s": round(counted / wall_s, 1),
-        "samples_per_s": round(samples * (arguments.steps - warmup) / wall_s, 2),
-        "startup_s": round(run.startup_s, 1),
-        **memory(run.usage),
-        "cpu_s_per_step": round(cpu_s / (arguments.steps - warmup), 3),
-        "phase_s": phases,
-        "phase_share": shares(phases),
+        **run.rates(warmup, counted, samples * (arguments.steps - warmup)),
         "mismatch": run.steps[-1]["mismatch/mean"],
         "config": {
             "model": arguments.shape or arguments.model,
@@ -91,13 +82,12 @@ def demo(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "mode": "demo",
         "wall_s": round(total_s, 1),
-        "cpu_s": round(run.usage.cpu_s[-1], 1),
+        "cpu_s": round(sum(run.usage.looks[-1].values()), 1),
         "startup_s": round(run.startup_s, 1),
         "shutdown_s": round(run.usage.ended - run.steps[-1]["time"], 1),
         "steps": max(row["step"] for row in run.steps),
         **memory(run.usage),
         "phase_s": phases,
-        "phase_share": shares(phases),
         "reward": [reward(run, first) for first in (True, False)],
     }
 

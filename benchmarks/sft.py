@@ -1,8 +1,8 @@
 """How fast task=sft trains: sequences of uniformly random length, loss on every token, three ways to lay them out.
 
-    padded        one right-padded micro-batch
-    packed        the same sequences end to end, nothing padded
-    packed_full   micro-batches filled to a token budget, whatever their number of sequences
+padded        one right-padded micro-batch
+packed        the same sequences end to end, nothing padded
+packed_full   micro-batches filled to a token budget, whatever their number of sequences
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, memory, model_of, publish, scratch, shares, suite_run
+from common import common_arguments, memory, model_of, publish, scratch, suite_run
 
 SEED = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -40,19 +40,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         texts = write_texts(folder / "texts.jsonl", arguments)
         run = suite_run(flags(arguments, model, folder / "texts.jsonl"), folder / "run")
     tokens = step_tokens(texts, model, arguments)
-    wall_s, cpu_s = run.measured(warmup)
     counted, samples = sum(tokens[warmup:]), arguments.batch * (arguments.steps - warmup)
-    phases = run.phases(warmup)
     return {
         "mode": arguments.mode,
-        "tokens_per_cpu_s": round(counted / cpu_s, 1),
-        "tokens_per_s": round(counted / wall_s, 1),
-        "samples_per_s": round(samples / wall_s, 2),
-        "startup_s": round(run.startup_s, 1),
-        **memory(run.usage),
-        "cpu_s_per_step": round(cpu_s / (arguments.steps - warmup), 3),
-        "phase_s": phases,
-        "phase_share": shares(phases),
+        **run.rates(warmup, counted, samples),
         "final_loss": run.steps[-1]["train/gpt_loss"],
         "config": {
             "model": arguments.shape or arguments.model,

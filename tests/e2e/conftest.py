@@ -1,4 +1,4 @@
-"""The runs that several modules look at, made once: a warm-started model, and one whole run each with and without critic."""
+"""Runs that several modules look at, made once: a warm-started model, and a whole run each with and without critic."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ GONE_S = 15.0
     ("actor", "estimator", "doing"),
     [
         ("engine-0", "dr_grpo", ("16 generations", "the weight sync", "the log-probs of the probe")),
-        ("actor-0", "reinforce", ("actor: update of step", "old_log_probs", "the weight sync", "actor.release", "the probe")),
+        ("actor-0", "reinforce", ("actor: update", "old_log_probs", "the weight sync", "actor.release", "the probe")),
     ],
-)  # fmt: skip
+)
 def test_the_death_of_an_actor_ends_the_run_with_its_name(runs, warm, actor, estimator, doing):
     words = [*jobs.SMALL, f"actor.model_name_or_path={warm}", f"algo.advantage.estimator={estimator}"]
     job = jobs.Job(runs / f"death_of_{actor}", [*words, "data.max_samples=1024", "eval.steps=1000"])

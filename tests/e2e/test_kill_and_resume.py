@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import time
 
 import jobs
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from rlhf_suite.train.metrics import read_rows
 
 STEPS = 5
+KILLED_AFTER = (2, 5)
 GONE_S = 15.0
+AGENT_GONE_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def resumed(runs, actor_critic_words):
     """A run that was killed twice, and what its killed processes left running."""
-    folder, left, instants = runs / "resumed", [], []
+    folder, left, instants = runs / "resumed", set(), []
     words = [*actor_critic_words, "ckpt.load_enable=true"]
-    for step in (1, 3):
+    for step in KILLED_AFTER:
         job = jobs.Job(folder, words)
         job.wait_for_step(step)
-        # Before a checkpoint, while it is written, in the next step: a step and its checkpoint take half a second.
+        # Before a checkpoint, while it is written, in the next step or the export: each takes a fraction of a second.
         instants.append(random.uniform(0, 0.6))
         time.sleep(instants[-1])
         family = job.kill()
         assert len(family) > 5 or job.process.returncode == 0
-        left += jobs.survivors(family, GONE_S)
-    print(f"killed {instants} s after steps 1 and 3")  # shown when a test fails
+        left |= family
+        assert jobs.survivors({one for one in family if not is_agent(one)}, GONE_S) == []
+    print(f"killed {instants} s after steps {KILLED_AFTER}")  # shown when a test fails
     jobs.run(folder, words)
     return folder, left
 
 
+def is_agent(process):
+    """Two helpers of Ray's, idle and small, insist on telling their dead cluster for a minute that it is dead."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()[0].startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
+    return False
+
+
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_a_killed_run_leaves_no_process_behind(resumed):
-    assert resumed[1] == []
 
 
 @pytest.mark.parametrize("model", ["model", "model_critic"])
@@ -81,4 +89,14 @@ def test_three_checkpoints_and_no_debris_remain(resumed):
     kept = sorted(path.name for path in (resumed[0] / "checkpoints").iterdir() if path.name.startswith("step"))
     assert kept == ["step_000003", "step_000004", "step_000005"]
     assert not list(resumed[0].rglob("*.tmp"))
-    assert json.loads((resumed[0] / "status.json").read_text())["state"] == "done"
+
+
+def test_the_status_is_that_of_an_uninterrupted_run(actor_critic, resumed):
+    ours, theirs = (json.loads((folder / "status.json").read_text()) for folder in (resumed[0], actor_critic))
+    assert (ours["state"], ours["last_step"]) == ("done", STEPS)
+    for name in ("metrics", "error"):
+        assert ours[name] == theirs[name]
+
+
+def test_a_killed_run_leaves_no_process_behind(resumed):
+    assert jobs.survivors(resumed[1], AGENT_GONE_S) == []

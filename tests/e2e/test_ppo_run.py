@@ -52,7 +52,7 @@ def test_it_leaves_a_curve_samples_and_its_configuration(baseline):
 def test_there_is_one_row_of_metrics_per_step_with_every_name(baseline, rows):
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
-        assert METRICS <= row.keys(), METRICS - row.keys()
+        assert row.keys() >= METRICS, METRICS - row.keys()
         assert row["timing/step_total"] == pytest.approx(
             sum(value for name, value in row.items() if name.startswith("timing/")) / 2
         )
@@ -147,7 +147,7 @@ def test_evaluations_are_on_record_before_and_after(baseline):
     assert [row["step"] for row in rows] == [0, 3]
     for row in rows:
         samples = pq.read_table(baseline / "evaluations" / f"step_{row['step']:06d}.parquet").to_pylist()
-        assert EVAL_METRICS <= row.keys()
+        assert row.keys() >= EVAL_METRICS
         assert len(samples) == row["eval/num_samples"] == 8
         assert row["eval/pass1"] == np.mean([sample["score"] > 0.5 for sample in samples])
 

@@ -82,9 +82,9 @@ def test_a_file_that_fails_for_a_sample_ends_the_run_with_its_reason(runs, words
     ended = jobs.run(
         folder, [*words, f"reward.remote_url={reward_file}", "algo.advantage.estimator=reinforce"], expect=1
     )
-    assert "ValueError: no opinion about" in ended.err
-    assert "reward.on_error=drop" in ended.err
-    assert "Traceback" not in ended.err
+    last = ended.err.splitlines()[-1]
+    assert "reward.py:8: ValueError: no opinion about" in last
+    assert "reward.on_error=drop" in last
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "failed"
     assert "no opinion about" in status["error"]
@@ -96,7 +96,7 @@ def reward_model(runs, warm):
     folder = runs / "reward_model"
     config = AutoConfig.from_pretrained(warm, num_labels=1)
     config.reward_mean, config.reward_std = MEAN, STD
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = Qwen3ForSequenceClassification(config)
         torch.nn.init.normal_(model.score.weight, std=0.3)
@@ -109,7 +109,10 @@ def reward_model(runs, warm):
 def test_a_reward_model_scores_and_its_scores_are_standardised_then_clipped(runs, words, reward_model):
     folder = runs / "reward_model_run"
     source = [f"reward.model_name_or_path={reward_model}", "reward.normalize_enable=true", "reward.clip_range=[-1,1]"]
-    jobs.run(folder, [*words, *source, "algo.advantage.estimator=group_norm", "algo.kl.use_loss=true"])
+    jobs.run(
+        folder,
+        [*words, *source, "algo.advantage.estimator=group_norm", "algo.kl.use_loss=true", "algo.kl.estimator=k3"],
+    )
     model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
     rewards = []
     for step in (1, 2):
@@ -147,11 +150,3 @@ def test_a_reward_model_without_constants_cannot_be_standardised(runs, words, re
     assert "reward.normalize_enable=true" in ended.err
     assert str(bare) in ended.err
     assert not (runs / "refused" / "logs").exists()  # before any actor was started
-
-
-def test_a_language_model_is_no_reward_model(runs, warm, words):
-    """Its scalar head would be drawn at random, and the policy would learn noise."""
-    source = [f"reward.model_name_or_path={warm}", "algo.advantage.estimator=reinforce", "algo.kl.init_coef=0"]
-    ended = jobs.run(runs / "no_reward_model", [*words, *source], expect=2)
-    assert f"reward.model_name_or_path={warm}" in ended.err
-    assert "no scalar head score.weight" in ended.err

@@ -1,4 +1,4 @@
-"""Where things run, and in what portions, changes no number: the same samples, rewards and losses as the plain run's."""
+"""Where things run, and in what portions, changes no number: the samples, rewards and losses are the plain run's."""
 
 from __future__ import annotations
 

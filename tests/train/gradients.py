@@ -53,7 +53,7 @@ class Split:
     budget: int | None = None
     packed: bool = True
     lora: bool = False
-    checkpointing: bool = False
+    checkpointing: str = ""  # "plain" or "re-entrant"
     max_norm: float = 0.0
     sequences: tuple[int, ...] = tuple(range(len(LENGTHS)))
 
@@ -64,7 +64,8 @@ SPLITS = [
     Split("padded, one micro-batch", micro=12, packed=False),
     Split("padded, micro-batches of 5", packed=False),
     Split("token budget 75", budget=75),
-    Split("gradient checkpointing", checkpointing=True),
+    Split("gradient checkpointing", checkpointing="plain"),
+    Split("gradient checkpointing, re-entrant", checkpointing="re-entrant"),
     *(Split(f"ZeRO-{stage}", zero=stage) for stage in (1, 2, 3)),
     *(Split(f"2 ranks, ZeRO-{stage}, micro-batches of 2", ranks=2, zero=stage, micro=2) for stage in range(4)),
     *(Split(f"2 ranks, ZeRO-{stage}, token budget 75", ranks=2, zero=stage, budget=75) for stage in (2, 3)),
@@ -72,6 +73,8 @@ SPLITS = [
     *(Split(f"1 sequence on 2 ranks, ZeRO-{stage}", ranks=2, zero=stage, sequences=(4,)) for stage in (2, 3)),
     Split("LoRA", lora=True),
     Split("LoRA, padded, ZeRO-2", lora=True, packed=False, zero=2),
+    Split("LoRA, gradient checkpointing, re-entrant", lora=True, checkpointing="re-entrant"),
+    Split("LoRA, ZeRO-3, gradient checkpointing", lora=True, zero=3, checkpointing="plain"),
     Split("LoRA, 2 ranks, ZeRO-2, micro-batches of 2", ranks=2, zero=2, micro=2, lora=True),
     Split("LoRA, 2 ranks, ZeRO-3, token budget 75", ranks=2, zero=3, budget=75, lora=True),
 ]
@@ -299,7 +302,10 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
         lora=LORA if split.lora else LoRAConfig(),
     )
     config = TrainedModelConfig(
-        max_norm=split.max_norm, lr_scheduler="constant", gradient_checkpointing_enable=split.checkpointing
+        max_norm=split.max_norm,
+        lr_scheduler="constant",
+        gradient_checkpointing_enable=bool(split.checkpointing),
+        gradient_checkpointing_reentrant=split.checkpointing == "re-entrant",
     )
     with strategy.loading_context(ds):
         module = load_model(str(folder / head), head=head, ds=ds)

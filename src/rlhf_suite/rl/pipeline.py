@@ -6,7 +6,9 @@ Every step is a call of one module beside this file and returns its metrics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
@@ -20,6 +22,7 @@ from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.saving import Saver
 
 
@@ -49,6 +52,7 @@ class Pipeline:
         """Train to the end; returns the last value of every metric."""
         start = self.saver.resume()
         self.journal.begin(start, self.total_steps)
+        self.last = last_values(read_rows(self.journal.folder.metrics))
         for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
             forget_after(made, start)
         with self.journal.phase("broadcast"):
@@ -90,7 +94,7 @@ class Pipeline:
             return {}
         with self.journal.phase("evaluation"):
             metrics = self.evaluator.evaluate(step)
-        self.log(step, metrics)
+        self.log(step, metrics, always=True)
         return metrics
 
     def save(self, step: int, evaluation: dict[str, float]) -> None:
@@ -98,12 +102,18 @@ class Pipeline:
         with self.journal.phase("save"):
             self.saver.save_if_due(step, evaluation)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         self.last |= metrics
-        self.journal.log(step, metrics)
+        self.journal.log(step, metrics, always)
 
 
 def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:
     """Rollout steps of a run: its episodes, or train.max_steps if that is less."""
     steps = order.steps_per_epoch * train.num_episodes
     return min(steps, train.max_steps or steps)
+
+
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
+    values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
+    return {name: value for name, value in values.items() if name != "time" and not name.startswith("timing/")}

@@ -11,7 +11,6 @@ import torch
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.weights import named_weights
@@ -85,11 +84,6 @@ class RewardRole(Role):
         path = config.reward.model_name_or_path
         assert path is not None
         self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
-        if self.model.head_is_new:
-            raise UserError(
-                f"reward.model_name_or_path={path} has no scalar head {config.ds.value_head_prefix}.weight "
-                "(ds.value_head_prefix): it is no reward model, and its scores would be random"
-            )
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """[B], as the model gives them."""
@@ -127,7 +121,8 @@ class TrainedRole(Role, TrainedWorker):
             micro_batches = [take(batch, group) for group in groups]
             step = first_step + offset
             rows.append(optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite))
-        means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
+        means = {name: sum(values) / len(values) for name, values in found.items()}
         return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
 
 

@@ -47,9 +47,9 @@ class Trainer:
             return {}
         with self.journal.phase("evaluation"):
             metrics = self.group.call("evaluate", what=f"the evaluation after step {step}")[0]
-        self.log(step, metrics)
+        self.log(step, metrics, always=True)
         return metrics
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         self.last |= metrics
-        self.journal.log(step, metrics)
+        self.journal.log(step, metrics, always)
