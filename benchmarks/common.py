@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -183,12 +183,8 @@ def _proportional_mb(process: psutil.Process) -> float:
     return 0.0
 
 
-@contextmanager
-def _may_be_gone() -> Iterator[None]:
-    try:
-        yield
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        pass
+def _may_be_gone() -> suppress:
+    return suppress(psutil.NoSuchProcess, psutil.AccessDenied)
 
 
 def gpu_memory_mb() -> float:
@@ -196,7 +192,9 @@ def gpu_memory_mb() -> float:
     if not list(Path("/dev").glob("nvidia[0-9]*")):
         return 0.0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return sum(float(line) for line in subprocess.run(query, capture_output=True, text=True).stdout.split())
+    return sum(
+        float(line) for line in subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    )
 
 
 # Shapes that are built here with random weights, beside the suite's own builtin:<name>.
@@ -273,7 +271,7 @@ def publish(name: str, result: dict[str, Any], save: bool) -> None:
     """Print the result as one JSON line with its command, date and versions; `save` adds it to results/<name>.jsonl."""
     installed = {}
     for package in PACKAGES:
-        with _may_be_missing():
+        with suppress(PackageNotFoundError):
             installed[package] = version(package)
     load = round(psutil.getloadavg()[0], 1)
     row = {
@@ -290,13 +288,3 @@ def publish(name: str, result: dict[str, Any], save: bool) -> None:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / f"{name}.jsonl").open("a") as file:
             file.write(line + "\n")
-
-
-@contextmanager
-def _may_be_missing() -> Iterator[None]:
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        yield
-    except PackageNotFoundError:
-        pass

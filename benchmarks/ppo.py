@@ -64,7 +64,7 @@ def grpo_flags(arguments: argparse.Namespace) -> list[str]:
         f"rollout.max_new_tokens={arguments.new_tokens}",
         f"train.batch_size={samples}",
         "train.dynamic_batch_enable=true",
-        "train.max_tokens_per_gpu=4096",
+        "train.max_tokens_per_gpu=1024",
         f"train.max_steps={arguments.steps}",
         "ds.packing_samples=true",
         f"ds.param_dtype={arguments.dtype}",

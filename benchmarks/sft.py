@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from common import common_arguments, memory, model_of, publish, scratch, suite_run
+from common import common_arguments, model_of, publish, scratch, suite_run
 
 SEED = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz "

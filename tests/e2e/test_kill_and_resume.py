@@ -33,7 +33,7 @@ def resumed(runs, actor_critic_words):
         instants.append(random.uniform(0, 0.6))
         time.sleep(instants[-1])
         family = job.kill()
-        assert len(family) > 5 or job.process.returncode == 0
+        assert len(family) > 5 or step == STEPS  # near its end a run may be leaving
         left |= family
         assert jobs.survivors({one for one in family if not is_agent(one)}, GONE_S) == []
     print(f"killed {instants} s after steps {KILLED_AFTER}")  # shown when a test fails

@@ -138,7 +138,7 @@ def test_engine_and_trainer_agree_at_every_step(baseline, rows):
         difference = np.abs(jobs.column(samples, "engine_log_probs") - jobs.column(samples, "old_log_probs"))[chosen]
         assert row["mismatch/mean"] == pytest.approx(difference.mean(), rel=1e-3)
         assert row["mismatch/mean"] < 1e-6
-        assert row["sync/probe"] < 1e-6
+        assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
         assert row["sync/held"] == row["sync/tensors"] > 0
 
 

@@ -72,7 +72,7 @@ def test_the_numbers_do_not_depend_on(name, runs, request):
         assert {k: row[k] for k in wanted} == pytest.approx({k: other[k] for k in wanted}, rel=1e-5, abs=1e-5), step
         assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
         assert row["mismatch/mean"] < 1e-6
-        assert row["sync/probe"] < 1e-6
+        assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
 
 
 def test_roles_that_share_devices_say_so(runs, baseline):

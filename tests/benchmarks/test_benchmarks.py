@@ -1,0 +1,43 @@
+"""The benchmarks run, and each prints one JSON line with what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def line(*words: str) -> dict:
+    command = [sys.executable, str(BENCHMARKS / words[0]), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0])
+
+
+def test_what_trains_nothing_imports_nothing_heavy():
+    found = line("startup.py", "--quick")
+    assert [found[name]["imported"] for name in ("help", "cfg", "mistake")] == [[], [], []]
+    assert found["help"]["wall_s"] > 0 and found["versions"]["torch"]
+
+
+@pytest.mark.e2e
+def test_sft_prints_rates_memory_and_phases():
+    found = line("sft.py", "--model", "builtin:tiny", "--steps", "6", "--lengths", "20", "60")
+    assert found["tokens_per_cpu_s"] > 0 and found["tokens_per_s"] > 0 and found["samples_per_s"] > 0
+    assert 0 < found["peak_pss_mb"] <= found["peak_rss_mb"] and found["startup_s"] > 0
+    assert sum(found["phase_share"].values()) == pytest.approx(1, abs=0.01)
+    assert found["command"].startswith("python benchmarks/sft.py") and found["date"] and found["config"]["tokens"] > 0
+
+
+@pytest.mark.e2e
+def test_ppo_prints_the_phases_of_a_step_and_who_used_the_cpu():
+    found = line("ppo.py", "--model", "builtin:tiny", "--steps", "6", "--warmup", "1", "--new-tokens", "16")
+    assert {"generation", "make_experience", "ppo_train", "broadcast"} <= found["phase_s"].keys()
+    assert "Engine" in found["cpu_s_per_step_of"] and found["peak_processes"] > 3
+    assert found["tokens_per_cpu_s"] > 0 and found["mismatch"] < 1e-4
