@@ -64,8 +64,9 @@ def train(run: Run, folder: Path) -> None:
     record.done(metrics)
     from rlhf_suite.report.summary import summarise
 
+    lines = summarise(record, run)
     if run.logger.progress:
-        print("\n".join(summarise(record, run)), flush=True)
+        print("\n".join(lines), flush=True)
 
 
 def tell(message: str, code: int) -> int:

@@ -13,9 +13,7 @@ class TrainConfig:
 
     batch_size: int = flag(128, "Sequences per optimiser step, over all ranks", ge=1)
     micro_batch_size: int = flag(8, "Sequences per rank and forward", ge=1)
-    dynamic_batch_enable: bool = flag(
-        False, "Balanced micro-batches by token budget; needs ds.packing_samples"
-    )
+    dynamic_batch_enable: bool = flag(False, "Balanced micro-batches by token budget; needs ds.packing_samples")
     max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch with dynamic_batch_enable", ge=1)
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)

@@ -28,6 +28,7 @@ from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 
 # Ray puts unix sockets some 60 characters below its folder, and their paths end at 107.
 MAX_TEMP_PATH = 40
+TEMP_PREFIX = "rs-"
 CONNECT_S = 10.0
 
 
@@ -59,7 +60,9 @@ def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
 @contextmanager
 def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
     root = tempfile.gettempdir()
-    temp = Path(tempfile.mkdtemp(prefix="rs-", dir=root if len(root) < MAX_TEMP_PATH else "/tmp"))
+    root = root if len(root) < MAX_TEMP_PATH else "/tmp"
+    sweep(Path(root))
+    temp = Path(tempfile.mkdtemp(prefix=f"{TEMP_PREFIX}{os.getpid()}-", dir=root))
     try:
         token = temp / "token"
         token.touch(mode=0o600)
@@ -80,6 +83,14 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
             yield
     finally:
         shutil.rmtree(temp, ignore_errors=True)
+
+
+def sweep(root: Path) -> None:
+    """Remove the folders that killed runs of this user left behind: their name holds the process that made them."""
+    for folder in root.glob(f"{TEMP_PREFIX}[0-9]*-*"):
+        owner = folder.name.removeprefix(TEMP_PREFIX).split("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

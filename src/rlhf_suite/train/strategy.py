@@ -166,7 +166,8 @@ def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, wo
         module = load_model(path, head=head, ds=ds, flag=flag)
     if isinstance(module, ScalarModel) and module.head_is_new:
         raise UserError(
-            f"{flag}={path}: the checkpoint has no scalar head named ds.value_head_prefix, so it cannot score"
+            f"{flag}={path}: the checkpoint has no head named {ds.value_head_prefix!r} (ds.value_head_prefix), so it "
+            "cannot score; give a reward model, or the name of its head"
         )
     return frozen_model(module, ds, world)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +73,7 @@ class WorkerGroup:
             .remote(str(member.log.absolute()), options.timeout_s)
             for slot, member in zip(slots, self.members, strict=True)
         ]
-        address = self._actors[0].free_address.remote()  # resolved by Ray on its way to the ranks
+        address = self._actors[0].open_store.remote()  # resolved by Ray on its way to the ranks
         self._built = [
             actor.build.remote(cls, i, self.world_size, address, options.device, *args)
             for i, actor in enumerate(self._actors)
@@ -128,14 +127,17 @@ class _Host:
         redirect_output(Path(log))
         self._dump_after_s = 0.9 * timeout_s
 
-    def free_address(self) -> tuple[str, int]:
-        """This node's address and a free port on it, for the group to meet at."""
+    def open_store(self) -> tuple[str, int]:
+        """The address of a rendezvous store in this process, for the group to meet at. It listens from now on: a port
+        that is only free now may be somebody else's when the group comes to use it."""
+        from torch.distributed import TCPStore
+
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, probe.getsockname()[1]
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return address, self._store.port
 
     def build(self, cls: type, rank: int, world_size: int, address: tuple[str, int], device: str, *args: Any) -> None:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # torch joins the store there and starts none of its own
         self._worker = self._watched(cls, rank, world_size, *address, device, *args)
 
     def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
