@@ -30,7 +30,7 @@ except ImportError:
         print("Installing nox into .nox-bootstrap ...", flush=True)
         venv.create(bootstrap, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "nox>=2025.5.1"], check=True)
-    sys.exit(subprocess.run([python, __file__, *sys.argv[1:]]).returncode)
+    sys.exit(subprocess.run([python, __file__, *sys.argv[1:]], check=False).returncode)
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lint", "tests"]
@@ -73,7 +73,7 @@ def pip(session: nox.Session, *args: str, **options: object) -> object:
 
 def install_cpu_torch(session: nox.Session) -> None:
     """The `+cpu` build from the user's own index if it has one, else from PyTorch's index (never as an extra index)."""
-    probe = subprocess.run([PYTHON, "-m", "pip", "install", "-q", f"{TORCH}+cpu"], capture_output=True)
+    probe = subprocess.run([PYTHON, "-m", "pip", "install", "-q", f"{TORCH}+cpu"], capture_output=True, check=False)
     if probe.returncode:
         pip(session, "install", "--index-url", CPU_INDEX, TORCH, *CUDA_LINKED)
 
@@ -81,7 +81,7 @@ def install_cpu_torch(session: nox.Session) -> None:
 def remove_broken(session: nox.Session) -> None:
     """Uninstall those of the CUDA-linked packages that do not import on this machine."""
     for name in CUDA_LINKED:
-        if subprocess.run([PYTHON, "-c", f"import {name}"], capture_output=True).returncode:
+        if subprocess.run([PYTHON, "-c", f"import {name}"], capture_output=True, check=False).returncode:
             pip(session, "uninstall", "-q", "-y", name)
 
 
