@@ -80,3 +80,18 @@ def test_kl_in_the_loss_pulls_towards_the_reference(model, batch):
     k3 = 2.718281828459045**-0.1 - 1 + 0.1
     assert float(pulled.metrics["kl_loss"].total) == pytest.approx(5 * k3, rel=1e-3)
     assert (pulled.sums["tokens"] - plain.sums["tokens"]).item() == pytest.approx(0.1 * 5 * k3, rel=1e-3)
+
+
+def test_without_old_log_probs_the_gradient_is_that_of_the_unmoved_policy(model, batch):
+    tokens = {name: value for name, value in batch.tokens.items() if name != "old_log_probs"}
+    shifted = batch.tokens["old_log_probs"] + 0.25
+    unmoved = TokenBatch(batch.ids, batch.lengths, tokens | {"engine_log_probs": shifted})
+    weight = model.model.get_input_embeddings().weight
+    gradients = []
+    for given in (batch, unmoved):
+        loss = objective().loss(model, given)
+        (gradient,) = torch.autograd.grad(loss.sums["tokens"], weight)
+        gradients.append(gradient)
+    assert torch.allclose(*gradients, rtol=1e-6, atol=1e-8)
+    gap = loss.metrics["engine_gap"]
+    assert float(gap.total / gap.count) == pytest.approx(0.25, rel=1e-4)

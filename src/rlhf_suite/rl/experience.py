@@ -9,17 +9,11 @@ from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import to_batch
-from rlhf_suite.errors import RunError
+from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.scoring import ScoredTrajectories
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
+from rlhf_suite.rl.update import steps_per_rollout
 from rlhf_suite.train.workers import WorkerGroup
-
-MISMATCH_MAX = {"fp32": 1e-4, "bf16": 0.1}
-
-
-def mismatch_limit(config: PPORun) -> float:
-    """The mean |log-prob difference| of engine and trainer past which the run stops."""
-    return config.algo.mismatch_max or MISMATCH_MAX[config.ds.param_dtype]
 
 
 class ExperienceMaker:
@@ -29,31 +23,30 @@ class ExperienceMaker:
         self, config: PPORun, policy: WorkerGroup, reference: WorkerGroup | None, critic: WorkerGroup | None
     ) -> None:
         self.config, self.policy, self.reference, self.critic = config, policy, reference, critic
+        # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
+        self.needs_old_log_probs = reference is not None or steps_per_rollout(config) > 1
 
     def make(self, scored: ScoredTrajectories) -> tuple[TokenBatch, dict[str, float]]:
-        """Tokens `mask`, `engine_log_probs`, `old_log_probs`, with a reference `ref_log_probs`, with a critic `values`;
-        rows `group`, `index`, `reward`."""
+        """Tokens `mask`, `engine_log_probs`, where needed `old_log_probs`, with a reference `ref_log_probs`, with a
+        critic `values`; rows `group`, `index`, `reward`."""
         batch = to_batch(scored.trajectories)
         batch.rows["reward"] = torch.from_numpy(scored.rewards)
         temperature = self.config.rollout.temperature
-        started = [("old_log_probs", self.policy, *start(self.policy, "log_probs", batch, temperature))]
+        started = []
+        if self.needs_old_log_probs:
+            started.append(("old_log_probs", self.policy, *start(self.policy, "log_probs", batch, temperature)))
         if self.reference is not None:
             started.append(("ref_log_probs", self.reference, *start(self.reference, "log_probs", batch, temperature)))
         if self.critic is not None:
             started.append(("values", self.critic, *start(self.critic, "values", batch)))
         for name, group, parts, refs in started:
             batch.tokens[name] = reassemble(batch, parts, group.wait(refs, f"{group.name}: {name} of the rollout"))
-        return batch, self.check_mismatch(batch)
+        return batch, self.mismatch(batch) if self.needs_old_log_probs else {}
 
-    def check_mismatch(self, batch: TokenBatch) -> dict[str, float]:
+    def mismatch(self, batch: TokenBatch) -> dict[str, float]:
         """How far the engines' log-probs are from the trainer's: the same weights wrote both. Stops past the limit."""
         result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], batch.tokens["mask"])
-        limit = mismatch_limit(self.config)
-        if result.mean_abs > limit:
-            raise RunError(
-                f"engine and trainer disagree: mean |log-prob difference| {result.mean_abs:.2e} on the rollout passes "
-                f"{limit:.2e} (algo.mismatch_max); the engine does not sample from the policy that is trained"
-            )
+        check_mismatch(result.mean_abs, self.config)
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
 
 

@@ -12,7 +12,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_loss
-from rlhf_suite.losses.reduce import LossSum, Mean, num_units, token_weights
+from rlhf_suite.losses.reduce import LossSum, Mean, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
 from rlhf_suite.models.forward import token_log_probs, token_values
 from rlhf_suite.train.step import counted_tokens
@@ -49,6 +49,9 @@ class PolicyObjective:
         sums = {"tokens": torch.stack([torch.zeros_like(surrogate.total), *(term.total for term in terms)]).sum()}
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
         metrics = surrogate.metrics | {name: mean for term in terms for name, mean in term.metrics.items()}
+        if "old_log_probs" not in batch.tokens:
+            gap = (batch.tokens["engine_log_probs"] - output.log_probs.detach()).abs()
+            metrics["engine_gap"] = masked_mean(gap, mask)
         if output.aux_loss is not None:
             balance = output.aux_loss * counted_tokens(batch)
             sums["all_tokens"] = self.actor.aux_loss_coef * balance
@@ -56,11 +59,11 @@ class PolicyObjective:
         return StepLoss(sums, metrics)
 
     def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
-        """The clipped surrogate of the micro-batch."""
+        """The clipped surrogate. Without old log-probs the policy has not moved since the rollout."""
         mask = batch.tokens["mask"]
         tokens = PolicyTokens(
             log_probs=log_probs,
-            old_log_probs=batch.tokens["old_log_probs"],
+            old_log_probs=batch.tokens.get("old_log_probs", log_probs.detach()),
             advantages=batch.tokens["advantages"],
             mask=mask,
             weights=token_weights(mask, batch.segments, len(batch), self.actor.loss_agg_mode),

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train.workers import WorkerGroup
 
@@ -54,4 +55,7 @@ class Updater:
         metrics: dict[str, float] = {}
         for group, refs in running:
             metrics |= group.wait(refs, f"{group.name}: update of step {step + 1}")[0]
+        if "old_log_probs" not in experience.tokens:
+            metrics["mismatch/mean"] = metrics.pop("train/engine_gap")
+            check_mismatch(metrics["mismatch/mean"], self.config)
         return metrics
