@@ -168,6 +168,7 @@ MISTAKES = [
     (PPO + "vllm.tensor_parallel_size=2 launch.device=cpu", "vllm.tensor_parallel_size", "not split"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "means no reference"),
     (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "means no reference"),
+    (PPO + "ds.lora.rank=4 ds.lora.dropout=0.1", "ds.lora.dropout", "the one that sampled"),
     (PPO + "algo.kl.use_loss=true", "algo.kl.estimator", "write algo.kl.estimator=k3"),
     (PPO + "algo.kl.target=0.1 algo.kl.horizon=100", "algo.kl.horizon", "could fall to 0"),
     # flags that would do nothing

@@ -214,6 +214,12 @@ def kl_pulls(run: PPORun) -> Iterator[Problem]:
         yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")
 
 
+def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
+    if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
+        what = f"{run.ds.lora.dropout} would train another policy in every forward than the one that sampled"
+        yield Problem("ds.lora.dropout", what, "write ds.lora.dropout=0.0")
+
+
 RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     rollouts_divide,
     critic_batches_divide,
@@ -231,4 +237,5 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     engines_fit,
     kl_has_a_coefficient,
     kl_pulls,
+    policy_is_not_drawn,
 )

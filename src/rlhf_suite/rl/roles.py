@@ -113,6 +113,16 @@ class TrainedRole(Role, TrainedWorker):
             flag=flag,
         )
 
+    def forward(
+        self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """As every role's, without dropout: what is measured is the model, not one draw of it."""
+        self.model.module.eval()
+        try:
+            return super().forward(batch, compute)
+        finally:
+            self.model.module.train()
+
     def train(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
         """One optimiser step per batch; the mean of each metric over them."""
         rows = []
