@@ -14,7 +14,7 @@ import ray
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.ray_cluster import ray_cluster, sweep
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
@@ -22,7 +22,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.ray_cluster import ray_cluster, sweep
 import ray
 try:
     with ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):
@@ -47,11 +47,10 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 
 def test_nothing_is_left_of_a_private_cluster(tmp_path):
     shared_memory = set(Path("/dev/shm").glob("*"))
-    folders = set(Path(tempfile.gettempdir()).glob("rs-*"))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
     with ray_cluster(CONFIG, tmp_path, slots=1):
         started = ray_children(psutil.Process())
-        (session,) = set(Path(tempfile.gettempdir()).glob("rs-*")) - folders
+        (session,) = Path(tempfile.gettempdir()).glob(f"rs-{os.getpid()}-*")
         listening = {
             connection.laddr.ip.removeprefix("::ffff:")
             for process in started
@@ -67,6 +66,15 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
     assert not session.exists()
     assert not [path for path in set(Path("/dev/shm").glob("*")) - shared_memory if "plasma" in path.name]
     assert {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"} == environ  # Ray's own
+
+
+def test_folders_of_dead_runs_are_swept_and_others_are_not(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"rs-{dead.pid}-a", f"rs-{os.getpid()}-b", "rs-c"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"rs-{os.getpid()}-b", "rs-c"}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
