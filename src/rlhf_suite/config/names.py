@@ -58,6 +58,10 @@ RENAMED = {
     "bf16": "ds.param_dtype",
     "flash_attn": "ds.attn_implementation",
     "use_wandb": "logger.wandb.enable",
+    "beta": "algo.beta",
+    "label_smoothing": "algo.label_smoothing",
+    "ipo": "algo.loss",
+    "nll_loss_coef": "algo.nll_loss_coef",
     "use_tensorboard": "logger.tensorboard_dir",
     "dataset": "data.dataset",
 }

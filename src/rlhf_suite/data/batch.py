@@ -37,6 +37,33 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The sequences of one row that stay in one micro-batch, in order: the two answers of a pair."""
+
+    examples: tuple[Example, ...]
+
+    def __len__(self) -> int:
+        """Tokens of all of them."""
+        return sum(map(len, self.examples))
+
+    @property
+    def where(self) -> str:
+        return self.examples[0].where
+
+    @property
+    def truncated(self) -> bool:
+        return any(example.truncated for example in self.examples)
+
+
+Item = Example | Group  # what one row of data becomes
+
+
+def sequences(item: Item) -> tuple[Example, ...]:
+    """The sequences of an item."""
+    return item.examples if isinstance(item, Group) else (item,)
+
+
+@dataclass(frozen=True)
 class TokenBatch:
     """B sequences of T tokens in all; `len(batch)` is B."""
 

@@ -59,9 +59,14 @@ def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     return (weights * torch.where(weights > 0, values, 0)).sum()
 
 
+def sequence_sums(values: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
+    """Sum of `values` [T] over each sequence, [B]."""
+    return values.new_zeros(num_sequences).index_add(0, segments, values)
+
+
 def tokens_per_sequence(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
     """Number of masked tokens of each sequence, [B] float32."""
-    return torch.zeros(num_sequences, device=mask.device).index_add(0, segments, mask.float())
+    return sequence_sums(mask.float(), segments, num_sequences)
 
 
 def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
