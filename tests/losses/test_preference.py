@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.losses.preference import LOSSES, Answers, log1mexp, preference_loss, reward_loss
+from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
+from rlhf_suite.losses.reduce import log1mexp
 
 
 def answers(log_probs, reference=0.0, tokens=4.0):

@@ -17,24 +17,33 @@ from gradients import LORA, Gradients, Split
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_suite.config.actor import DPOActorConfig, RMActorConfig
-from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.config.data import PairDataConfig, RewardPairDataConfig, SFTDataConfig
+from rlhf_suite.config.actor import DPOActorConfig, KTOActorConfig, PRMActorConfig, RMActorConfig, StudentConfig
+from rlhf_suite.config.algo_supervised import DistillAlgoConfig, DPOAlgoConfig, KTOAlgoConfig, PRMAlgoConfig
+from rlhf_suite.config.data import (
+    LabelledDataConfig,
+    PairDataConfig,
+    RewardPairDataConfig,
+    SFTDataConfig,
+    StepDataConfig,
+)
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig
-from rlhf_suite.config.runs import DPORun, RMRun, SupervisedRun
+from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SupervisedRun
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example, Item, sequences
 from rlhf_suite.data.row import Row
+from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.tasks import dpo, rm
+from rlhf_suite.tasks import distill, dpo, kto, prm, rm
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.task import Task
 from rlhf_suite.train.world import World
 
-BETA, SMOOTHING, NLL = 0.3, 0.1, 0.2
+PLACEHOLDER, PLUS, MINUS = (byte_tokenizer()(sign)["input_ids"][0] for sign in ";+-")
+BETA, SMOOTHING, NLL, DESIRABLE, KD, HEAT = 0.3, 0.1, 0.2, 1.7, 0.6, 1.5
 ROWS = 7
 
 SPLITS = [
@@ -89,11 +98,61 @@ def dpo_config(folder: Path, common: dict[str, Any], loss: str) -> DPORun:
     )
 
 
+def labelled_rows(rng: random.Random) -> list[dict[str, object]]:
+    return [{"input": text(rng, 1, 20), "output": text(rng, 1, 25), "label": row % 3 > 0} for row in range(ROWS)]
+
+
+def kto_config(folder: Path, common: dict[str, Any], loss: str) -> KTORun:
+    return KTORun(
+        actor=KTOActorConfig(model_name_or_path=str(folder / "lm")),
+        ref=PreferenceReferenceConfig(None if common["ds"].lora.rank > 0 else str(folder / "reference")),
+        data=LabelledDataConfig(max_len=64),
+        algo=KTOAlgoConfig(loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
+        **common,
+    )
+
+
+def step_rows(rng: random.Random, soft: bool) -> list[dict[str, object]]:
+    counts = [rng.randint(1, 5) for _ in range(ROWS)]
+    return [
+        {
+            "input": "".join(f"{text(rng, 1, 9)};" for _ in range(count)),
+            "label": [round(rng.random(), 2) if soft else rng.choice("+-") for _ in range(count)],
+        }
+        for count in counts
+    ]
+
+
+def prm_config(folder: Path, common: dict[str, Any], names: list[str] | None) -> PRMRun:
+    return PRMRun(
+        actor=PRMActorConfig(model_name_or_path=str(folder / "lm")),
+        data=StepDataConfig(max_len=64),
+        algo=PRMAlgoConfig(placeholder_token=";", reward_tokens=names),
+        **common,
+    )
+
+
+def distill_config(folder: Path, common: dict[str, Any], **algo: Any) -> DistillRun:
+    return DistillRun(
+        actor=StudentConfig(model_name_or_path=str(folder / "lm")),
+        teacher=TeacherConfig(str(folder / ("lm" if common["ds"].lora.rank > 0 else "reference"))),
+        data=SFTDataConfig(output_key="output", max_len=64),
+        algo=DistillAlgoConfig(kd_coef=KD, temperature=HEAT, **algo),
+        **common,
+    )
+
+
 # name: (configuration, what makes the task of it, rows)
 TASKS: dict[str, tuple[Callable[..., SupervisedRun], Callable[..., Task], Callable[..., Any]]] = {
     "rm": (rm_config, rm.make_task, pair_rows),
     "dpo": (partial(dpo_config, loss="sigmoid"), dpo.make_task, pair_rows),
     "simpo": (partial(dpo_config, loss="simpo"), dpo.make_task, pair_rows),
+    "kto": (partial(kto_config, loss="kto"), kto.make_task, labelled_rows),
+    "kto vanilla": (partial(kto_config, loss="vanilla"), kto.make_task, labelled_rows),
+    "prm": (partial(prm_config, names=None), prm.make_task, partial(step_rows, soft=False)),
+    "distill": (distill_config, distill.make_task, labelled_rows),
+    "distill, top 5": (partial(distill_config, top_k=5, divergence="jsd"), distill.make_task, labelled_rows),
+    "prm soft": (partial(prm_config, names=["+", "-"]), prm.make_task, partial(step_rows, soft=True)),
 }
 
 
@@ -113,7 +172,7 @@ def setup(folder: Path, name: str, split: Split) -> tuple[SupervisedRun, Task, l
     )
     config = make_config(folder, {"train": train, "ds": ds})
     task = make_task(config, load_tokenizer(str(folder / "plain"), SFTDataConfig()))
-    rows = [Row(values, "rows", line) for line, values in enumerate(make_rows(random.Random(3)))]
+    rows = [Row(values, "rows", line) for line, values in enumerate(make_rows(random.Random(4)))]
     items = list(task.assemble([task.encode(row) for row in rows]))
     return config, task, [items[row] for row in split.sequences if row < ROWS]
 
@@ -153,10 +212,13 @@ class Plain:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
+    def logits(self, example: Example) -> torch.Tensor:
+        """[L, V]: of what follows each token."""
+        return self.model(input_ids=torch.tensor(example.ids)[None], use_cache=False).logits[0]
+
     def log_p(self, example: Example) -> torch.Tensor:
-        """[L-1, V]: of what follows each token but the last."""
-        ids = torch.tensor(example.ids)
-        return self.model(input_ids=ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+        """[L-1, V]: of each token but the first."""
+        return self.logits(example)[:-1].log_softmax(-1)
 
     def answer(self, example: Example) -> tuple[torch.Tensor, int]:
         """log p of the masked tokens, and how many they are."""
@@ -201,18 +263,80 @@ def simpo_formula(model: Plain, _: Plain, items: list[Item]) -> torch.Tensor:
     return sum(losses) / len(losses)
 
 
-FORMULAS = {"rm": rm_formula, "dpo": dpo_formula, "simpo": simpo_formula}
+def kto_formula(model: Plain, reference: Plain, items: list[Item]) -> torch.Tensor:
+    ratios = [[model.answer(x)[0] - reference.answer(x)[0] for x in sequences(item)] for item in items]
+    labels = [sequences(item)[0].numbers["label"] for item in items]
+    mismatched = float(sum(pair[1] for pair in ratios)) / len(items) if len(ratios[0]) == 2 else None
+    losses = []
+    for (ratio, *_), label in zip(ratios, labels, strict=True):
+        others = [float(pair[0]) for pair, other in zip(ratios, labels, strict=True) if other != label]
+        point = max(0.0, mismatched if mismatched is not None else sum(others) / max(len(others), 1))
+        sigmoid = 1 / (1 + torch.exp(-BETA * ((ratio - point) if label else (point - ratio))))
+        losses.append((DESIRABLE if label else 1) * (1 - sigmoid))
+    return sum(losses) / len(losses)
+
+
+def prm_formula(model: Plain, _: Plain, items: list[Item], soft: bool) -> torch.Tensor:
+    losses = []
+    for example in items:
+        logits = model.logits(example)
+        for place in [index for index, token in enumerate(example.ids) if token == PLACEHOLDER]:
+            target, weight = (example.token_numbers[name][place] for name in ("target", "weight"))
+            if soft:
+                log_p = logits[place][[PLUS, MINUS]].log_softmax(-1)
+                losses.append(-weight * log_p[0] - (1 - weight) * log_p[1])
+            else:
+                losses.append(-logits[place].log_softmax(-1)[int(target)])
+    return sum(losses) / len(losses)
+
+
+def distill_formula(model: Plain, teacher: Plain, items: list[Item], top_k: int | None) -> torch.Tensor:
+    losses = []
+    for example in items:
+        p = (teacher.logits(example) / HEAT).softmax(-1)
+        q = (model.logits(example) / HEAT).softmax(-1)
+        language = model.log_p(example)
+        for place in range(1, len(example)):
+            if example.mask[place]:
+                divergence = distance(p[place - 1], q[place - 1], top_k)
+                losses.append(-(1 - KD) * language[place - 1, example.ids[place]] + KD * HEAT**2 * divergence)
+    return sum(losses) / len(losses)
+
+
+def distance(p: torch.Tensor, q: torch.Tensor, top_k: int | None) -> torch.Tensor:
+    """KL(p, q), or the Jensen-Shannon divergence of p's likeliest tokens and the rest."""
+    if top_k is None:
+        return (p * (p / q).log()).sum()
+    chosen = p.argsort(descending=True)[:top_k]
+    p, q = (torch.cat([x[chosen], 1 - x[chosen].sum().reshape(1)]) for x in (p, q))
+    m = (p + q) / 2
+    return ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2
+
+
+FORMULAS = {
+    "distill": partial(distill_formula, top_k=None),
+    "distill, top 5": partial(distill_formula, top_k=5),
+    "prm": partial(prm_formula, soft=False),
+    "prm soft": partial(prm_formula, soft=True),
+    "rm": rm_formula,
+    "dpo": dpo_formula,
+    "simpo": simpo_formula,
+    "kto": kto_formula,
+    "kto vanilla": kto_formula,
+}
+
+
+def language_model(folder: Path, name: str) -> nn.Module:
+    """Frozen."""
+    model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float64, attn_implementation="eager")
+    return model.requires_grad_(False)
 
 
 def wanted(folder: Path, name: str, split: Split) -> Gradients:
     """The gradient of the formula; with LoRA of the adapters, and the reference is the model without them."""
     _, task, items = setup(folder, name, split)
     model = gradients.reference_model(folder, task.head)
-    with torch.no_grad():
-        source = "lm" if split.lora else "reference"
-        other = AutoModelForCausalLM.from_pretrained(
-            folder / source, dtype=torch.float64, attn_implementation="eager"
-        ).requires_grad_(False)
+    other = language_model(folder, "lm" if split.lora else "reference")
     adapters = {}
     for key, parameter in model.named_parameters() if split.lora else ():
         if parameter.ndim == 2 and "layers" in key:

@@ -44,3 +44,13 @@ def test_the_ranks_have_different_numbers_of_rows(folder):
     for name in TASKS:
         _, _, items = setup(folder, name, SPLITS[0])
         assert len(items) == ROWS and len(set(map(len, balance([len(item) for item in items], 2)))) == 2
+
+
+def test_the_reference_point_of_kto_is_above_zero(folder):
+    """Otherwise the clamp would hide how it is averaged."""
+    _, task, items = setup(folder, "kto", SPLITS[0])
+    model, reference = (
+        task_gradients.Plain(task_gradients.language_model(folder, name)) for name in ("lm", "reference")
+    )
+    mismatched = [item.examples[1] for item in items]
+    assert sum(float(model.answer(each)[0] - reference.answer(each)[0]) for each in mismatched) / len(items) > 1

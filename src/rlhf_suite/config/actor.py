@@ -49,3 +49,24 @@ class DPOActorConfig(SupervisedActorConfig):
     """The policy that preferences train"""
 
     adam: AdamConfig = group(AdamConfig, lr=1e-5)
+
+
+@dataclass
+class KTOActorConfig(SupervisedActorConfig):
+    """The policy that labelled answers train"""
+
+    adam: AdamConfig = group(AdamConfig, lr=1e-5)
+
+
+@dataclass
+class PRMActorConfig(SupervisedActorConfig):
+    """The process reward model, a language model that says a reward token at every placeholder"""
+
+    adam: AdamConfig = group(AdamConfig, lr=1e-6)
+
+
+@dataclass
+class StudentConfig(SupervisedActorConfig):
+    """The student"""
+
+    adam: AdamConfig = group(AdamConfig, lr=5e-6)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE
+from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import DPORun, RMRun, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import DistillRun, DPORun, PRMRun, RMRun, SFTRun, SupervisedRun
 from rlhf_suite.config.sources import source_problems
 
-SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2}
+SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 
 
 def columns(run: SupervisedRun) -> dict[str, str]:
@@ -29,15 +30,15 @@ def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
 
 
 def modes_agree(run: SupervisedRun) -> Iterator[Problem]:
-    if not isinstance(run, SFTRun):
-        return
-    if run.data.multiturn and not (run.data.apply_chat_template or run.actor.pretrain_mode_enable):
+    pretrain = isinstance(run, SFTRun) and run.actor.pretrain_mode_enable
+    multiturn = isinstance(run.data, SFTDataConfig) and run.data.multiturn
+    if multiturn and not (run.data.apply_chat_template or pretrain):
         yield Problem(
             "data.multiturn", "needs the chat template, which marks the turns", "add data.apply_chat_template=true"
         )
-    if run.actor.pretrain_mode_enable:
+    if pretrain:
         for flag, is_on in (
-            ("data.multiturn", run.data.multiturn),
+            ("data.multiturn", multiturn),
             ("data.apply_chat_template", run.data.apply_chat_template),
         ):
             if is_on:
@@ -68,9 +69,25 @@ def preference_loss_fits(run: SupervisedRun) -> Iterator[Problem]:
                 yield Problem(f"ref.{key}", what, "leave it away, or write algo.loss=sigmoid, ipo or hinge")
 
 
+def reward_tokens_differ(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run, PRMRun) and run.algo.reward_tokens is not None:
+        names = run.algo.reward_tokens
+        if len(names) < 2 or len(set(names)) < len(names):
+            what = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
+            yield Problem("algo.reward_tokens", what, "write 'algo.reward_tokens=[+,-]', or null")
+
+
+def teacher_is_named(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run, DistillRun) and run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")
+
+
 RULES: tuple[Callable[[SupervisedRun], Iterable[Problem]], ...] = (
     has_training_data,
     modes_agree,
     margins_are_read,
     preference_loss_fits,
+    reward_tokens_differ,
+    teacher_is_named,
 )

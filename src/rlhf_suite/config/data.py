@@ -74,3 +74,21 @@ class RewardPairDataConfig(PairDataConfig):
     """Pairs of a better and a worse answer, with how much better"""
 
     margin_key: str | None = flag(None, "Column of the margin by which the better answer is to win; null: 0")
+
+
+@dataclass
+class LabelledDataConfig(SourceDataConfig):
+    """Answers that are desirable or not"""
+
+    input_key: str = flag("input", "Column of the prompt or conversation")
+    output_key: str = flag("output", "Column of the answer")
+    label_key: str = flag("label", "Column that is 1 (true) for a desirable answer, 0 (false) for an undesirable one")
+
+
+@dataclass
+class StepDataConfig(SourceDataConfig):
+    """Solutions with a label for every step"""
+
+    input_template: str | None = flag(None, "Template of the text with one {}; used without a chat template")
+    input_key: str = flag("input", "Column of the text with a placeholder behind every step, or of messages")
+    label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")

@@ -6,21 +6,32 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.actor import (
     DPOActorConfig,
+    KTOActorConfig,
     PolicyConfig,
+    PRMActorConfig,
     RMActorConfig,
     SFTActorConfig,
+    StudentConfig,
     SupervisedActorConfig,
 )
 from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.algo_supervised import DPOAlgoConfig, RMAlgoConfig
+from rlhf_suite.config.algo_supervised import (
+    DistillAlgoConfig,
+    DPOAlgoConfig,
+    KTOAlgoConfig,
+    PRMAlgoConfig,
+    RMAlgoConfig,
+)
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
+    LabelledDataConfig,
     PairDataConfig,
     PromptDataConfig,
     RewardPairDataConfig,
     SFTDataConfig,
     SourceDataConfig,
+    StepDataConfig,
 )
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig, RLEvalConfig
@@ -30,6 +41,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import VLLMConfig
 
@@ -89,6 +101,38 @@ class DPORun(SupervisedRun):
 
 
 @dataclass
+class KTORun(SupervisedRun):
+    """Preference optimisation from single answers, each desirable or not"""
+
+    task: str = flag("kto", "The task; chosen with task=<name>")
+    actor: KTOActorConfig = group(KTOActorConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    data: LabelledDataConfig = group(LabelledDataConfig)
+    algo: KTOAlgoConfig = group(KTOAlgoConfig)
+
+
+@dataclass
+class PRMRun(SupervisedRun):
+    """Process reward model from solutions with a label for every step"""
+
+    task: str = flag("prm", "The task; chosen with task=<name>")
+    actor: PRMActorConfig = group(PRMActorConfig)
+    data: StepDataConfig = group(StepDataConfig)
+    algo: PRMAlgoConfig = group(PRMAlgoConfig)
+
+
+@dataclass
+class DistillRun(SupervisedRun):
+    """Distillation from a teacher's token probabilities on given answers"""
+
+    task: str = flag("distill", "The task; chosen with task=<name>")
+    actor: StudentConfig = group(StudentConfig)
+    teacher: TeacherConfig = group(TeacherConfig)
+    data: SFTDataConfig = group(SFTDataConfig)
+    algo: DistillAlgoConfig = group(DistillAlgoConfig)
+
+
+@dataclass
 class PPORun(Run):
     """PPO-family reinforcement learning on Ray, vLLM and DeepSpeed"""
 
@@ -105,4 +149,12 @@ class PPORun(Run):
     eval: RLEvalConfig = group(RLEvalConfig)
 
 
-TASKS: dict[str, type[Run]] = {"sft": SFTRun, "rm": RMRun, "dpo": DPORun, "ppo": PPORun}
+TASKS: dict[str, type[Run]] = {
+    "sft": SFTRun,
+    "rm": RMRun,
+    "dpo": DPORun,
+    "kto": KTORun,
+    "prm": PRMRun,
+    "distill": DistillRun,
+    "ppo": PPORun,
+}

@@ -8,7 +8,9 @@ Each text task has three sets over questions that are all different:
     builtin:<task>_eval    128 rows whose questions are in no other set
 
 Each of these also comes as pairs, `builtin:<task>_pairs` and `builtin:<task>_pairs_eval`: `prompt`, `chosen` (the right
-answer), `rejected` (the same with one wrong digit).
+answer), `rejected` (the same with one wrong digit); and as `_labelled`: `input`, `output` (half of them with one wrong
+digit), `label` (1 for a right answer, 0 for a wrong one); and as `_steps`: `input` (the digits of such an answer, a ;
+behind each), `label` (+ or - for each digit).
 
 A row has `input` (the prompt), `output` (the answer to learn) and `label` (the right answer). `builtin:chat` has
 message lists of two turns in `input`, in the roles user and assistant.
@@ -87,8 +89,23 @@ def _pair(question: str, answer: str, rng: random.Random) -> dict[str, object]:
     return {"prompt": question, "chosen": answer, "rejected": _spoil(answer, rng)}
 
 
+def _labelled(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+    right = rng.random() < 0.5
+    return {"input": question, "output": answer if right else _spoil(answer, rng), "label": int(right)}
+
+
+def _steps(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+    given = answer if rng.random() < 0.5 else _spoil(answer, rng)
+    labels = ["+" if mine == right else "-" for mine, right in zip(given, answer, strict=True)]
+    return {"input": f"{question} {''.join(f'{digit};' for digit in given)}", "label": labels}
+
+
 # What each question and its answer become, by the ending of the set's name.
-FORMS: dict[str, Callable[[str, str, random.Random], dict[str, object]]] = {"_pairs": _pair}
+FORMS: dict[str, Callable[[str, str, random.Random], dict[str, object]]] = {
+    "_pairs": _pair,
+    "_labelled": _labelled,
+    "_steps": _steps,
+}
 
 
 def _chats() -> list[dict[str, object]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import PairDataConfig, SFTDataConfig, SourceDataConfig
+from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Group
-from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.chat import ConversationEncoder, answer_config
 from rlhf_suite.data.render import text_of
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,12 +31,11 @@ class PairEncoder:
 
     def answer_config(self, key: str) -> SFTDataConfig:
         """How the answer in column `key` is encoded."""
-        shared = {field.name: getattr(self.config, field.name) for field in fields(SourceDataConfig)}
         if self.config.prompt_key is not None:
-            return SFTDataConfig(**shared, input_key=self.config.prompt_key, output_key=key)
+            return answer_config(self.config, self.config.prompt_key, key)
         if self.config.apply_chat_template:  # the last message is the answer
-            return SFTDataConfig(**shared, input_key=key)
-        return SFTDataConfig(**shared | {"input_template": "{}"}, input_key=PROMPT, output_key=key)
+            return answer_config(self.config, key, None)
+        return answer_config(replace(self.config, input_template=None), PROMPT, key)
 
     def encode(self, row: Row) -> Group:
         """RowError where the two are one and the same, also if only after the cut at data.max_len."""
@@ -64,12 +63,3 @@ class PairEncoder:
             raise RowError(row.where, "the two texts have no beginning in common; name the prompt with data.prompt_key")
         answers = {key: text[len(common) :] for key, text in zip(keys, (chosen, rejected), strict=True)}
         return Row({**row.values, PROMPT: common, **answers}, row.source, row.line)
-
-
-def number(row: Row, key: str) -> float:
-    """The number in column `key`."""
-    value = required(row, key)
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise RowError(row.where, f"column {key!r} is no number") from None

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.losses.reduce import LossSum, Mean
+from rlhf_suite.losses.reduce import LossSum, Mean, counted_mean, counted_sum, log1mexp
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,6 @@ def orpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tens
     return -config.beta * F.logsigmoid(log_odds[0] - log_odds[1])
 
 
-def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(x)) for x < 0, exact near 0 and far from it; x = 0 counts as -1e-7."""
-    x = x.clamp(max=-1e-7)
-    return torch.where(x > -0.693, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
-
-
 LOSSES: dict[str, PreferenceLoss] = {
     "sigmoid": sigmoid_loss,
     "ipo": ipo_loss,
@@ -95,7 +88,7 @@ def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config:
     losses = LOSSES[config.loss](chosen, rejected, config) + config.nll_loss_coef * nll
     rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
     return LossSum(
-        pair_sum(losses, counted),
+        counted_sum(losses, counted),
         pair_means({"loss": losses, "nll_loss": nll}, counted) | pair_metrics(rewards[0], rewards[1], counted),
     )
 
@@ -113,7 +106,7 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
     losses = -F.logsigmoid(gap - margin) if kind == "sigmoid" else F.softplus(-gap)
     both = {"reward_mean": (chosen + rejected) / 2, "reward_square": (chosen.square() + rejected.square()) / 2}
     return LossSum(
-        pair_sum(losses, counted),
+        counted_sum(losses, counted),
         pair_means({"loss": losses, **both}, counted) | pair_metrics(chosen.detach(), rejected.detach(), counted),
     )
 
@@ -124,9 +117,5 @@ def pair_metrics(chosen: Tensor, rejected: Tensor, counted: Tensor) -> dict[str,
     return pair_means({"acc": right, "chosen_reward": chosen, "reject_reward": rejected}, counted)
 
 
-def pair_sum(values: Tensor, counted: Tensor) -> Tensor:
-    return torch.where(counted > 0, values, 0).sum()
-
-
 def pair_means(values: dict[str, Tensor], counted: Tensor) -> dict[str, Mean]:
-    return {name: Mean(pair_sum(value.detach(), counted), counted.sum()) for name, value in values.items()}
+    return {name: counted_mean(value, counted) for name, value in values.items()}

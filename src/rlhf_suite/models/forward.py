@@ -20,7 +20,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import Sequences
-from rlhf_suite.models.head import ScoringHead
+from rlhf_suite.models.head import Read, ScoringHead
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -37,9 +37,9 @@ class TokenOutputs(NamedTuple):
 
 
 class ScalarOutputs(NamedTuple):
-    """One number per token or per sequence."""
+    """Numbers of tokens or of sequences."""
 
-    values: Tensor  # [T] or [B] fp32
+    values: Tensor  # [T], [B] or, of N chosen tokens, [N, ...], fp32
     aux_loss: Tensor | None  # as in `TokenOutputs`
 
 
@@ -56,11 +56,23 @@ class LanguageModel(nn.Module):
         self.lora: PeftConfig | None = None
 
     def forward(
-        self, batch: TokenBatch, temperature: float = 1.0, entropy: bool = False, needed: Tensor | None = None
-    ) -> TokenOutputs:
-        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0."""
+        self,
+        batch: TokenBatch,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        needed: Tensor | None = None,
+        reader: tuple[Tensor, Read] | None = None,
+    ) -> TokenOutputs | ScalarOutputs:
+        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
+
+        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states.
+        """
         sequences = Sequences.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
+        aux_loss = balancing_loss(self.model, router_logits, sequences) if self.router_loss else None
+        if reader is not None:
+            at, read = reader
+            return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
         wanted = sequences.positions > 0
         tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
         head: nn.Module = self.model.get_output_embeddings()
@@ -70,7 +82,7 @@ class LanguageModel(nn.Module):
         return TokenOutputs(
             _spread(log_probs, tokens, batch.num_tokens),
             _spread(entropies, tokens, batch.num_tokens) if entropy else None,
-            balancing_loss(self.model, router_logits, sequences) if self.router_loss else None,
+            aux_loss,
         )
 
 
@@ -107,6 +119,13 @@ def token_log_probs(
 ) -> TokenOutputs:
     """`LanguageModel.forward`, through whatever engine wraps the model."""
     outputs: TokenOutputs = model(batch, temperature=temperature, entropy=entropy, needed=needed)
+    return outputs
+
+
+def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: Read) -> ScalarOutputs:
+    """What `read` makes of the logits at the tokens `at` [N]: those of the token that follows each. They exist for a
+    chunk of tokens at a time; `read` is called again in the backward pass."""
+    outputs: ScalarOutputs = model(batch, reader=(at, read))
     return outputs
 
 

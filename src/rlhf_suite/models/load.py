@@ -97,6 +97,19 @@ def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or
     return tokenizer
 
 
+def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:
+    """Refuse a teacher whose token ids mean other tokens than the student's."""
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    other = next(token for token in [*ours, *theirs] if ours.get(token) != theirs.get(token))
+    raise UserError(
+        f"teacher.model_name_or_path={path}: its vocabulary is not that of the student ({len(theirs)} and {len(ours)} "
+        f"tokens; {other!r} is {theirs.get(other)} and {ours.get(other)}), so their probabilities cannot be compared. "
+        "Choose a teacher of the same family"
+    )
+
+
 def padding_token(tokenizer: Tokenizer) -> str | None:
     """An existing special token to pad with: one made for it, else unknown, else BOS, else any but EOS."""
     special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
