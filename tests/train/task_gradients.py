@@ -186,6 +186,8 @@ def make_models(folder: Path) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(folder / "reference")
+    for name in ("lm", "reference"):
+        byte_tokenizer().save_pretrained(folder / name)
     return folder
 
 

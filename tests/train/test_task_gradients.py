@@ -48,7 +48,7 @@ def test_the_ranks_have_different_numbers_of_rows(folder):
 
 def test_the_reference_point_of_kto_is_above_zero(folder):
     """Otherwise the clamp would hide how it is averaged."""
-    _, task, items = setup(folder, "kto", SPLITS[0])
+    _, _, items = setup(folder, "kto", SPLITS[0])
     model, reference = (
         task_gradients.Plain(task_gradients.language_model(folder, name)) for name in ("lm", "reference")
     )

@@ -14,6 +14,7 @@ from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.reduce import LossSum, Mean, tokens_per_sequence
 
 Forward = Callable[..., object]
+Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Task:
     head: Literal["lm", "value"] = "lm"  # of the trained model
     main_metric: str = "loss"  # of the evaluation, by which the best checkpoint is chosen
     frozen: Mapping[str, Forward] = MappingProxyType({})  # the models of `roles`, there when `annotate` is called
-
     annotates_once: bool = False  # before training and on disk, instead of in every step
 
     def encode(self, row: Row) -> Item:
@@ -80,9 +80,6 @@ class Task:
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         raise NotImplementedError
-
-
-Total = Callable[[torch.Tensor], torch.Tensor]
 
 
 def counted(batch: TokenBatch) -> torch.Tensor:
