@@ -11,6 +11,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import (
+    ScalarOutputs,
     check_layout,
     load_balancing_loss,
     sequence_scores,
@@ -156,7 +157,7 @@ def test_no_mask_over_all_tokens_is_built_when_packed(load, batch, monkeypatch):
 
 def test_values_are_read_from_the_token_before_and_scores_from_the_last(load):
     batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]))
-    own = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    own = ScalarOutputs(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)
     assert token_values(lambda _: own, batch).tolist() == [0, 1, 2, 0, 4]
     assert sequence_scores(lambda _: own, batch).tolist() == [3, 5]
 
