@@ -17,6 +17,8 @@ SAMPLES = 8
 
 def summarise(folder: RunFolder, run: Run) -> list[str]:
     """Write `curves.png` and, where the run evaluated samples, `samples.md`; show the table; lines that say where."""
+    if not folder.metrics.exists():  # a task that trains nothing
+        return []
     lines = [f"Curve: {draw_curves(folder)}"]
     samples = before_and_after(folder.evaluations)
     if samples:
