@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.cli.presets import conf_dir, preset_names
-from rlhf_suite.config.runs import PPORun, SFTRun
+from rlhf_suite.config.runs import TASKS, PPORun, SFTRun
 
 USER_MODEL = (
     "actor.model_name_or_path=org/model data.prompt_dataset=org/data data.label_key=label reward.rule=math "
@@ -58,7 +58,7 @@ def test_experiments_choose_their_estimators(checked):
 
 @pytest.mark.parametrize("demo", preset_names("demo"))
 def test_a_demo_makes_one_task_complete(checked, demo):
-    assert any(not checked(f"task={task} demo={demo}").problems for task in ("sft", "ppo"))
+    assert any(not checked(f"task={task} demo={demo}").problems for task in TASKS)
 
 
 @pytest.mark.parametrize("actor", preset_names("actor"))

@@ -9,13 +9,21 @@ PPO = (
     "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse data.label_key=label "
     "reward.rule=exact_match "
 )
+RM = "task=rm actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse_pairs "
+DPO = "task=dpo actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse_pairs "
+KTO = "task=kto actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse_labelled "
+PRM = "task=prm actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse_steps "
+DISTILL = (
+    "task=distill actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse data.output_key=output "
+    "teacher.model_name_or_path=builtin:tiny "
+)
 
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
 MISTAKES = [
     # tasks and presets
-    ("", "task", "add task=sft or task=ppo"),
+    ("", "task", "add task=sft or task=rm"),
     ("actor=tiny", "task", "none is chosen"),
     ("task=ppp", "task", "did you mean task=ppo?"),
     ("task=null", "task", "a preset cannot be null"),
@@ -171,6 +179,42 @@ MISTAKES = [
     (PPO + "ds.lora.rank=4 ds.lora.dropout=0.1", "ds.lora.dropout", "the one that sampled"),
     (PPO + "algo.kl.use_loss=true", "algo.kl.estimator", "write algo.kl.estimator=k3"),
     (PPO + "algo.kl.target=0.1 algo.kl.horizon=100", "algo.kl.horizon", "could fall to 0"),
+    # the supervised and preference tasks
+    ("task=rm actor.model_name_or_path=builtin:tiny", "data.dataset", "no data is named"),
+    (RM + "data.input_key=prompt", "data.input_key", "it belongs to"),
+    (RM + "algo.beta=0.1", "algo.beta", "it belongs to task=dpo"),
+    (RM + "algo.loss=sigmod", "algo.loss", "did you mean algo.loss=sigmoid?"),
+    (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "takes no margins"),
+    (RM + "train.max_tokens_per_gpu=3000 " + DYNAMIC, "train.max_tokens_per_gpu", "the 2 sequences of a row"),
+    (RM + "actor.pretrain_mode_enable=true", "actor.pretrain_mode_enable", "it belongs to task=sft"),
+    (DPO + "algo.loss=ipo algo.label_smoothing=0.1", "algo.label_smoothing", "write algo.label_smoothing=0"),
+    (DPO + "algo.label_smoothing=0.5", "algo.label_smoothing", "is not < 0.5"),
+    (DPO + "algo.loss=orpo", "algo.nll_loss_coef", "write algo.nll_loss_coef=1"),
+    (DPO + "algo.loss=simpo ref.cache_enable=true", "ref.cache_enable", "has no reference"),
+    (DPO + "algo.loss=simpo ref.model_name_or_path=x", "ref.model_name_or_path", "has no reference"),
+    (DPO + "algo.simpo_gamma=1", "algo.simpo_gamma", "add algo.loss=simpo"),
+    (DPO + "ref.model_name_or_path=/no/model", "ref.model_name_or_path", "there is no folder"),
+    (DPO + "algo.beta=0", "algo.beta", "is not > 0"),
+    (DPO + "beta=0.2", "beta", "renamed to algo.beta"),
+    (DPO + "data.margin_key=margin", "data.margin_key", "it belongs to task=rm"),
+    (DPO + "vllm.num_engines=2", "vllm.num_engines", "it belongs to task=ppo"),
+    (KTO + "algo.loss=vanila", "algo.loss", "did you mean algo.loss=vanilla?"),
+    (KTO + "data.chosen_key=chosen", "data.chosen_key", "it belongs to"),
+    (KTO + "algo.label_smoothing=0.1", "algo.label_smoothing", "it belongs to task=dpo"),
+    (KTO + "algo.desirable_loss_weight=-1", "algo.desirable_loss_weight", "is not >= 0"),
+    (KTO + "data.label_key=null", "data.label_key", "is not a str"),
+    (PRM + "'algo.reward_tokens=[good]'", "algo.reward_tokens", "two or more tokens"),
+    (PRM + "'algo.reward_tokens=[good,good]'", "algo.reward_tokens", "two or more tokens"),
+    (PRM + "algo.reward_tokens=good", "algo.reward_tokens", "write 'algo.reward_tokens=[good]'"),
+    (PRM + "data.output_key=output", "data.output_key", "it belongs to"),
+    (PRM + "ref.cache_enable=true", "ref.cache_enable", "it belongs to"),
+    (DISTILL + "teacher.model_name_or_path=null", "teacher.model_name_or_path", "no teacher is named"),
+    (DISTILL + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "there is no folder"),
+    (DISTILL + "algo.kd_coef=1.5", "algo.kd_coef", ">= 0 and <= 1"),
+    (DISTILL + "algo.divergence=reverse", "algo.divergence", "did you mean algo.divergence=reverse_kl?"),
+    (DISTILL + "algo.top_k=0", "algo.top_k", "is not >= 1"),
+    (DISTILL + "data.multiturn=true", "data.multiturn", "add data.apply_chat_template=true"),
+    (DISTILL + "teacher_model=x", "teacher_model", "renamed to teacher.model_name_or_path"),
     # flags that would do nothing
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),

@@ -10,9 +10,14 @@ from rlhf_suite.config.ds import LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.attention import Sequences
 from rlhf_suite.models.forward import (
+    ScalarOutputs,
     check_layout,
+    hidden_states,
     load_balancing_loss,
+    read_logits,
+    sequence_outputs,
     sequence_scores,
     token_log_probs,
     token_values,
@@ -156,7 +161,7 @@ def test_no_mask_over_all_tokens_is_built_when_packed(load, batch, monkeypatch):
 
 def test_values_are_read_from_the_token_before_and_scores_from_the_last(load):
     batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]))
-    own = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    own = ScalarOutputs(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)
     assert token_values(lambda _: own, batch).tolist() == [0, 1, 2, 0, 4]
     assert sequence_scores(lambda _: own, batch).tolist() == [3, 5]
 
@@ -249,3 +254,32 @@ def test_bf16_weights_give_fp32_log_probs_close_to_those_of_fp32_weights(load, b
     torch.testing.assert_close(output.log_probs, expected.log_probs, atol=0.2, rtol=0)
     (output.log_probs.sum() + output.entropy.sum()).backward()
     assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_the_router_loss_of_a_scored_model_is_that_of_the_same_layers(load, batch, family):
+    scored, language = (load(family, tied=False, head=head) for head in ("value", "lm"))
+    language.model.model.load_state_dict(scored.model.model.state_dict())
+    for model in (scored, language):
+        make_trainable(model, TrainedModelConfig(), LoRAConfig(), aux_loss=True)
+    found, expected = sequence_outputs(scored, batch).aux_loss, token_log_probs(language, batch).aux_loss
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_what_is_read_of_logits_and_its_gradient_do_not_depend_on_the_chunks(load, batch, monkeypatch, chunk):
+    model = load()
+    at = torch.tensor([0, 4, 7, 8])
+    plain = torch.nn.Linear.forward(model.model.get_output_embeddings(), hidden_of(model, batch)[at]).log_softmax(-1)
+    weight = model.model.get_input_embeddings().weight
+    (expected,) = torch.autograd.grad(plain[:, 5].sum(), weight)
+    monkeypatch.setattr("rlhf_suite.models.head.chunk_rows", lambda _: chunk)
+    found = read_logits(model, batch, at, lambda logits, rows: logits.log_softmax(-1)[:, 5] * (at[rows] >= 0)).values
+    torch.testing.assert_close(found, plain[:, 5], **CLOSE)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), weight)[0], expected, rtol=1e-5, atol=1e-5)
+    assert read_logits(model, batch, at[:0], lambda logits, _: logits[:, :2]).values.shape == (0, 2)
+
+
+def hidden_of(model, batch):
+    """The last hidden states, [T, H]."""
+    return hidden_states(model.model, batch, Sequences.of(batch.lengths, model.packed), False)[0]

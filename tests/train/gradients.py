@@ -213,10 +213,17 @@ def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False) ->
         out = outputs(model, head, batch.ids[batch.segments == row])
         sequences.append(Sequence(batch, row, (out / temperature).log_softmax(-1) if head == "lm" else out))
     formula(loss, sequences).backward()
-    whole = {name: parameter.grad for name, parameter in model.named_parameters()}
-    if not lora:
-        return whole
-    result = {"score.weight": whole["score.weight"]} if head == "value" else {}
+    return adapter_gradients(model, adapters) if lora else plain_gradients(model)
+
+
+def plain_gradients(model: torch.nn.Module) -> Gradients:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def adapter_gradients(model: torch.nn.Module, adapters: dict[str, list[torch.Tensor]]) -> Gradients:
+    """Of the adapters (B, A) that were added to weights, and of the scalar head."""
+    whole = plain_gradients(model)
+    result = {name: gradient for name, gradient in whole.items() if name == "score.weight"}
     for name, (up, down) in adapters.items():  # W = W0 + s up down, so d up = s dW down^T and d down = s up^T dW
         stem, scale = name.removesuffix(".weight"), LORA.alpha / LORA.rank
         result[f"{stem}.lora_A.default.weight"] = scale * up.T @ whole[name]

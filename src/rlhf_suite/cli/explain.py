@@ -15,7 +15,7 @@ from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import conf_dir
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import TASKS, PPORun, Run, SFTRun
+from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.config.spelling import spelled
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.rl.placement import plan
@@ -46,7 +46,7 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
 
 def batches(run: Run) -> Rows:
     """From prompts to micro-batches, each number with its equation."""
-    assert isinstance(run, SFTRun | PPORun)
+    assert isinstance(run, SupervisedRun | PPORun)
     train = run.train
     ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
     if isinstance(run, PPORun):
@@ -76,7 +76,7 @@ def placement(run: Run) -> Rows:
     device = device_kind(run.launch)
     unit = "GPU" if device == "cuda" else "CPU process"
     if not isinstance(run, PPORun):
-        assert isinstance(run, SFTRun)
+        assert isinstance(run, SupervisedRun)
         size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
         yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
         return

@@ -9,11 +9,17 @@ from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
 
 
 @dataclass
-class SFTActorConfig(TrainedModelConfig):
+class SupervisedActorConfig(TrainedModelConfig):
+    """The model that a supervised task trains"""
+
+    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
+
+
+@dataclass
+class SFTActorConfig(SupervisedActorConfig):
     """The model that SFT trains"""
 
     adam: AdamConfig = group(AdamConfig, lr=5e-6)
-    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     pretrain_mode_enable: bool = flag(False, "Continued pre-training: loss on every token, no template, no EOS")
 
 
@@ -29,3 +35,38 @@ class PolicyConfig(TrainedModelConfig):
     loss_agg_mode: str = flag(
         "token-mean", "What the policy loss averages over", choices=("token-mean", "seq-mean-token-mean")
     )
+
+
+@dataclass
+class RMActorConfig(SupervisedActorConfig):
+    """The reward model"""
+
+    adam: AdamConfig = group(AdamConfig, lr=9e-6)
+
+
+@dataclass
+class DPOActorConfig(SupervisedActorConfig):
+    """The policy that preferences train"""
+
+    adam: AdamConfig = group(AdamConfig, lr=1e-5)
+
+
+@dataclass
+class KTOActorConfig(SupervisedActorConfig):
+    """The policy that labelled answers train"""
+
+    adam: AdamConfig = group(AdamConfig, lr=1e-5)
+
+
+@dataclass
+class PRMActorConfig(SupervisedActorConfig):
+    """The process reward model, a language model that says a reward token at every placeholder"""
+
+    adam: AdamConfig = group(AdamConfig, lr=1e-6)
+
+
+@dataclass
+class StudentConfig(SupervisedActorConfig):
+    """The student"""
+
+    adam: AdamConfig = group(AdamConfig, lr=5e-6)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config import checks_rl as rl
+from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_optim import muon_fits
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import PPORun, Run, SFTRun
-from rlhf_suite.config.sources import source_problems
+from rlhf_suite.config.runs import PPORun, Run, SupervisedRun
 
-AnyRun = SFTRun | PPORun
+AnyRun = SupervisedRun | PPORun
 R = TypeVar("R", bound=Run)
 MODEL = "actor.model_name_or_path"
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
@@ -24,8 +24,8 @@ UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
 def check(run: Run, given: Iterable[str]) -> list[Problem]:
     """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
     problems = [*idle(run, given)]
-    if isinstance(run, SFTRun):
-        problems += broken(run, (*COMMON, *SFT))
+    if isinstance(run, SupervisedRun):
+        problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):
         problems += broken(run, (*COMMON, *rl.RULES))
     return problems
@@ -43,7 +43,7 @@ def model_is_named(run: AnyRun) -> Iterator[Problem]:
 
 
 def model_folders_exist(run: AnyRun) -> Iterator[Problem]:
-    sections = ("actor", "critic", "ref", "reward")
+    sections = ("actor", "critic", "ref", "reward", "teacher")
     paths = {
         f"{name}.model_name_or_path": getattr(run, name).model_name_or_path for name in sections if hasattr(run, name)
     }
@@ -73,9 +73,12 @@ def token_budget_holds_a_sequence(run: AnyRun) -> Iterator[Problem]:
     if run.train.dynamic_batch_enable and not run.ds.packing_samples:
         what = "a token budget counts no padding, so it needs packed sequences"
         yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
-    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < run.data.max_len:
-        what = f"{run.train.max_tokens_per_gpu} tokens do not hold one sequence of data.max_len={run.data.max_len}"
-        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={run.data.max_len} or more")
+    count = supervised.SEQUENCES_PER_ROW.get(run.task, 1)
+    least = count * run.data.max_len
+    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < least:
+        row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
+        what = f"{run.train.max_tokens_per_gpu} tokens do not hold {row} of data.max_len={run.data.max_len}"
+        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={least} or more")
 
 
 def steps_count(run: AnyRun) -> Iterator[Problem]:
@@ -153,30 +156,6 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
         yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
 
 
-def has_training_data(run: SFTRun) -> Iterator[Problem]:
-    columns = {"data.input_key": run.data.input_key}
-    if run.data.output_key is not None and not run.actor.pretrain_mode_enable:
-        columns["data.output_key"] = run.data.output_key
-    yield from source_problems("data.dataset", run.data.dataset, columns, "data.dataset_probs", run.data.dataset_probs)
-    if run.eval.dataset is not None:
-        yield from source_problems("eval.dataset", run.eval.dataset, columns)
-
-
-def modes_agree(run: SFTRun) -> Iterator[Problem]:
-    if run.data.multiturn and not (run.data.apply_chat_template or run.actor.pretrain_mode_enable):
-        yield Problem(
-            "data.multiturn", "needs the chat template, which marks the turns", "add data.apply_chat_template=true"
-        )
-    if run.actor.pretrain_mode_enable:
-        for flag, is_on in (
-            ("data.multiturn", run.data.multiturn),
-            ("data.apply_chat_template", run.data.apply_chat_template),
-        ):
-            if is_on:
-                what = "actor.pretrain_mode_enable trains on plain text, every token"
-                yield Problem(flag, what, f"write {flag}=false, or actor.pretrain_mode_enable=false")
-
-
 COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     model_is_named,
     model_folders_exist,
@@ -191,4 +170,3 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     chat_template_is_used,
     evaluation_has_data,
 )
-SFT: tuple[Callable[[SFTRun], Iterable[Problem]], ...] = (has_training_data, modes_agree)

@@ -13,7 +13,6 @@ class DataConfig:
 
     max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
-    input_key: str = flag("input", "Column of the prompt or conversation")
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
     dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
@@ -23,18 +22,25 @@ class DataConfig:
 
 
 @dataclass
-class SFTDataConfig(DataConfig):
-    """SFT data"""
+class SourceDataConfig(DataConfig):
+    """Rows to learn from"""
 
     dataset: str | None = flag(
         None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
     )
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     dataset_split: str = flag("train", "Split of sources that have several")
-    output_key: str | None = flag(None, "Column of the response; null: the last message of input_key is the response")
     input_template: str | None = flag(
         "User: {}\nAssistant: ", "Prompt template with one {}; used without a chat template"
     )
+
+
+@dataclass
+class SFTDataConfig(SourceDataConfig):
+    """SFT data"""
+
+    input_key: str = flag("input", "Column of the prompt or conversation")
+    output_key: str | None = flag(None, "Column of the response; null: the last message of input_key is the response")
     multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
 
 
@@ -42,6 +48,7 @@ class SFTDataConfig(DataConfig):
 class PromptDataConfig(DataConfig):
     """RL prompts"""
 
+    input_key: str = flag("input", "Column of the prompt or conversation")
     prompt_dataset: str | None = flag(
         None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
     )
@@ -49,3 +56,39 @@ class PromptDataConfig(DataConfig):
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
     label_key: str | None = flag(None, "Column handed to the reward as the label")
+
+
+@dataclass
+class PairDataConfig(SourceDataConfig):
+    """Pairs of a better and a worse answer"""
+
+    prompt_key: str | None = flag(
+        None, "Column of the prompt; null: the prompt is the beginning that both answers have in common"
+    )
+    chosen_key: str = flag("chosen", "Column of the better answer: text, or messages")
+    rejected_key: str = flag("rejected", "Column of the worse answer: text, or messages")
+
+
+@dataclass
+class RewardPairDataConfig(PairDataConfig):
+    """Pairs of a better and a worse answer, with how much better"""
+
+    margin_key: str | None = flag(None, "Column of the margin by which the better answer is to win; null: 0")
+
+
+@dataclass
+class LabelledDataConfig(SourceDataConfig):
+    """Answers that are desirable or not"""
+
+    input_key: str = flag("input", "Column of the prompt or conversation")
+    output_key: str = flag("output", "Column of the answer")
+    label_key: str = flag("label", "Column that is 1 (true) for a desirable answer, 0 (false) for an undesirable one")
+
+
+@dataclass
+class StepDataConfig(SourceDataConfig):
+    """Solutions with a label for every step"""
+
+    input_template: str | None = flag(None, "Template of the text with one {}; used without a chat template")
+    input_key: str = flag("input", "Column of the text with a placeholder behind every step, or of messages")
+    label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")

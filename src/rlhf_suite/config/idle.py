@@ -113,6 +113,7 @@ NEEDS = (
         is_set,
         "eval.dataset=<source>",
     ),
+    Needs(("algo.simpo_gamma",), "algo.loss", "simpo".__eq__, "algo.loss=simpo"),
     Needs(("ckpt.max_num", "ckpt.max_mem"), "ckpt.save_steps", is_positive, "ckpt.save_steps=<steps>"),
     Needs(
         ("logger.wandb.project", "logger.wandb.org", "logger.wandb.group", "logger.wandb.run_name"),

@@ -1,4 +1,4 @@
-"""`ref`: the frozen reference policy of the KL term."""
+"""`ref`: the frozen reference policy."""
 
 from __future__ import annotations
 
@@ -14,3 +14,15 @@ class ReferenceConfig:
     model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
     num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+
+
+@dataclass
+class PreferenceReferenceConfig:
+    """The frozen reference that preferences are measured against"""
+
+    model_name_or_path: str | None = flag(
+        None, "HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"
+    )
+    cache_enable: bool = flag(
+        False, "Compute its log-probs once before training, keep them on disk by content, and hold no reference model"
+    )

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.actor import PolicyConfig, SFTActorConfig
+from rlhf_suite.config.actor import (
+    DPOActorConfig,
+    KTOActorConfig,
+    PolicyConfig,
+    PRMActorConfig,
+    RMActorConfig,
+    SFTActorConfig,
+    StudentConfig,
+    SupervisedActorConfig,
+)
 from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.algo_supervised import (
+    DistillAlgoConfig,
+    DPOAlgoConfig,
+    KTOAlgoConfig,
+    PRMAlgoConfig,
+    RMAlgoConfig,
+)
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.critic import CriticConfig
-from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import (
+    LabelledDataConfig,
+    PairDataConfig,
+    PromptDataConfig,
+    RewardPairDataConfig,
+    SFTDataConfig,
+    SourceDataConfig,
+    StepDataConfig,
+)
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.ref import ReferenceConfig
+from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import VLLMConfig
 
@@ -36,14 +61,75 @@ class Run:
 
 
 @dataclass
-class SFTRun(Run):
+class SupervisedRun(Run):
+    """What every task on the supervised trainer has"""
+
+    actor: SupervisedActorConfig = group(SupervisedActorConfig)
+    data: SourceDataConfig = group(SourceDataConfig)
+    train: TrainConfig = group(TrainConfig)
+    eval: EvalConfig = group(EvalConfig)
+
+
+@dataclass
+class SFTRun(SupervisedRun):
     """Supervised fine-tuning and continued pre-training"""
 
     task: str = flag("sft", "The task; chosen with task=<name>")
     actor: SFTActorConfig = group(SFTActorConfig)
     data: SFTDataConfig = group(SFTDataConfig)
-    train: TrainConfig = group(TrainConfig)
-    eval: EvalConfig = group(EvalConfig)
+
+
+@dataclass
+class RMRun(SupervisedRun):
+    """Reward model from pairs of answers"""
+
+    task: str = flag("rm", "The task; chosen with task=<name>")
+    actor: RMActorConfig = group(RMActorConfig)
+    data: RewardPairDataConfig = group(RewardPairDataConfig)
+    algo: RMAlgoConfig = group(RMAlgoConfig)
+
+
+@dataclass
+class DPORun(SupervisedRun):
+    """Preference optimisation from pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO"""
+
+    task: str = flag("dpo", "The task; chosen with task=<name>")
+    actor: DPOActorConfig = group(DPOActorConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    data: PairDataConfig = group(PairDataConfig)
+    algo: DPOAlgoConfig = group(DPOAlgoConfig)
+
+
+@dataclass
+class KTORun(SupervisedRun):
+    """Preference optimisation from single answers, each desirable or not"""
+
+    task: str = flag("kto", "The task; chosen with task=<name>")
+    actor: KTOActorConfig = group(KTOActorConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    data: LabelledDataConfig = group(LabelledDataConfig)
+    algo: KTOAlgoConfig = group(KTOAlgoConfig)
+
+
+@dataclass
+class PRMRun(SupervisedRun):
+    """Process reward model from solutions with a label for every step"""
+
+    task: str = flag("prm", "The task; chosen with task=<name>")
+    actor: PRMActorConfig = group(PRMActorConfig)
+    data: StepDataConfig = group(StepDataConfig)
+    algo: PRMAlgoConfig = group(PRMAlgoConfig)
+
+
+@dataclass
+class DistillRun(SupervisedRun):
+    """Distillation from a teacher's token probabilities on given answers"""
+
+    task: str = flag("distill", "The task; chosen with task=<name>")
+    actor: StudentConfig = group(StudentConfig)
+    teacher: TeacherConfig = group(TeacherConfig)
+    data: SFTDataConfig = group(SFTDataConfig)
+    algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 
 @dataclass
@@ -63,4 +149,12 @@ class PPORun(Run):
     eval: RLEvalConfig = group(RLEvalConfig)
 
 
-TASKS: dict[str, type[Run]] = {"sft": SFTRun, "ppo": PPORun}
+TASKS: dict[str, type[Run]] = {
+    "sft": SFTRun,
+    "rm": RMRun,
+    "dpo": DPORun,
+    "kto": KTORun,
+    "prm": PRMRun,
+    "distill": DistillRun,
+    "ppo": PPORun,
+}

@@ -11,8 +11,8 @@ from rlhf_suite.config.flags import flag
 class TrainConfig:
     """The optimiser step"""
 
-    batch_size: int = flag(128, "Sequences per optimiser step, over all ranks", ge=1)
-    micro_batch_size: int = flag(8, "Sequences per rank and forward", ge=1)
+    batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
+    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward", ge=1)
     dynamic_batch_enable: bool = flag(False, "Balanced micro-batches by token budget; needs ds.packing_samples")
     max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch with dynamic_batch_enable", ge=1)
     max_epochs: int = flag(2, "Passes over the data", ge=1)

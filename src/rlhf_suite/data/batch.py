@@ -24,16 +24,45 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Example:
-    """One encoded sequence: token ids, which of them are trained on (0/1 per token), numbers of its own, its origin."""
+    """One encoded sequence: token ids, which of them are trained on (0/1 per token), numbers of its own and of each
+    token, its origin."""
 
     ids: list[int]
     mask: list[int]
     where: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     truncated: bool = False  # its end was cut off at data.max_len
+    token_numbers: dict[str, list[float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sequences of one row that stay in one micro-batch, in order: the two answers of a pair."""
+
+    examples: tuple[Example, ...]
+
+    def __len__(self) -> int:
+        """Tokens of all of them."""
+        return sum(map(len, self.examples))
+
+    @property
+    def where(self) -> str:
+        return self.examples[0].where
+
+    @property
+    def truncated(self) -> bool:
+        return any(example.truncated for example in self.examples)
+
+
+Item = Example | Group  # what one row of data becomes
+
+
+def sequences(item: Item) -> tuple[Example, ...]:
+    """The sequences of an item."""
+    return item.examples if isinstance(item, Group) else (item,)
 
 
 @dataclass(frozen=True)
@@ -84,14 +113,19 @@ class TokenBatch:
 
 
 def collate(examples: Sequence[Example]) -> TokenBatch:
-    """Lay examples end to end. `tokens["mask"]` is float32 [T]; each of `numbers` becomes float32 `rows[name]` [B]."""
+    """Lay examples end to end. `tokens["mask"]` is float32 [T]; each of `numbers` becomes float32 `rows[name]` [B], and
+    each of `token_numbers` float32 `tokens[name]` [T]."""
     lengths = torch.tensor([len(example) for example in examples], dtype=torch.int64)
     total = int(lengths.sum())
     ids = np.fromiter(chain.from_iterable(example.ids for example in examples), dtype=np.int64, count=total)
     mask = np.fromiter(chain.from_iterable(example.mask for example in examples), dtype=np.float32, count=total)
     names = list(examples[0].numbers) if examples else []
     rows = {name: torch.tensor([example.numbers[name] for example in examples]).float() for name in names}
-    return TokenBatch(torch.from_numpy(ids), lengths, {"mask": torch.from_numpy(mask)}, rows)
+    per_token = {
+        name: torch.tensor([value for example in examples for value in example.token_numbers[name]])
+        for name in (examples[0].token_numbers if examples else {})
+    }
+    return TokenBatch(torch.from_numpy(ids), lengths, {"mask": torch.from_numpy(mask), **per_token}, rows)
 
 
 def take(batch: TokenBatch, indices: Sequence[int] | Tensor) -> TokenBatch:

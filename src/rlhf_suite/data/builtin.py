@@ -7,6 +7,11 @@ Each text task has three sets over questions that are all different:
                            skill but uses it too seldom: what reinforcement learning can sharpen within a minute
     builtin:<task>_eval    128 rows whose questions are in no other set
 
+Each of these also comes as pairs, `builtin:<task>_pairs` and `builtin:<task>_pairs_eval`: `prompt`, `chosen` (the right
+answer), `rejected` (the same with one wrong digit); and as `_labelled`: `input`, `output` (half of them with one wrong
+digit), `label` (1 for a right answer, 0 for a wrong one); and as `_steps`: `input` (the digits of such an answer, a ;
+behind each), `label` (+ or - for each digit).
+
 A row has `input` (the prompt), `output` (the answer to learn) and `label` (the right answer). `builtin:chat` has
 message lists of two turns in `input`, in the roles user and assistant.
 """
@@ -46,7 +51,8 @@ TASKS: dict[str, Callable[[int], tuple[str, str]]] = {"reverse": _reverse, "sort
 
 def names() -> list[str]:
     """All built-in sets, without the prefix."""
-    return [task + kind for task in TASKS for kind in ("", "_noisy", "_eval")] + ["chat"]
+    plain = [task + kind for task in TASKS for kind in ("", "_noisy", "_eval")]
+    return plain + [task + form + kind for task in TASKS for form in FORMS for kind in ("", "_eval")] + ["chat"]
 
 
 def rows(source: str, flag: str) -> list[dict[str, object]]:
@@ -60,10 +66,12 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
         return _chats()
     task, _, kind = name.partition("_")
     numbers = random.Random(_SEED).sample(range(10_000), NUM_TRAIN + NUM_EVAL)
-    chosen = numbers[NUM_TRAIN:] if kind == "eval" else numbers[:NUM_TRAIN]
+    chosen = numbers[NUM_TRAIN:] if kind.endswith("eval") else numbers[:NUM_TRAIN]
     pairs = [TASKS[task](number) for number in chosen]
     wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
     rng = random.Random(_SEED + 1)
+    if form := FORMS.get(f"_{kind.removesuffix('_eval')}"):
+        return [form(question, answer, rng) for question, answer in pairs]
     return [
         {"input": question, "output": _spoil(answer, rng) if index in wrong else answer, "label": answer}
         for index, (question, answer) in enumerate(pairs)
@@ -75,6 +83,29 @@ def _spoil(answer: str, rng: random.Random) -> str:
     place = rng.randrange(len(answer))
     digit = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
     return answer[:place] + digit + answer[place + 1 :]
+
+
+def _pair(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+    return {"prompt": question, "chosen": answer, "rejected": _spoil(answer, rng)}
+
+
+def _labelled(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+    right = rng.random() < 0.5
+    return {"input": question, "output": answer if right else _spoil(answer, rng), "label": int(right)}
+
+
+def _steps(question: str, answer: str, rng: random.Random) -> dict[str, object]:
+    given = answer if rng.random() < 0.5 else _spoil(answer, rng)
+    labels = ["+" if mine == right else "-" for mine, right in zip(given, answer, strict=True)]
+    return {"input": f"{question} {''.join(f'{digit};' for digit in given)}", "label": labels}
+
+
+# What each question and its answer become, by the ending of the set's name.
+FORMS: dict[str, Callable[[str, str, random.Random], dict[str, object]]] = {
+    "_pairs": _pair,
+    "_labelled": _labelled,
+    "_steps": _steps,
+}
 
 
 def _chats() -> list[dict[str, object]]:

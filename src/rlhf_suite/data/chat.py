@@ -10,10 +10,10 @@ inference, where the prompt is tokenised alone, and no token has two owners: the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig, SourceDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.render import (
@@ -217,6 +217,12 @@ class PromptEncoder:
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
         return render(self.tokenizer, messages, row, generation_prompt=True)
+
+
+def answer_config(config: SourceDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
+    """The configuration of supervised tuning that encodes column `output_key` as the answer to `input_key`."""
+    shared = {field.name: getattr(config, field.name) for field in fields(SourceDataConfig)}
+    return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
 
 
 def check_answer(message: Message, row: Row) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
-from rlhf_suite.data.batch import Example
+from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -38,7 +38,7 @@ def encode_rows(
             bad.add(item.where, item.reason)
         else:
             encoded.append(item)
-            if isinstance(item, Example) and item.truncated:
+            if isinstance(item, Example | Group) and item.truncated:
                 bad.note(item.where, "cut off at data.max_len")
         if progress is not None and (done % ROWS_PER_REPORT == 0 or done == len(rows)):
             progress(done, len(rows))

@@ -47,6 +47,15 @@ def required(row: Row, key: str) -> object:
     return value
 
 
+def number(row: Row, key: str) -> float:
+    """The number in column `key`."""
+    value = required(row, key)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise RowError(row.where, f"column {key!r} is no number") from None
+
+
 @dataclass
 class BadRows:
     """The rows that could not be used (`add`) and the rows that were used with a change (`note`), counted by reason."""

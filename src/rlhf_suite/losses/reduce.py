@@ -54,14 +54,29 @@ def masked_mean(values: Tensor, mask: Tensor) -> Mean:
     return Mean(masked_sum(values.detach(), mask), mask.sum())
 
 
+def counted_sum(values: Tensor, counted: Tensor) -> Tensor:
+    """Sum of the `values` [N] of whole sequences or pairs that are counted; others may be NaN."""
+    return torch.where(counted > 0, values, 0).sum()
+
+
+def counted_mean(values: Tensor, counted: Tensor) -> Mean:
+    """Their mean, without gradient: a metric."""
+    return Mean(counted_sum(values.detach(), counted), counted.sum())
+
+
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """Sum of `weights * values` [T] over the tokens with a weight."""
     return (weights * torch.where(weights > 0, values, 0)).sum()
 
 
+def sequence_sums(values: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
+    """Sum of `values` [T] over each sequence, [B]."""
+    return values.new_zeros(num_sequences).index_add(0, segments, values)
+
+
 def tokens_per_sequence(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
     """Number of masked tokens of each sequence, [B] float32."""
-    return torch.zeros(num_sequences, device=mask.device).index_add(0, segments, mask.float())
+    return sequence_sums(mask.float(), segments, num_sequences)
 
 
 def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
@@ -79,6 +94,12 @@ def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> 
     if mode == "token-mean":
         return mask.float().sum()
     return (tokens_per_sequence(mask, segments, num_sequences) > 0).float().sum()
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x < 0, exact near 0 and far from it; x = 0 counts as -1e-7."""
+    x = x.clamp(max=-1e-7)
+    return torch.where(x > -0.693, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
 
 
 MODES = ("token-mean", "seq-mean-token-mean")

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
+from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import Sequences
-from rlhf_suite.models.head import ScoringHead
+from rlhf_suite.models.head import Read, ScoringHead
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -35,6 +36,13 @@ class TokenOutputs(NamedTuple):
     aux_loss: Tensor | None  # scalar: the MoE load-balancing loss, weight 1, not part of anything else; where asked for
 
 
+class ScalarOutputs(NamedTuple):
+    """Numbers of tokens or of sequences."""
+
+    values: Tensor  # [T], [B] or, of N chosen tokens, [N, ...], fp32
+    aux_loss: Tensor | None  # as in `TokenOutputs`
+
+
 class LanguageModel(nn.Module):
     """A causal language model of transformers behind the one forward pass."""
 
@@ -48,21 +56,29 @@ class LanguageModel(nn.Module):
         self.lora: PeftConfig | None = None
 
     def forward(
-        self, batch: TokenBatch, temperature: float = 1.0, entropy: bool = False, needed: Tensor | None = None
-    ) -> TokenOutputs:
-        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0."""
+        self,
+        batch: TokenBatch,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        needed: Tensor | None = None,
+        reader: tuple[Tensor, Read] | None = None,
+    ) -> TokenOutputs | ScalarOutputs:
+        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
+
+        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states.
+        """
         sequences = Sequences.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
+        aux_loss = balancing_loss(self.model, router_logits, sequences) if self.router_loss else None
+        if reader is not None:
+            at, read = reader
+            return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
         wanted = sequences.positions > 0
         tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
         head: nn.Module = self.model.get_output_embeddings()
         log_probs, entropies = head(
             hidden.index_select(0, tokens - 1), batch.ids[tokens], temperature=temperature, entropy=entropy
         )
-        aux_loss = None
-        if self.router_loss:
-            real = None if self.packed else sequences.slots
-            aux_loss = load_balancing_loss(router_logits, self.model.config.num_experts_per_tok, real)
         return TokenOutputs(
             _spread(log_probs, tokens, batch.num_tokens),
             _spread(entropies, tokens, batch.num_tokens) if entropy else None,
@@ -82,12 +98,15 @@ class ScalarModel(nn.Module):
         self.packed = packed
         self.head_name = head_name  # in checkpoints; in memory it is transformers' `score`
         self.head_is_new = head_is_new  # drawn at random because the checkpoint had none of that name
+        self.router_loss = False
         self.lora: PeftConfig | None = None
 
-    def forward(self, batch: TokenBatch) -> Tensor:
-        """The head's output at every token's own hidden state, [T] fp32. Read through the functions below."""
-        hidden, _ = hidden_states(self.model, batch, Sequences.of(batch.lengths, self.packed), False)
-        return self.model.score(hidden).squeeze(-1).float()
+    def forward(self, batch: TokenBatch) -> ScalarOutputs:
+        """The head's output at every token's own hidden state, [T]. Read through the functions below."""
+        sequences = Sequences.of(batch.lengths, self.packed)
+        hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
+        aux_loss = balancing_loss(self.model, router_logits, sequences) if self.router_loss else None
+        return ScalarOutputs(self.model.score(hidden).squeeze(-1).float(), aux_loss)
 
 
 def token_log_probs(
@@ -103,9 +122,16 @@ def token_log_probs(
     return outputs
 
 
+def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: Read) -> ScalarOutputs:
+    """What `read` makes of the logits at the tokens `at` [N]: those of the token that follows each. They exist for a
+    chunk of tokens at a time; `read` is called again in the backward pass."""
+    outputs: ScalarOutputs = model(batch, reader=(at, read))
+    return outputs
+
+
 def token_values(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
     """V(state token t was chosen in), [T]: the head at t-1; 0 at the first token of a sequence."""
-    own = model(batch)  # [T]
+    own = model(batch).values  # [T]
     shifted = F.pad(own[:-1], (1, 0))
     first = torch.zeros(batch.num_tokens, dtype=torch.bool, device=own.device).index_fill(0, batch.starts, True)
     return shifted.masked_fill(first, 0.0)
@@ -113,8 +139,20 @@ def token_values(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
 
 def sequence_scores(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
     """The head at each sequence's last token, [B]; which one that is follows from its length, not from a padding id."""
-    scores: Tensor = model(batch)[batch.starts + batch.lengths - 1]
-    return scores
+    return sequence_outputs(model, batch).values
+
+
+def sequence_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
+    """`sequence_scores`, with the auxiliary loss of the same forward."""
+    outputs: ScalarOutputs = model(batch)
+    return ScalarOutputs(outputs.values[batch.starts + batch.lengths - 1], outputs.aux_loss)
+
+
+def answer_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
+    """log p(answer | prompt) of each sequence, [B]: the sum over its masked tokens."""
+    mask = batch.tokens["mask"]
+    outputs = token_log_probs(model, batch, needed=mask.bool())
+    return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
 def check_layout(model: PreTrainedModel, packed: bool) -> None:
@@ -176,6 +214,12 @@ def _padded_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
 def _spread(values: Tensor, tokens: Tensor, total: int) -> Tensor:
     """`values` [N] at positions `tokens` [N] of a zero vector [total]."""
     return values.new_zeros(total).index_copy(0, tokens, values)
+
+
+def balancing_loss(model: PreTrainedModel, router_logits: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
+    """`load_balancing_loss` over the tokens that are no padding."""
+    real = None if sequences.packed else sequences.slots
+    return load_balancing_loss(router_logits, model.config.num_experts_per_tok, real)
 
 
 def load_balancing_loss(router_logits: tuple[Tensor, ...], top_k: int, real: Tensor | None) -> Tensor:

@@ -11,11 +11,15 @@ N rows, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Read = Callable[[Tensor, slice], Tensor]  # of logits [n, V], rows a slice of all: one row each, [n, ...]
 
 CHUNK_ROWS = 1024  # enough for a GPU's matrix unit; with V = 150k the logits of a chunk take 0.6 GB in fp32
 CHUNK_ELEMENTS = 2**22  # small vocabularies take more rows at a time
@@ -135,10 +139,28 @@ class ScoringHead(nn.Linear):
         return head
 
     def forward(
-        self, hidden: Tensor, targets: Tensor | None = None, temperature: float = 1.0, entropy: bool = False
+        self,
+        hidden: Tensor,
+        targets: Tensor | None = None,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        read: Read | None = None,
     ) -> Any:
-        """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None)."""
+        """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None); with `read` what it
+        makes of the logits, computed again in the backward pass."""
+        if read is not None:
+            return self.read(hidden, read)
         if targets is None:
             return super().forward(hidden)
         settings = HeadSettings(temperature, entropy, chunk_rows(self.out_features))
         return ChunkedLogProbs.apply(hidden, self.weight, self.bias, targets, settings)
+
+    def read(self, hidden: Tensor, read: Read) -> Tensor:
+        """`read` of a chunk of rows at a time."""
+
+        def of_chunk(part: slice) -> Tensor:
+            return read(_logits(hidden[part], self.weight, self.bias, 1.0), part)
+
+        rows = chunk_rows(self.out_features)
+        parts = [slice(start, start + rows) for start in range(0, max(len(hidden), 1), rows)]
+        return torch.cat([checkpoint(of_chunk, part, use_reentrant=False) for part in parts])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -61,6 +62,20 @@ def model_folder(path: str, flag: str) -> str:
     return str(folder)
 
 
+def model_digest(path: str, flag: str) -> str:
+    """Equal for two models only if their configuration and weights are: a digest of a folder's files, or the hub's own
+    name of its revision."""
+    folder = Path(model_folder(path, flag))
+    if not folder.is_dir():
+        with _loading(flag, path):
+            return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=False)._commit_hash}"
+    digest = hashlib.sha256()
+    for file in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with file.open("rb") as content:
+            digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
 def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
     """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
 
@@ -80,6 +95,19 @@ def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or
         except TemplateError as error:
             raise UserError(f"data.tokenizer_chat_template: {error}. It must be a Jinja chat template") from error
     return tokenizer
+
+
+def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:
+    """Refuse a teacher whose token ids mean other tokens than the student's."""
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    other = next(token for token in [*ours, *theirs] if ours.get(token) != theirs.get(token))
+    raise UserError(
+        f"teacher.model_name_or_path={path}: its vocabulary is not that of the student ({len(theirs)} and {len(ours)} "
+        f"tokens; {other!r} is {theirs.get(other)} and {ours.get(other)}), so their probabilities cannot be compared. "
+        "Choose a teacher of the same family"
+    )
 
 
 def padding_token(tokenizer: Tokenizer) -> str | None:
@@ -182,11 +210,10 @@ def make_trainable(
             raise UserError(f"actor.gradient_checkpointing_enable: {type(model.model).__name__} does not support it")
         model.model.gradient_checkpointing_enable({"use_reentrant": config.gradient_checkpointing_reentrant})
     if aux_loss:
-        assert isinstance(model, LanguageModel)
         _enable_router_loss(model, config)
 
 
-def _enable_router_loss(model: LanguageModel, config: TrainedModelConfig) -> None:
+def _enable_router_loss(model: LanguageModel | ScalarModel, config: TrainedModelConfig) -> None:
     if not hasattr(model.model.config, "num_experts_per_tok"):
         raise UserError("actor.aux_loss_coef > 0: this model has no experts to balance. Set actor.aux_loss_coef=0")
     if config.gradient_checkpointing_enable and config.gradient_checkpointing_reentrant:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -51,3 +54,18 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """W + scale * B A as a new tensor of W's type, added up in fp32; `weight` [out, in], `down` A [r, in], `up` B
     [out, r]. Merging in place and back again would wear bf16 weights away."""
     return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within it the model computes as if it had no adapters. Nothing else changes, `requires_grad` included."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True  # peft's own switch also turns requires_grad, on which gradient hooks hang
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

@@ -15,8 +15,7 @@ from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_lo
 from rlhf_suite.losses.reduce import LossSum, Mean, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
 from rlhf_suite.models.forward import token_log_probs, token_values
-from rlhf_suite.train.step import counted_tokens
-from rlhf_suite.train.task import Forward, StepLoss
+from rlhf_suite.train.task import Forward, StepLoss, counted_tokens
 
 
 @dataclass

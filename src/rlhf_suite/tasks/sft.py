@@ -13,15 +13,13 @@ from rlhf_suite.data.batch import Example, TokenBatch
 from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.language import next_token_loss
-from rlhf_suite.losses.reduce import Mean
 from rlhf_suite.models.forward import token_log_probs
-from rlhf_suite.train.step import counted_tokens
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss
+from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
 
 
 @dataclass
-class SFT:
+class SFT(Task):
     """Mean of -log p over the trained tokens, plus the MoE load-balancing loss where the model has one."""
 
     encoder: ConversationEncoder
@@ -37,12 +35,8 @@ class SFT:
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.tokens["mask"]
         output = token_log_probs(model, batch, needed=mask.bool())
-        language = next_token_loss(output.log_probs, mask)
-        if output.aux_loss is None:
-            return StepLoss({"tokens": language.total}, language.metrics)
-        balance = output.aux_loss * counted_tokens(batch)
-        metrics = language.metrics | {"aux_loss": Mean(balance.detach(), counted_tokens(batch))}
-        return StepLoss({"tokens": language.total, "all_tokens": self.aux_loss_coef * balance}, metrics)
+        loss = next_token_loss(output.log_probs, mask)
+        return with_balance("tokens", loss, output.aux_loss, self.aux_loss_coef, batch)
 
 
 def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import Example
+from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.losses.reduce import Mean
 from rlhf_suite.train.loader import rank_micro_batches
-from rlhf_suite.train.step import add_metrics
+from rlhf_suite.train.step import add_metrics, equalise
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective
+
+Prepare = Callable[[list[TokenBatch]], list[TokenBatch]]
 
 
 @torch.no_grad()
 def evaluate(
-    model: TrainedModel, objective: Objective, sets: Mapping[str, Sequence[Example]], config: TrainConfig
+    model: TrainedModel,
+    objective: Objective,
+    sets: Mapping[str, Sequence[Item]],
+    config: TrainConfig,
+    prepare: Prepare = list,
 ) -> dict[str, float]:
-    """`eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them together (a mean over units)."""
+    """`eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them together (a mean over units).
+
+    `prepare` is what a training step does to its micro-batches before their losses.
+    """
     model.module.eval()
     overall: dict[str, Mean] = {}
     result: dict[str, float] = {}
     for name, examples in sets.items():
-        metrics = set_metrics(model, objective, examples, config)
+        metrics = set_metrics(model, objective, examples, config, prepare)
         result |= {f"eval/{name}/{key}": value for key, value in model.world.sum_means(metrics).items()}
         add_metrics(overall, metrics)
     model.module.train()
@@ -32,15 +41,12 @@ def evaluate(
 
 
 def set_metrics(
-    model: TrainedModel, objective: Objective, examples: Sequence[Example], config: TrainConfig
+    model: TrainedModel, objective: Objective, examples: Sequence[Item], config: TrainConfig, prepare: Prepare
 ) -> dict[str, Mean]:
     metrics: dict[str, Mean] = {}
     for start in range(0, len(examples), config.batch_size):
         chosen = range(start, min(start + config.batch_size, len(examples)))
-        batches = rank_micro_batches(examples, chosen, config, model.world)
-        rounds = int(model.world.max(torch.tensor(float(len(batches)))))
-        for index in range(rounds):  # a rank that has run out repeats its first batch for the collectives of ZeRO-3
-            loss = objective.loss(model, batches[index % len(batches)].to(model.world.device))
-            if index < len(batches):
-                add_metrics(metrics, loss.metrics)
+        batches = equalise(model, rank_micro_batches(examples, chosen, config, model.world))
+        for batch in prepare(batches):
+            add_metrics(metrics, objective.loss(model, batch.to(model.world.device)).metrics)
     return metrics

@@ -11,10 +11,12 @@ from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.strategy import TrainedModel
 
 
-def export(model: TrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Every rank calls it. LoRA adapters are merged into the weights."""
+def export(
+    model: TrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, reward_stats: tuple[float, float] | None = None
+) -> None:
+    """Every rank calls it. LoRA adapters are merged into the weights. `reward_stats` as for `save_hf`."""
     main = model.world.is_main
     weights = weights_on_cpu(model.module, model.gathered, keep=main)
     if main:
-        save_hf(model.module, tokenizer, path, state_dict=weights)
+        save_hf(model.module, tokenizer, path, state_dict=weights, reward_stats=reward_stats)
     model.world.barrier()

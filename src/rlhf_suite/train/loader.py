@@ -1,4 +1,4 @@
-"""Which sequences each rank trains on at each step: a pure function of the step number, so a resume is one integer."""
+"""Which rows each rank trains on at each step: a pure function of the step number, so a resume is one integer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import Example, TokenBatch, collate
+from rlhf_suite.data.batch import Item, TokenBatch, collate, sequences
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.train.step import weightless
@@ -17,7 +17,7 @@ from rlhf_suite.train.world import World
 class StepLoader:
     """Micro-batches of this rank for every optimiser step. All ranks hold all examples and make the same split."""
 
-    def __init__(self, examples: Sequence[Example], config: TrainConfig, world: World) -> None:
+    def __init__(self, examples: Sequence[Item], config: TrainConfig, world: World) -> None:
         self.examples, self.config, self.world = examples, config, world
         self.order = BatchOrder(len(examples), config.batch_size, config.seed)
 
@@ -33,9 +33,10 @@ class StepLoader:
 
 
 def rank_micro_batches(
-    examples: Sequence[Example], chosen: Sequence[int], config: TrainConfig, world: World
+    examples: Sequence[Item], chosen: Sequence[int], config: TrainConfig, world: World
 ) -> list[TokenBatch]:
-    """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts."""
+    """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts. The sequences of a
+    group stay together, and count as one in `train.micro_batch_size`."""
     lengths = [len(examples[i]) for i in chosen]
     part = balance(lengths, world.size)[world.rank] if world.size > 1 else list(range(len(chosen)))
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
@@ -52,8 +53,9 @@ def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]
     return micro_batches(lengths, count=config.micro_batch_size)
 
 
-def collate_indexed(examples: Sequence[Example], indices: Sequence[int]) -> TokenBatch:
-    """A batch that remembers which examples it holds, for error messages."""
-    batch = collate([examples[i] for i in indices])
-    batch.rows["index"] = torch.tensor(indices)
+def collate_indexed(examples: Sequence[Item], indices: Sequence[int]) -> TokenBatch:
+    """A batch that remembers in `rows["index"]` which examples its sequences belong to."""
+    chosen = [(index, sequence) for index in indices for sequence in sequences(examples[index])]
+    batch = collate([sequence for _, sequence in chosen])
+    batch.rows["index"] = torch.tensor([index for index, _ in chosen])
     return batch

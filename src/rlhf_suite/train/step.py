@@ -70,11 +70,6 @@ def weightless(batch: TokenBatch) -> TokenBatch:
     return replace(batch, tokens={**batch.tokens, "mask": torch.zeros_like(batch.tokens["mask"])})
 
 
-def counted_tokens(batch: TokenBatch) -> torch.Tensor:
-    """How many tokens a batch holds, trained on or not; none where it is `weightless`."""
-    return batch.tokens["mask"].any() * float(batch.num_tokens)
-
-
 def global_counts(objective: Objective, micro_batches: Sequence[TokenBatch], world: World) -> dict[str, float]:
     """Number of each unit over all micro-batches of the step and all ranks."""
     units = [objective.units(batch) for batch in micro_batches]

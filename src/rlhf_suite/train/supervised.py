@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.data.batch import Example
+from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.rows import EVAL, BadRows, load_rows, source_names
 from rlhf_suite.launch.environment import device_kind, runtime_env
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.train.annotations import annotated_once
 from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.export import export
+from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.group import Group, LocalGroup
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.loader import StepLoader
@@ -33,15 +37,16 @@ from rlhf_suite.train.world import join_world, seed_process
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MakeTask = Callable[[SFTRun, "PreTrainedTokenizerBase"], Task]
+R = TypeVar("R", bound=SupervisedRun)
+MakeTask = Callable[[R, "PreTrainedTokenizerBase"], Task]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Examples to train on, and held-out examples by the name of their source."""
+    """Items to train on, and held-out items by the name of their source."""
 
-    train: Sequence[Example]
-    held_out: dict[str, Sequence[Example]]
+    train: Sequence[Item]
+    held_out: dict[str, Sequence[Item]]
 
 
 class SupervisedWorker(TrainedWorker):
@@ -54,8 +59,8 @@ class SupervisedWorker(TrainedWorker):
         addr: str,
         port: int,
         device: str,
-        config: SFTRun,
-        make_task: MakeTask,
+        config: R,
+        make_task: MakeTask[R],
         data: Encoded,
     ) -> None:
         super().__init__(rank, world_size, addr, port, device)
@@ -68,7 +73,7 @@ class SupervisedWorker(TrainedWorker):
         self.task = make_task(config, self.tokenizer)
         self.model = load_trained(
             config.actor,
-            "lm",
+            self.task.head,
             config.ds,
             world,
             total_steps=self.loader.total_steps,
@@ -76,6 +81,12 @@ class SupervisedWorker(TrainedWorker):
             aux_loss=config.actor.aux_loss_coef > 0,
             flag="actor.model_name_or_path",
         )
+        if self.task.annotates_once:
+            sets = annotated_once(self.task, config, self.model, {"": data.train, **data.held_out})
+            self.data = Encoded(sets.pop(""), sets)
+            self.loader = StepLoader(self.data.train, config.train, world)
+        else:
+            self.task.frozen = load_frozen_roles(self.task, config, self.model)
 
     def steps(self) -> tuple[int, int]:
         """(optimiser steps of the run, of an epoch)."""
@@ -83,17 +94,31 @@ class SupervisedWorker(TrainedWorker):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Optimiser step `step` (0-based)."""
-        batches = self.loader.step(step)
+        batches = self.prepare(self.loader.step(step))
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
         metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
         return {f"train/{name}": value for name, value in metrics.items()}
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics on the held-out sets."""
-        return evaluate(self.model, self.task, self.data.held_out, self.config.train)
+        return evaluate(self.model, self.task, self.data.held_out, self.config.train, self.prepare)
+
+    def prepare(self, batches: list[TokenBatch]) -> list[TokenBatch]:
+        return prepared(self.task, self.model, batches)
+
+    def export(self, path: Path) -> None:
+        """The model in HF format; a reward model with the mean and deviation of its scores."""
+        export(self.model, self.tokenizer, path, self.reward_stats() if self.task.head == "value" else None)
+
+    def reward_stats(self) -> tuple[float, float]:
+        """Mean and standard deviation of the scores of the held-out sets, or of the training set without one."""
+        sets = self.data.held_out or {"train": self.data.train}
+        metrics = evaluate(self.model, self.task, sets, self.config.train, self.prepare)
+        mean = metrics["eval/reward_mean"]
+        return mean, math.sqrt(max(metrics["eval/reward_square"] - mean**2, 1e-16))
 
 
-def run_supervised(config: SFTRun, folder: Path, make_task: MakeTask) -> dict[str, float]:
+def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str, float]:
     """Encode the data, train, and return the last metrics."""
     assert config.actor.model_name_or_path is not None
     task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
@@ -108,8 +133,8 @@ def run_supervised(config: SFTRun, folder: Path, make_task: MakeTask) -> dict[st
             journal.close()
 
 
-def encode(config: SFTRun, task: Task, journal: Journal) -> Encoded:
-    """All rows as examples; what could not be used is counted and said."""
+def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
+    """All rows as items; what could not be used is counted and said."""
     data, seed = config.data, config.train.seed
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
@@ -121,14 +146,14 @@ def encode(config: SFTRun, task: Task, journal: Journal) -> Encoded:
         seed=seed,
         bad=bad,
     )
-    examples = encode_rows(task, rows, bad, data.dataloader_num_workers)
-    held_out: dict[str, Sequence[Example]] = {}
+    items = task.assemble(encode_rows(task, rows, bad, data.dataloader_num_workers))
+    held_out: dict[str, Sequence[Item]] = {}
     for name, source in set_names(source_names(config.eval.dataset or "")).items():
         limit = config.eval.max_samples
         rows = load_rows(source, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL)
-        held_out[name] = encode_rows(task, rows, bad, data.dataloader_num_workers)
+        held_out[name] = task.assemble(encode_rows(task, rows, bad, data.dataloader_num_workers))
     journal.say(bad.summary())
-    return Encoded(examples, held_out)
+    return Encoded(items, held_out)
 
 
 def set_names(sources: Sequence[str]) -> dict[str, str]:
@@ -138,7 +163,7 @@ def set_names(sources: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def workers(config: SFTRun, folder: RunFolder, args: tuple[object, ...]) -> Iterator[Group]:
+def workers(config: SupervisedRun, folder: RunFolder, args: tuple[object, ...]) -> Iterator[Group]:
     """The ranks of the trained model: this process when there is one, else Ray actors."""
     device = device_kind(config.launch)
     ranks = config.actor.num_nodes * config.actor.num_gpus_per_node

@@ -1,18 +1,20 @@
-"""The protocol a supervised task fills in: what it trains on; the trainer says how."""
+"""What a supervised task fills in: what it trains on; the trainer says how."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 import torch
 
-from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.rows import Row
-from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.losses.reduce import LossSum, Mean, tokens_per_sequence
 
 Forward = Callable[..., object]
+Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,65 @@ class Objective(Protocol):
         ...
 
 
-class Task(Objective, Protocol):
-    """A supervised task: rows to examples, and the objective over them."""
+@dataclass(frozen=True)
+class FrozenRole:
+    """A model that a task only reads. `path` null: the starting weights of the trained model."""
 
-    main_metric: str  # of the evaluation, by which the best checkpoint is chosen
+    path: str | None
+    flag: str
 
-    def encode(self, row: Row) -> Example:
-        """Tokens and mask of a row; RowError says why a row cannot be used."""
-        ...
+
+class Task:
+    """A supervised task: rows to items, and the objective over them. `encode`, `units`, `loss` are enough for most."""
+
+    head: Literal["lm", "value"] = "lm"  # of the trained model
+    main_metric: str = "loss"  # of the evaluation, by which the best checkpoint is chosen
+    frozen: Mapping[str, Forward] = MappingProxyType({})  # the models of `roles`, there when `annotate` is called
+    annotates_once: bool = False  # before training and on disk, instead of in every step
+
+    def encode(self, row: Row) -> Item:
+        """Tokens and mask of a row, or of each sequence of its group; RowError says why a row cannot be used."""
+        raise NotImplementedError
+
+    def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
+        """All encoded rows of a source as the items to train on."""
+        return items
+
+    def roles(self) -> dict[str, FrozenRole]:
+        """The frozen models beside the trained one."""
+        return {}
+
+    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        """What the frozen models say of each sequence, each [B]: a function of the sequence alone. No gradient."""
+        return {}
+
+    def before_step(self, model: Forward, batches: list[TokenBatch], total: Total) -> list[TokenBatch]:
+        """This rank's annotated micro-batches with what the loss needs of the step as a whole; `total` sums over the
+        ranks. No gradient."""
+        return batches
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        raise NotImplementedError
+
+
+def counted(batch: TokenBatch) -> torch.Tensor:
+    """Which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
+    return (tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch)) > 0).float()
+
+
+def counted_tokens(batch: TokenBatch) -> torch.Tensor:
+    """How many tokens a batch holds, trained on or not; none where no sequence weighs anything."""
+    return batch.tokens["mask"].any() * float(batch.num_tokens)
+
+
+def with_balance(unit: str, loss: LossSum, aux_loss: torch.Tensor | None, coef: float, batch: TokenBatch) -> StepLoss:
+    """A loss over `unit` plus `coef` x the MoE load-balancing loss, a mean over all tokens, where the model has one."""
+    if aux_loss is None:
+        return StepLoss({unit: loss.total}, loss.metrics)
+    balance, tokens = aux_loss * counted_tokens(batch), counted_tokens(batch)
+    return StepLoss(
+        {unit: loss.total, "all_tokens": coef * balance}, loss.metrics | {"aux_loss": Mean(balance.detach(), tokens)}
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.saving import Saver
@@ -14,7 +14,7 @@ from rlhf_suite.train.saving import Saver
 class Trainer:
     """Drives the ranks of one trained model (`SupervisedWorker`), in this process or on Ray actors."""
 
-    config: SFTRun
+    config: SupervisedRun
     group: Group
     saver: Saver
     journal: Journal

@@ -1,0 +1,93 @@
+"""Rules between the flags of the supervised and preference tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rlhf_suite.config.algo_supervised import REFERENCE_FREE
+from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import DistillRun, DPORun, PRMRun, RMRun, SFTRun, SupervisedRun
+from rlhf_suite.config.sources import source_problems
+
+SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
+
+
+def columns(run: SupervisedRun) -> dict[str, str]:
+    """The flags that name columns of this run's data, and those names."""
+    names = ("input_key", "output_key", "prompt_key", "chosen_key", "rejected_key", "margin_key", "label_key")
+    keys = {f"data.{name}": getattr(run.data, name, None) for name in names}
+    if isinstance(run, SFTRun) and run.actor.pretrain_mode_enable:
+        keys.pop("data.output_key")
+    return {flag: column for flag, column in keys.items() if column is not None}
+
+
+def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
+    data, names = run.data, columns(run)
+    yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
+    if run.eval.dataset is not None:
+        yield from source_problems("eval.dataset", run.eval.dataset, names)
+
+
+def modes_agree(run: SupervisedRun) -> Iterator[Problem]:
+    pretrain = isinstance(run, SFTRun) and run.actor.pretrain_mode_enable
+    multiturn = isinstance(run.data, SFTDataConfig) and run.data.multiturn
+    if multiturn and not (run.data.apply_chat_template or pretrain):
+        yield Problem(
+            "data.multiturn", "needs the chat template, which marks the turns", "add data.apply_chat_template=true"
+        )
+    if pretrain:
+        for flag, is_on in (
+            ("data.multiturn", multiturn),
+            ("data.apply_chat_template", run.data.apply_chat_template),
+        ):
+            if is_on:
+                what = "actor.pretrain_mode_enable trains on plain text, every token"
+                yield Problem(flag, what, f"write {flag}=false, or actor.pretrain_mode_enable=false")
+
+
+def margins_are_read(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run, RMRun) and run.data.margin_key is not None and run.algo.loss != "sigmoid":
+        what = f"algo.loss={run.algo.loss} takes no margins"
+        yield Problem("data.margin_key", what, "write data.margin_key=null, or algo.loss=sigmoid")
+
+
+def preference_loss_fits(run: SupervisedRun) -> Iterator[Problem]:
+    if not isinstance(run, DPORun):
+        return
+    loss = run.algo.loss
+    if run.algo.label_smoothing > 0 and loss != "sigmoid":
+        what = f"algo.loss={loss} has no label smoothing"
+        yield Problem("algo.label_smoothing", what, "write algo.label_smoothing=0, or algo.loss=sigmoid")
+    if loss == "orpo" and run.algo.nll_loss_coef == 0:
+        what = "orpo is the odds ratio beside the loss of the chosen answer, which is off"
+        yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
+    if loss in REFERENCE_FREE:
+        for key, is_on in (("model_name_or_path", run.ref.model_name_or_path), ("cache_enable", run.ref.cache_enable)):
+            if is_on:
+                what = f"algo.loss={loss} has no reference"
+                yield Problem(f"ref.{key}", what, "leave it away, or write algo.loss=sigmoid, ipo or hinge")
+
+
+def reward_tokens_differ(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run, PRMRun) and run.algo.reward_tokens is not None:
+        names = run.algo.reward_tokens
+        if len(names) < 2 or len(set(names)) < len(names):
+            what = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
+            yield Problem("algo.reward_tokens", what, "write 'algo.reward_tokens=[+,-]', or null")
+
+
+def teacher_is_named(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run, DistillRun) and run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")
+
+
+RULES: tuple[Callable[[SupervisedRun], Iterable[Problem]], ...] = (
+    has_training_data,
+    modes_agree,
+    margins_are_read,
+    preference_loss_fits,
+    reward_tokens_differ,
+    teacher_is_named,
+)

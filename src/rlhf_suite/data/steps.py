@@ -1,0 +1,80 @@
+"""Solutions whose steps end in a placeholder token, with a label for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.data.batch import Example
+from rlhf_suite.data.render import begin_ids, check_rendering, fill, messages_of, render, text_of, tokens
+from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class StepEncoder:
+    """Rows to sequences whose mask is 1 at the placeholders. Two numbers of those tokens say what they should be:
+
+    `target`   index of a reward token (of a token of the vocabulary, with algo.reward_tokens=null)
+    `weight`   its probability, the rest being that of the other of two reward tokens; 1 for hard labels
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: StepDataConfig, algo: PRMAlgoConfig) -> None:
+        self.tokenizer, self.config, self.names = tokenizer, config, algo.reward_tokens
+        self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
+        check_rendering(tokenizer, config, config.input_template)
+        self.placeholder = self.single(algo.placeholder_token, "algo.placeholder_token")
+        self.columns = None if self.names is None else [self.single(name, "algo.reward_tokens") for name in self.names]
+
+    def single(self, text: str, flag: str) -> int:
+        """The id of a text that is one token."""
+        ids = tokens(self.tokenizer, text)
+        if len(ids) != 1:
+            raise UserError(f"{flag}: {text!r} is {len(ids)} tokens of this tokenizer. Choose a text that is one token")
+        return ids[0]
+
+    def encode(self, row: Row) -> Example:
+        """Cut at data.max_len: the k-th label stays with the k-th placeholder, labels behind the cut are left out."""
+        labels = required(row, self.config.label_key)
+        if not isinstance(labels, list):
+            raise RowError(row.where, f"column {self.config.label_key!r} is no list")
+        ids = tokens(self.tokenizer, self.text(row), self.begin)
+        places = [place for place, token in enumerate(ids) if token == self.placeholder]
+        if len(places) != len(labels):
+            raise RowError(row.where, "the text has another number of placeholders than there are labels")
+        targets = [self.target(label, row) for label in labels]
+        length = min(len(ids), self.config.max_len)
+        mask, target, weight = [0] * length, [0.0] * length, [0.0] * length
+        for place, label in zip(places, targets, strict=True):
+            if place < length:
+                mask[place], (target[place], weight[place]) = 1, label
+        if not any(mask):
+            raise RowError(row.where, f"no placeholder within data.max_len={self.config.max_len}")
+        numbers = {"target": target, "weight": weight}
+        return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers)
+
+    def text(self, row: Row) -> str:
+        if not self.config.apply_chat_template:
+            return fill(self.config.input_template, text_of(row, self.config.input_key))
+        value = required(row, self.config.input_key)
+        return render(self.tokenizer, messages_of(value, self.config.input_key, "user", row), row)
+
+    def target(self, label: object, row: Row) -> tuple[float, float]:
+        """(target, weight) of a reward token's text, or of P(first of two reward tokens)."""
+        if isinstance(label, str):
+            if self.names is None:
+                ids = tokens(self.tokenizer, label)
+                if len(ids) != 1:
+                    raise RowError(row.where, "a label is not one token of this tokenizer")
+                return float(ids[0]), 1.0
+            if label not in self.names:
+                raise RowError(row.where, "a label is none of algo.reward_tokens")
+            return float(self.names.index(label)), 1.0
+        if not isinstance(label, int | float) or not 0 <= label <= 1:
+            raise RowError(row.where, "a label is neither the text of a token nor a probability")
+        if self.names is None or len(self.names) != 2:
+            raise RowError(row.where, "labels that are probabilities need two algo.reward_tokens, the good one first")
+        return 0.0, float(label)

@@ -1,0 +1,48 @@
+"""Divergences between the token distributions of a teacher p and a student q. Shapes: N tokens; unit: tokens.
+
+Log-probs come as [N, K]: of the V tokens of the vocabulary, or of the teacher's k likeliest tokens and of the event
+that it is another one (K = k + 1). Merging outcomes never raises a divergence, and k = V merges nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlhf_suite.losses.reduce import log1mexp
+
+FLOOR = -1e4  # a log-prob whose exp is 0 in any precision
+
+Divergence = Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each [N, K] -> [N], nats
+
+
+def kl(first: Tensor, second: Tensor) -> Tensor:
+    """KL(first, second) = sum_k exp(first_k) (first_k - second_k); outcomes that a model rules out (-inf) are 0."""
+    return (first.exp() * (first.clamp(min=FLOOR) - second.clamp(min=FLOOR))).sum(-1)
+
+
+def forward_kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(p, q): the student covers all that the teacher says (Hinton et al., arXiv:1503.02531)."""
+    return kl(teacher, student)
+
+
+def reverse_kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(q, p): the student says nothing that the teacher would not (MiniLLM, arXiv:2306.08543)."""
+    return kl(student, teacher)
+
+
+def jsd(teacher: Tensor, student: Tensor) -> Tensor:
+    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2; at most log 2."""
+    middle = torch.logaddexp(teacher, student) - math.log(2)
+    return (kl(teacher, middle) + kl(student, middle)) / 2
+
+
+DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
+
+
+def with_others(log_probs: Tensor) -> Tensor:
+    """[N, k] of distinct tokens, and log(1 - their sum) as the last column, [N, k + 1]."""
+    return torch.cat([log_probs, log1mexp(log_probs.logsumexp(-1, keepdim=True))], -1)

@@ -1,0 +1,121 @@
+"""Losses of a pair of answers to the same prompt, a better and a worse one. Shapes: P pairs; unit: pairs.
+
+log pi(y) is the sum of the log-probs of an answer's tokens, |y| their number, and
+
+    h = beta [(log pi(y_c) - log pi_ref(y_c)) - (log pi(y_r) - log pi_ref(y_r))]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.losses.reduce import LossSum, Mean, counted_mean, counted_sum, log1mexp
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The chosen or the rejected answers of P pairs, each [P]; only `log_probs` carries a gradient."""
+
+    log_probs: Tensor  # summed over the answer's tokens
+    reference: Tensor  # the same of the reference model; 0 without one
+    tokens: Tensor  # how many they are
+
+    @property
+    def mean_log_probs(self) -> Tensor:
+        return self.log_probs / self.tokens.clamp(min=1)
+
+    @property
+    def log_ratios(self) -> Tensor:
+        return self.log_probs - self.reference
+
+
+PreferenceLoss = Callable[[Answers, Answers, DPOAlgoConfig], Tensor]
+
+
+def sigmoid_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """DPO (Rafailov et al., arXiv:2305.18290) with labels of which a share e is wrong (cDPO, Mitchell 2023):
+
+    -(1 - e) log sigmoid(h) - e log sigmoid(-h)
+    """
+    h = config.beta * (chosen.log_ratios - rejected.log_ratios)
+    return -(1 - config.label_smoothing) * F.logsigmoid(h) - config.label_smoothing * F.logsigmoid(-h)
+
+
+def ipo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """(h / beta - 1 / (2 beta))^2 on summed log-probs (Azar et al., arXiv:2310.12036, eq. 17)."""
+    return (chosen.log_ratios - rejected.log_ratios - 1 / (2 * config.beta)).square()
+
+
+def hinge_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """max(0, 1 - h) (SLiC-HF, arXiv:2305.10425, normalised by a reference as in RSO, arXiv:2309.06657)."""
+    return F.relu(1 - config.beta * (chosen.log_ratios - rejected.log_ratios))
+
+
+def simpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """-log sigmoid(beta (log pi(y_c) / |y_c| - log pi(y_r) / |y_r|) - gamma) (Meng et al., arXiv:2405.14734)."""
+    gap = chosen.mean_log_probs - rejected.mean_log_probs
+    return -F.logsigmoid(config.beta * gap - config.simpo_gamma)
+
+
+def orpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """-beta log sigmoid(log odds(y_c) - log odds(y_r)), odds = p / (1 - p) of the length-averaged likelihood p
+    (Hong et al., arXiv:2403.07691, eq. 7). The paper's other term is `algo.nll_loss_coef` = 1."""
+    log_odds = [a.mean_log_probs - log1mexp(a.mean_log_probs) for a in (chosen, rejected)]
+    return -config.beta * F.logsigmoid(log_odds[0] - log_odds[1])
+
+
+LOSSES: dict[str, PreferenceLoss] = {
+    "sigmoid": sigmoid_loss,
+    "ipo": ipo_loss,
+    "hinge": hinge_loss,
+    "simpo": simpo_loss,
+    "orpo": orpo_loss,
+}
+
+
+def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config: DPOAlgoConfig) -> LossSum:
+    """Sum over counted pairs of the loss named `algo.loss` + `algo.nll_loss_coef` x (-log pi(y_c) / |y_c|).
+
+    `counted` [P] of 0 and 1. Metrics, means over pairs: `loss`, `nll_loss`, `acc` (the chosen answer has the higher
+    reward), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref).
+    """
+    nll = -chosen.mean_log_probs
+    losses = LOSSES[config.loss](chosen, rejected, config) + config.nll_loss_coef * nll
+    rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
+    return LossSum(
+        counted_sum(losses, counted),
+        pair_means({"loss": losses, "nll_loss": nll}, counted) | pair_metrics(rewards[0], rewards[1], counted),
+    )
+
+
+def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tensor, kind: str) -> LossSum:
+    """Bradley-Terry loss of a reward model's scores, all [P], summed over counted pairs.
+
+        sigmoid    -log sigmoid(r_c - r_r - margin)   (margins: Llama 2, arXiv:2307.09288, eq. 2)
+        logexp     log(1 + exp(r_r - r_c))            as softplus, finite at any gap
+
+    Metrics, means over pairs: `loss`, `acc`, `chosen_reward`, `reject_reward`; over both answers `reward_mean`,
+    `reward_square`.
+    """
+    gap = chosen - rejected
+    losses = -F.logsigmoid(gap - margin) if kind == "sigmoid" else F.softplus(-gap)
+    both = {"reward_mean": (chosen + rejected) / 2, "reward_square": (chosen.square() + rejected.square()) / 2}
+    return LossSum(
+        counted_sum(losses, counted),
+        pair_means({"loss": losses, **both}, counted) | pair_metrics(chosen.detach(), rejected.detach(), counted),
+    )
+
+
+def pair_metrics(chosen: Tensor, rejected: Tensor, counted: Tensor) -> dict[str, Mean]:
+    """Of the rewards of P pairs."""
+    right = (chosen > rejected).float()
+    return pair_means({"acc": right, "chosen_reward": chosen, "reject_reward": rejected}, counted)
+
+
+def pair_means(values: dict[str, Tensor], counted: Tensor) -> dict[str, Mean]:
+    return {name: counted_mean(value, counted) for name, value in values.items()}

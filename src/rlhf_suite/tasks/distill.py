@@ -1,0 +1,99 @@
+"""task=distill: a student learns a teacher's token probabilities on given answers, beside the answers themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.algo_supervised import DistillAlgoConfig
+from rlhf_suite.config.runs import DistillRun
+from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.rows import Row
+from rlhf_suite.losses.distillation import DIVERGENCES, with_others
+from rlhf_suite.losses.reduce import LossSum, Mean
+from rlhf_suite.models.forward import read_logits
+from rlhf_suite.models.load import check_same_vocabulary, load_tokenizer
+from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted_tokens, with_balance
+
+
+@dataclass
+class Distillation(Task):
+    """(1 - c) x next-token loss + c t^2 x divergence of the distributions at temperature t, over the trained tokens.
+
+    t^2 keeps the gradient of the divergence at its size (Hinton et al., section 2). c is `algo.kd_coef`.
+    """
+
+    encoder: ConversationEncoder
+    algo: DistillAlgoConfig
+    teacher: str | None
+    vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
+    aux_loss_coef: float
+
+    def encode(self, row: Row) -> Example:
+        return self.encoder.encode(row)
+
+    def roles(self) -> dict[str, FrozenRole]:
+        return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path")}
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        tokens = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+        targets, known = batch.ids[tokens], self.of_teacher(batch, tokens - 1)
+
+        def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+            language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
+            teacher, student = self.distributions(known[rows], self.log_probs(logits))
+            return torch.stack([language, DIVERGENCES[self.algo.divergence](teacher, student)], 1)
+
+        losses, aux_loss = read_logits(model, batch, tokens - 1, read)  # [N, 2]
+        language, divergence = losses.sum(0)
+        coef = self.algo.kd_coef
+        total = (1 - coef) * language + coef * self.algo.temperature**2 * divergence
+        sums = {"loss": total, "gpt_loss": language, "distil_loss": divergence}
+        metrics = {name: Mean(value.detach(), len(tokens)) for name, value in sums.items()}
+        return with_balance("tokens", LossSum(total, metrics), aux_loss, self.aux_loss_coef, batch)
+
+    @torch.no_grad()
+    def of_teacher(self, batch: TokenBatch, at: torch.Tensor) -> torch.Tensor:
+        """Log-probs [N, V]; with `algo.top_k` the k largest and their token ids, [N, 2k]."""
+
+        def read(logits: torch.Tensor, _: slice) -> torch.Tensor:
+            log_probs = self.log_probs(logits)
+            if self.algo.top_k is None:
+                return log_probs
+            largest = log_probs.topk(min(self.algo.top_k, self.vocabulary), -1)
+            return torch.cat([largest.values, largest.indices.float()], 1)  # fp32 counts exactly up to 16 million
+
+        return read_logits(self.frozen["teacher"], batch, at, read).values
+
+    def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        return (logits[:, : self.vocabulary] / self.algo.temperature).log_softmax(-1)
+
+    def distributions(self, known: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs of teacher and student over the same outcomes."""
+        if self.algo.top_k is None:
+            return known, student
+        teacher, ids = known.chunk(2, 1)
+        return with_others(teacher), with_others(student.gather(1, ids.long()))
+
+
+def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
+    path = config.teacher.model_name_or_path
+    assert path is not None
+    check_same_vocabulary(tokenizer, load_tokenizer(path, config.data, "teacher.model_name_or_path"), path)
+    encoder = ConversationEncoder(tokenizer, config.data)
+    return Distillation(encoder, config.algo, path, len(tokenizer), config.actor.aux_loss_coef)
+
+
+def run(config: DistillRun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the student is in `<folder>/model`. A built-in teacher is warmed up first."""
+    teacher = replace(config.teacher, model_name_or_path=warm_started(config.teacher.model_name_or_path))
+    return run_supervised(replace(config, teacher=teacher), folder, make_task)

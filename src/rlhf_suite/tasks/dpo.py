@@ -1,0 +1,65 @@
+"""task=dpo: a policy from pairs of answers (DPO, cDPO, IPO, hinge, SimPO, ORPO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.algo_supervised import REFERENCE_FREE, DPOAlgoConfig
+from rlhf_suite.config.runs import DPORun
+from rlhf_suite.data.batch import Group, TokenBatch
+from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.rows import Row
+from rlhf_suite.losses.preference import Answers, preference_loss
+from rlhf_suite.losses.reduce import tokens_per_sequence
+from rlhf_suite.models.forward import answer_log_probs
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted, counted_tokens, with_balance
+
+
+@dataclass
+class DPO(Task):
+    """The chosen answer is to gain on the rejected one. Even sequences of a batch are chosen."""
+
+    encoder: PairEncoder
+    algo: DPOAlgoConfig
+    reference: str | None  # its path; null: the policy's starting weights
+    aux_loss_coef: float
+    annotates_once: bool
+    main_metric: str = "acc"
+
+    def encode(self, row: Row) -> Group:
+        return self.encoder.encode(row)
+
+    def roles(self) -> dict[str, FrozenRole]:
+        if self.algo.loss in REFERENCE_FREE:
+            return {}
+        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path")}
+
+    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        log_probs, aux_loss = answer_log_probs(model, batch)  # [2P]
+        reference = batch.rows.get("reference", torch.zeros_like(log_probs))
+        tokens = tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch))
+        chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))
+        loss = preference_loss(chosen, rejected, counted(batch)[::2], self.algo)
+        return with_balance("pairs", loss, aux_loss, self.aux_loss_coef, batch)
+
+
+def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
+    encoder = PairEncoder(tokenizer, config.data)
+    ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
+    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable)
+
+
+def run(config: DPORun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the policy is in `<folder>/model`."""
+    return run_supervised(config, folder, make_task)

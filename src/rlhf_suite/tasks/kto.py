@@ -1,0 +1,89 @@
+"""task=kto: a policy from single answers, each desirable or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.algo_supervised import KTOAlgoConfig
+from rlhf_suite.config.runs import KTORun
+from rlhf_suite.data.batch import Example, Item, TokenBatch, sequences, take
+from rlhf_suite.data.labelled import LabelledEncoder, with_mismatched
+from rlhf_suite.data.rows import Row
+from rlhf_suite.losses.unpaired import kto_loss, reference_point
+from rlhf_suite.models.forward import answer_log_probs
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, Total, counted, counted_tokens, with_balance
+
+
+@dataclass
+class KTO(Task):
+    """Desirable answers are to gain on the KL reference point of the step, undesirable ones to fall behind it.
+
+    The point is a mean over the whole step, so it is measured before the first backward pass: on mismatched answers
+    (every second sequence of a batch, gone once measured), or with `algo.loss=vanilla` on those of the other class.
+    """
+
+    encoder: LabelledEncoder
+    algo: KTOAlgoConfig
+    reference: str | None  # its path; null: the policy's starting weights
+    aux_loss_coef: float
+    annotates_once: bool
+
+    def encode(self, row: Row) -> Example:
+        return self.encoder.encode(row)
+
+    def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
+        if self.algo.loss == "vanilla":
+            return items
+        return with_mismatched([sequences(item)[0] for item in items], self.encoder.config.max_len)
+
+    def roles(self) -> dict[str, FrozenRole]:
+        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path")}
+
+    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
+
+    def before_step(self, model: Forward, batches: list[TokenBatch], total: Total) -> list[TokenBatch]:
+        vanilla = self.algo.loss == "vanilla"
+        sums = torch.zeros(2, 2, dtype=torch.float64)  # of log-ratios and how many; for undesirable, desirable answers
+        for batch in batches:
+            measured = batch if vanilla else every_second(batch, 1)
+            ratios = answer_log_probs(model, measured).values - measured.rows["reference"]
+            for label in (0, 1):
+                weights = counted(measured) * (measured.rows["label"] == 1 - label if vanilla else 1)
+                sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
+        points = reference_point(*total(sums).T).float()
+        matched = batches if vanilla else [every_second(batch, 0) for batch in batches]
+        return [
+            replace(batch, rows={**batch.rows, "kl": points.to(batch.ids.device)[batch.rows["label"].long()]})
+            for batch in matched
+        ]
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"answers": counted(batch).sum(), "all_tokens": counted_tokens(batch)}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        log_probs, aux_loss = answer_log_probs(model, batch)
+        rows = batch.rows
+        loss = kto_loss(log_probs - rows["reference"], rows["label"], rows["kl"], counted(batch), self.algo)
+        return with_balance("answers", loss, aux_loss, self.aux_loss_coef, batch)
+
+
+def every_second(batch: TokenBatch, first: int) -> TokenBatch:
+    return take(batch, range(first, len(batch), 2))
+
+
+def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
+    ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
+    encoder = LabelledEncoder(tokenizer, config.data)
+    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable)
+
+
+def run(config: KTORun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the policy is in `<folder>/model`."""
+    return run_supervised(config, folder, make_task)

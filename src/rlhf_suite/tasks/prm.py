@@ -1,0 +1,52 @@
+"""task=prm: a process reward model, a language model that says at every step's placeholder how good the step was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.runs import PRMRun
+from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.rows import Row
+from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.losses.steps import step_loss
+from rlhf_suite.models.forward import read_logits
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
+
+
+@dataclass
+class ProcessRewardModel(Task):
+    """The logits at a placeholder, its own and not those of the token before it, are to favour the step's label."""
+
+    encoder: StepEncoder
+    aux_loss_coef: float
+    main_metric: str = "acc"
+
+    def encode(self, row: Row) -> Example:
+        return self.encoder.encode(row)
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"steps": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        at = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+
+        def reward_logits(logits: torch.Tensor, _: slice) -> torch.Tensor:
+            return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
+
+        logits, aux_loss = read_logits(model, batch, at, reward_logits)
+        loss = step_loss(logits, batch.tokens["target"][at].long(), batch.tokens["weight"][at])
+        return with_balance("steps", loss, aux_loss, self.aux_loss_coef, batch)
+
+
+def make_task(config: PRMRun, tokenizer: PreTrainedTokenizerBase) -> ProcessRewardModel:
+    return ProcessRewardModel(StepEncoder(tokenizer, config.data, config.algo), config.actor.aux_loss_coef)
+
+
+def run(config: PRMRun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the model is in `<folder>/model`."""
+    return run_supervised(config, folder, make_task)

@@ -1,0 +1,52 @@
+"""task=rm: a reward model from pairs of answers; one score per sequence, read at its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.runs import RMRun
+from rlhf_suite.data.batch import Group, TokenBatch
+from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.rows import Row
+from rlhf_suite.losses.preference import reward_loss
+from rlhf_suite.models.forward import sequence_outputs
+from rlhf_suite.train.supervised import run_supervised
+from rlhf_suite.train.task import Forward, StepLoss, Task, counted, counted_tokens, with_balance
+
+
+@dataclass
+class RewardModel(Task):
+    """The chosen answer is to score higher than the rejected one. Even sequences of a batch are chosen."""
+
+    encoder: PairEncoder
+    kind: str
+    aux_loss_coef: float
+    head: Literal["lm", "value"] = "value"
+    main_metric: str = "acc"
+
+    def encode(self, row: Row) -> Group:
+        return self.encoder.encode(row)
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        scores, aux_loss = sequence_outputs(model, batch)  # [2P]
+        margin = batch.rows.get("margin", torch.zeros_like(scores))[::2]
+        loss = reward_loss(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
+        return with_balance("pairs", loss, aux_loss, self.aux_loss_coef, batch)
+
+
+def make_task(config: RMRun, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
+    encoder = PairEncoder(tokenizer, config.data, config.data.margin_key)
+    return RewardModel(encoder, config.algo.loss, config.actor.aux_loss_coef)
+
+
+def run(config: RMRun, folder: Path) -> dict[str, float]:
+    """Train and return the last metrics; the reward model is in `<folder>/model`."""
+    return run_supervised(config, folder, make_task)

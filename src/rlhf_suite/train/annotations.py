@@ -1,0 +1,98 @@
+"""What frozen models say of every sequence, computed once before training and kept on disk by content.
+
+The name of the file is a digest of the models' weights, the precision and every token and mask: another model or other
+data is another file. One number per sequence and annotation, in the order of the sequences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.data.batch import Example, Group, Item, sequences
+from rlhf_suite.models.load import model_digest
+from rlhf_suite.train.frozen import load_frozen_roles
+from rlhf_suite.train.loader import rank_micro_batches
+from rlhf_suite.train.step import equalise
+from rlhf_suite.train.strategy import TrainedModel
+from rlhf_suite.train.task import Task, counted
+
+Annotations = dict[str, torch.Tensor]  # each [number of sequences]
+
+
+def annotated_once(
+    task: Task, config: SupervisedRun, actor: TrainedModel, sets: Mapping[str, Sequence[Item]]
+) -> dict[str, Sequence[Item]]:
+    """The sets with every sequence annotated. The frozen models are loaded only if a file is missing, and let go."""
+    files = {name: cache_file(task, config, items) for name, items in sets.items()}
+    found = {name: load_file(file) for name, file in files.items() if file.exists()}
+    some_are_missing = torch.tensor(float(len(found) < len(files)))
+    if actor.world.max(some_are_missing) > 0:  # on any rank: their caches may be on different disks
+        task.frozen = load_frozen_roles(task, config, actor)
+        for name, items in sets.items():
+            found[name] = annotate_all(task, config, actor, items)
+            if actor.world.is_main:
+                write(files[name], found[name])
+        task.frozen = {}
+    return {name: with_annotations(items, found[name]) for name, items in sets.items()}
+
+
+def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path:
+    """Where the annotations of `items` are, or will be."""
+    digest = hashlib.sha256(f"{config.ds.param_dtype} {config.ds.attn_implementation}".encode())
+    for name, role in sorted(task.roles().items()):
+        path = role.path or config.actor.model_name_or_path
+        assert path is not None
+        digest.update(f"{name} {model_digest(path, role.flag)}".encode())
+    for example in chain.from_iterable(map(sequences, items)):
+        digest.update(torch.tensor([len(example), *example.ids, *example.mask]).numpy().tobytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "annotations"
+    return cache / f"{digest.hexdigest()}.safetensors"
+
+
+@torch.no_grad()
+def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: Sequence[Item]) -> Annotations:
+    """`task.annotate` of all sequences; the ranks share the work and each gets all of it. Needs `task.frozen`."""
+    ends = torch.tensor([len(sequences(item)) for item in items]).cumsum(0)
+    result: Annotations = {}
+    for start in range(0, len(items), config.train.batch_size):
+        chosen = range(start, min(start + config.train.batch_size, len(items)))
+        for batch in equalise(actor, rank_micro_batches(items, chosen, config.train, actor.world)):
+            values = task.annotate(batch.to(actor.world.device))
+            for name in values:
+                result.setdefault(name, torch.zeros(int(ends[-1]), dtype=torch.float64))
+            if counted(batch).any():  # else it stands in for no work
+                rows = batch.rows["index"].unique_consecutive().tolist()
+                places = [p for row in rows for p in range(int(ends[row]) - len(sequences(items[row])), int(ends[row]))]
+                for name, value in values.items():
+                    result[name][places] = value.double().cpu()
+    return {name: actor.world.sum(value).cpu() for name, value in sorted(result.items())}
+
+
+def with_annotations(items: Sequence[Item], annotations: Annotations) -> list[Item]:
+    """The items with each sequence's annotations among its numbers."""
+    names = list(annotations)
+    rows = iter(torch.stack([annotations[name] for name in names], 1).tolist())
+
+    def annotated(example: Example) -> Example:
+        return replace(example, numbers={**example.numbers, **dict(zip(names, next(rows), strict=True))})
+
+    return [
+        Group(tuple(map(annotated, item.examples))) if isinstance(item, Group) else annotated(item) for item in items
+    ]
+
+
+def write(path: Path, annotations: Annotations) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}")
+    save_file(annotations, aside)
+    aside.replace(path)

@@ -1,0 +1,78 @@
+"""Step labels stay with their placeholders, also under truncation."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.errors import UserError
+
+TEXT = "1 2;3;4 5 6;7;"
+
+
+def encoder(tokenizer, names=("+", "-"), max_len=99):
+    algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=names and list(names))
+    return StepEncoder(tokenizer, StepDataConfig(max_len=max_len), algo)
+
+
+def encode(tokenizer, labels, text=TEXT, **options):
+    return encoder(tokenizer, **options).encode(Row({"input": text, "label": labels}, "f", 1))
+
+
+def supervised(tokenizer, example):
+    """(token, target, weight) of every masked token."""
+    numbers = example.token_numbers
+    return [
+        (tokenizer.decode([example.ids[i]]), numbers["target"][i], numbers["weight"][i])
+        for i in range(len(example))
+        if example.mask[i]
+    ]
+
+
+def test_every_placeholder_has_its_label(tokenizer):
+    example = encode(tokenizer, ["+", "-", "-", "+"])
+    assert supervised(tokenizer, example) == [(";", 0, 1), (";", 1, 1), (";", 1, 1), (";", 0, 1)]
+    assert tokenizer.decode(example.ids) == TEXT and not example.truncated
+
+
+def test_a_cut_keeps_the_labels_of_the_placeholders_that_are_left(tokenizer):
+    ids = encode(tokenizer, ["+"] * 4).ids
+    places = [i for i, token in enumerate(ids) if tokenizer.decode([token]) == ";"]
+    for max_len in range(places[0] + 1, len(ids)):
+        example = encode(tokenizer, [0.1, 0.2, 0.3, 0.4], max_len=max_len)
+        left = sum(place < max_len for place in places)
+        assert supervised(tokenizer, example) == [(";", 0, label) for label in (0.1, 0.2, 0.3, 0.4)[:left]]
+        assert example.truncated and len(example) == max_len
+    with pytest.raises(RowError, match="no placeholder within"):
+        encode(tokenizer, ["+"] * 4, max_len=places[0])
+
+
+def test_without_reward_tokens_labels_are_tokens_of_the_vocabulary(tokenizer):
+    example = encode(tokenizer, ["a", "b"], text="1;2;", names=None)
+    expected = [tokenizer("a")["input_ids"][0], tokenizer("b")["input_ids"][0]]
+    assert [target for _, target, _ in supervised(tokenizer, example)] == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "reason"),
+    [
+        (["+"] * 3, {}, "another number of placeholders"),
+        (["+", "-", "+", "?"], {}, "none of algo.reward_tokens"),
+        ([0.5, 0.5, 0.5, 1.5], {}, "neither the text of a token nor a probability"),
+        ([0.5] * 4, {"names": ("+", "-", "0")}, "need two algo.reward_tokens"),
+        ([0.5] * 4, {"names": None}, "need two algo.reward_tokens"),
+        (["hello the"] * 4, {"names": None}, "not one token"),
+        ("++-+", {}, "is no list"),
+    ],
+)
+def test_labels_that_do_not_fit_are_bad_rows(tokenizer, labels, options, reason):
+    with pytest.raises(RowError, match=reason):
+        encode(tokenizer, labels, **options)
+
+
+def test_a_placeholder_of_several_tokens_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"algo\.placeholder_token: 'step done' is \d+ tokens"):
+        StepEncoder(tokenizer, StepDataConfig(), PRMAlgoConfig(placeholder_token="step done"))

@@ -1,0 +1,89 @@
+"""Pair losses by hand: values, gradients at extremes, what is not counted, metrics that add up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
+from rlhf_suite.losses.reduce import log1mexp
+
+
+def answers(log_probs, reference=0.0, tokens=4.0):
+    values = torch.tensor(log_probs, dtype=torch.float64, requires_grad=True)
+    return Answers(values, torch.full_like(values, reference).detach(), torch.full_like(values, tokens).detach())
+
+
+def one(name, chosen, rejected, **config):
+    return float(LOSSES[name](answers([chosen]), answers([rejected]), DPOAlgoConfig(loss=name, **config)).detach())
+
+
+def test_each_loss_by_hand():
+    assert one("sigmoid", -2.0, -5.0) == pytest.approx(math.log(1 + math.exp(-0.3)))
+    smoothed = 0.8 * math.log(1 + math.exp(-0.3)) + 0.2 * math.log(1 + math.exp(0.3))
+    assert one("sigmoid", -2.0, -5.0, label_smoothing=0.2) == pytest.approx(smoothed)
+    assert one("ipo", -2.0, -5.0) == pytest.approx((3 - 5) ** 2)
+    assert one("hinge", -2.0, -5.0) == pytest.approx(0.7)
+    assert one("hinge", -2.0, -15.0) == 0
+    assert one("simpo", -2.0, -5.0, beta=2.0, simpo_gamma=0.5) == pytest.approx(math.log(1 + math.exp(-(1.5 - 0.5))))
+    odds = [math.exp(x / 4) / (1 - math.exp(x / 4)) for x in (-2.0, -5.0)]
+    ratio = math.log(odds[0] / odds[1])
+    assert one("orpo", -2.0, -5.0, beta=0.3) == pytest.approx(0.3 * math.log(1 + math.exp(-ratio)))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("gap", [-1e3, 0.0, 1e3])
+def test_losses_and_gradients_are_finite_at_extremes(name, gap):
+    chosen, rejected = answers([min(gap, 0.0)]), answers([min(-gap, 0.0)])
+    config = DPOAlgoConfig(loss=name, label_smoothing=0.1)
+    loss = preference_loss(chosen, rejected, torch.ones(1), config).total
+    gradients = torch.autograd.grad(loss, [chosen.log_probs, rejected.log_probs])
+    assert all(torch.isfinite(value).all() for value in (loss, *gradients))
+
+
+def test_the_reference_counts_as_a_difference():
+    config = DPOAlgoConfig()
+    moved = preference_loss(answers([-2.0], -1.0), answers([-5.0], -3.0), torch.ones(1), config)
+    plain = preference_loss(answers([-1.0]), answers([-2.0]), torch.ones(1), config)
+    assert float(moved.total) == pytest.approx(float(plain.total))
+
+
+def test_the_nll_term_is_the_mean_token_loss_of_the_chosen_answer():
+    pair = answers([-2.0, -6.0]), answers([-5.0, -1.0])
+    with_term, without = (
+        preference_loss(*pair, torch.ones(2), DPOAlgoConfig(nll_loss_coef=coef)).total for coef in (0.5, 0.0)
+    )
+    assert float(with_term - without) == pytest.approx(0.5 * (2 / 4 + 6 / 4))
+
+
+def test_an_uncounted_pair_weighs_nothing_even_if_it_is_not_finite():
+    chosen, rejected = answers([-2.0, math.nan]), answers([-5.0, -1.0])
+    result = preference_loss(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig())
+    assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.3)))
+    assert {float(mean.count) for mean in result.metrics.values()} == {1.0}
+    assert float(result.metrics["chosen_reward"].total) == pytest.approx(-0.2)
+
+
+def test_reward_losses_by_hand():
+    chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
+    result = reward_loss(chosen, rejected, margin, torch.ones(2), "sigmoid")
+    assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(0.5)))
+    values = {name: float(mean.total / mean.count) for name, mean in result.metrics.items()}
+    assert values["acc"] == 0.5 and values["chosen_reward"] == 1.0 and values["reject_reward"] == 0.75
+    assert values["reward_mean"] == pytest.approx(3.5 / 4) and values["reward_square"] == pytest.approx(5.25 / 4)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "logexp"])
+def test_a_gap_of_a_hundred_overflows_neither_loss(kind):
+    chosen = torch.tensor([-100.0, 100.0], requires_grad=True)
+    loss = reward_loss(chosen, torch.zeros(2), torch.zeros(2), torch.ones(2), kind).total
+    assert float(loss) == pytest.approx(100.0)
+    assert torch.autograd.grad(loss, chosen)[0].tolist() == pytest.approx([-1.0, 0.0])
+
+
+def test_log1mexp_is_exact_near_zero_and_far_from_it():
+    x = torch.tensor([-1e-5, -0.1, -5.0, -50.0], dtype=torch.float64)
+    assert torch.allclose(log1mexp(x), torch.log1p(-torch.exp(x)), rtol=1e-9)

@@ -1,0 +1,29 @@
+"""Runs of a task's own demo, cut to a few steps: `python run.py task=<task> ...` without the command line."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.run_folder import RunFolder
+
+
+def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
+    """Run a command line in `folder`; the rows of its metrics."""
+    import importlib
+
+    from rlhf_suite.cli.arguments import parse
+    from rlhf_suite.cli.preflight import preflight
+
+    found = preflight(parse([*shlex.split(line), "logger.progress=false"]))
+    assert not found.problems, found.problems
+    (run,) = found.runs
+    RunFolder(folder).start("small")
+    importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    return read_rows(RunFolder(folder).metrics)
+
+
+def column(rows: list[dict[str, float]], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
