@@ -19,10 +19,11 @@ from rlhf_suite.launch.ray_cluster import ray_cluster, sweep
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
 DRIVER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it as ignored
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.launch.ray_cluster import ray_cluster, sweep
+from rlhf_suite.launch.ray_cluster import ray_cluster
 import ray
 try:
     with ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):

@@ -59,7 +59,7 @@ MISDEEDS = {
     "print('last words', flush=True); os.abort()": ("error", r"died \(SIGABRT\); it last said: last words"),
     "bytearray(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') * 3 // 4)": ("error", "MemoryError"),
     "os.closerange(3, 100)": ("error", "died|closed its line"),
-    "[os.write(fd, b'junk') for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{fd}')]": (
+    "[os.write(fd, b'junk') for fd in range(3, 1000) if os.path.exists(f'/proc/self/fd/{fd}')]": (
         "error",
         "or wrote into it",
     ),

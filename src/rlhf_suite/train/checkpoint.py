@@ -69,12 +69,16 @@ class CheckpointStore:
         found = self.all("step") + self.all("best")
         return max(found, key=lambda ckpt: ckpt.step, default=None)
 
+    def sweep(self) -> None:
+        """Remove what a killed run had begun to write."""
+        for orphan in self.path.glob("*.tmp"):
+            shutil.rmtree(orphan, ignore_errors=True)
+
     def _rotate(self, keep: Path) -> None:
         """Delete the oldest periodic ones beyond `ckpt.max_num` or `ckpt.max_mem`, and all but the newest best."""
         for stale in self.all("best")[:-1]:
             shutil.rmtree(stale.path)
-        for orphan in self.path.glob("*.tmp"):
-            shutil.rmtree(orphan, ignore_errors=True)
+        self.sweep()
         regular = self.all("step")
         limit = float("inf") if self.config.max_mem is None else self.config.max_mem * 2**30
         while len(regular) > self.config.max_num or (folder_bytes(self.path) > limit and len(regular) > 1):

@@ -45,6 +45,7 @@ class Saver:
 
     def resume(self) -> int:
         """Load the newest checkpoint when asked; the step to go on with."""
+        self.store.sweep()
         checkpoint = self.store.latest()
         if checkpoint is None:
             return 0
