@@ -72,7 +72,7 @@ def serve(pipe: Connection, rank: int, size: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     import torch
 
-    from rlhf_suite.train.world import join_world
+    from rlhf_suite.train.strategy import join_world
 
     torch.set_num_threads(1)
     world = join_world(rank, size, "cpu")

@@ -20,11 +20,11 @@ from rlhf_suite.rl.weight_sender import IpcSender, Sender, ShmSender, StreamSend
 from rlhf_suite.rl.weights import Manifest
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.strategy import load_frozen, load_trained
+from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
 from rlhf_suite.train.task import Objective
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.workers import Worker
-from rlhf_suite.train.world import join_world, seed_process
+from rlhf_suite.train.world import seed_process
 
 STEP_RESULTS = ("lr", "grad_norm", "skipped")  # names that policy and critic share
 

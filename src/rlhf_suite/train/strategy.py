@@ -22,13 +22,17 @@ from rlhf_suite.train import optim
 from rlhf_suite.train.world import World
 
 
-def init_distributed(backend: str) -> None:
-    """DeepSpeed's process group, without its shared-memory extension (a minute's compilation and leaked buffers)."""
+def join_world(rank: int, size: int, device: str) -> World:
+    """Join DeepSpeed's process group (a Worker has set its environment): gloo on CPU, NCCL on GPUs.
+
+    Without DeepSpeed's shared-memory extension: that is a minute's compilation, and buffers that outlive the run.
+    """
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(backend, verbose=False)
+    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", verbose=False)
+    return World(rank, size, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:

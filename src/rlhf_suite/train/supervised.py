@@ -27,12 +27,12 @@ from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.strategy import load_trained
+from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import Task
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.trainer import Trainer
 from rlhf_suite.train.workers import GroupOptions, WorkerGroup
-from rlhf_suite.train.world import join_world, seed_process
+from rlhf_suite.train.world import seed_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

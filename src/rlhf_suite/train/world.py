@@ -80,11 +80,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def join_world(rank: int, size: int, device: str) -> World:
-    """Join the process group (a Worker has set its environment): gloo on CPU, NCCL on GPUs."""
-    from rlhf_suite.train.strategy import init_distributed
-
-    init_distributed("nccl" if device == "cuda" else "gloo")
-    return World(rank, size, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
