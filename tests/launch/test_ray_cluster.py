@@ -49,8 +49,9 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
 def test_nothing_is_left_of_a_private_cluster(tmp_path):
     shared_memory = set(Path("/dev/shm").glob("*"))
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+    others = set(ray_children(psutil.Process()))  # of other tests' fixtures
     with ray_cluster(CONFIG, tmp_path, slots=1):
-        started = ray_children(psutil.Process())
+        started = [process for process in ray_children(psutil.Process()) if process not in others]
         (session,) = Path(tempfile.gettempdir()).glob(f"rs-{os.getpid()}-*")
         listening = {
             connection.laddr.ip.removeprefix("::ffff:")

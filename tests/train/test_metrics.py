@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -80,9 +81,11 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "my-run")
     log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
     (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
-    content = record.read_bytes()
-    assert b"train/loss" in content
-    assert b"my-run" in content
+    deadline = time.monotonic() + 30  # the file is written by a process of W&B's own
+    while b"train/loss" not in record.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b"train/loss" in record.read_bytes()
+    assert b"my-run" in record.read_bytes()
 
 
 def progress(**kwargs) -> tuple[Progress, io.StringIO]:
