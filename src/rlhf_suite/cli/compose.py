@@ -19,9 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlhf_suite.cli.presets import conf_dir, group_names
 from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, Run
 
-MODEL = "actor.model_name_or_path"
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 
 
@@ -98,7 +97,7 @@ def blame(word: str, reason: str) -> Problem:
         fix = (
             close.replace("did you mean ", f"did you mean {key}=") if close else f"choose {key}={' or '.join(options)}"
         )
-        hint = f"; for a model write {MODEL}={value}" if key == "actor" else ""
+        hint = f"; for a model write {Run.MODEL}={value}" if key == "actor" else ""
         return Problem(key, f"there is no preset {key}/{value}", fix + hint)
     if key in group_names():
         what = f"{value} does not fit this task: {one_line(reason)}"

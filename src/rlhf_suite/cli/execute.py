@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf_suite.config.resolve import fingerprint, save
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.runs import Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.errors import RunError, UserError
 
@@ -62,11 +62,12 @@ def train(run: Run, folder: Path) -> None:
         record.failed(error)
         raise
     record.done(metrics)
-    from rlhf_suite.report.summary import summarise
+    if isinstance(run, TrainedRun):
+        from rlhf_suite.report.summary import summarise
 
-    lines = summarise(record, run)
-    if run.logger.progress:
-        print("\n".join(lines), flush=True)
+        lines = summarise(record, run)
+        if run.logger.progress:
+            print("\n".join(lines), flush=True)
 
 
 def tell(message: str, code: int) -> int:

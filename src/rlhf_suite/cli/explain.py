@@ -27,8 +27,9 @@ def explain(line: CommandLine, found: Preflight) -> int:
     """Print three tables for the run (for the first one of a sweep)."""
     console = Console()
     run = found.runs[0]
-    show(console, "Batches", ("what", "how", "number"), batches(run))
-    show(console, "Placement", ("devices", "models and engines", "number"), placement(run))
+    if isinstance(run, SupervisedRun | PPORun):
+        show(console, "Batches", ("what", "how", "number"), batches(run))
+        show(console, "Placement", ("devices", "models and engines", "number"), placement(run))
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
@@ -38,15 +39,16 @@ def explain(line: CommandLine, found: Preflight) -> int:
 
 
 def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> None:
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
 
 
-def batches(run: Run) -> Rows:
+def batches(run: SupervisedRun | PPORun) -> Rows:
     """From prompts to micro-batches, each number with its equation."""
-    assert isinstance(run, SupervisedRun | PPORun)
     train = run.train
     ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
     if isinstance(run, PPORun):
@@ -71,12 +73,11 @@ def batches(run: Run) -> Rows:
         yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
 
 
-def placement(run: Run) -> Rows:
+def placement(run: SupervisedRun | PPORun) -> Rows:
     """Pools of devices and who shares them."""
     device = device_kind(run.launch)
     unit = "GPU" if device == "cuda" else "CPU process"
     if not isinstance(run, PPORun):
-        assert isinstance(run, SupervisedRun)
         size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
         yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
         return

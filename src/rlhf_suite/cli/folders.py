@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.runs import Run, TrainedRun
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -33,7 +33,7 @@ def for_run(found: Preflight) -> Place | Problem:
     if (here := allocation()) is not None:
         what = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
         return Problem("hydra.run.dir", what, "add hydra.run.dir=<folder>, or use hydra/launcher=slurm")
-    if not run.ckpt.load_enable or run.ckpt.path is not None:
+    if not resumes(run) or (isinstance(run, TrainedRun) and run.ckpt.path is not None):
         return Place(fresh(found.folder))
     outputs = found.folder.parent
     if earlier := newest_equal(run, outputs):
@@ -45,10 +45,15 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
     """The folder that the user names: a run in it is continued, but not by accident."""
     here = allocation()
     is_first = here is None or here.rank == 0  # on later nodes the run may have begun
-    if is_first and RunFolder(folder).status_file.exists() and not run.ckpt.load_enable:
+    if is_first and RunFolder(folder).status_file.exists() and not resumes(run):
         fix = "add ckpt.load_enable=true to continue it, or choose another folder"
         return Problem("hydra.run.dir", f"{folder} holds a run already", fix)
     return Place(folder)
+
+
+def resumes(run: Run) -> bool:
+    """Whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
+    return "ckpt" in vars(run) and run.ckpt.load_enable
 
 
 def fresh(wished: Path) -> Path:

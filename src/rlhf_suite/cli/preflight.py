@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import MODEL, Composed, compose_blaming, hydra_ready, presets, search_path
+from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
 from rlhf_suite.cli.overrides import Overrides
 from rlhf_suite.cli.values import Value, flattened, name_problems
 from rlhf_suite.config.checks import check
@@ -129,9 +129,10 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
 
 def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem]) -> str | None:
     """The demo preset of a task, when neither a preset nor the command line (nor a mistake in it) names a model."""
-    named = any(each.key_or_group == MODEL for each in given.values) or any(MODEL in each.fix for each in mistakes)
+    model = TASKS[task].MODEL
+    named = any(each.key_or_group == model for each in given.values) or any(model in each.fix for each in mistakes)
     chosen = any(each.key_or_group == "demo" for each in given.choices)
-    if named or chosen or base.run.actor.model_name_or_path is not None:
+    if named or chosen or OmegaConf.select(base.run, model) is not None:
         return None
     return task if task in presets("demo") else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,18 +13,18 @@ from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_optim import muon_fits
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import PPORun, Run, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
 R = TypeVar("R", bound=Run)
-MODEL = "actor.model_name_or_path"
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
 
 
 def check(run: Run, given: Iterable[str]) -> list[Problem]:
     """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
-    problems = [*idle(run, given)]
+    problems = [*idle(run, given), *broken(run, MODELS)]
     if isinstance(run, SupervisedRun):
         problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):
@@ -36,19 +37,20 @@ def broken(run: R, rules: Iterable[Callable[[R], Iterable[Problem]]]) -> Iterato
         yield from rule(run)
 
 
-def model_is_named(run: AnyRun) -> Iterator[Problem]:
-    if run.actor.model_name_or_path is None:
-        fix = f"add {MODEL}=<HF folder or hub name>, or demo={run.task} for a small built-in example"
-        yield Problem(MODEL, "no model is named", fix)
+def model_is_named(run: Run) -> Iterator[Problem]:
+    if flat(asdict(run))[run.MODEL] is None:
+        fix = f"add {run.MODEL}=<HF folder or hub name>, or demo={run.task} for a small built-in example"
+        yield Problem(run.MODEL, "no model is named", fix)
 
 
-def model_folders_exist(run: AnyRun) -> Iterator[Problem]:
-    sections = ("actor", "critic", "ref", "reward", "teacher")
-    paths = {
-        f"{name}.model_name_or_path": getattr(run, name).model_name_or_path for name in sections if hasattr(run, name)
-    }
-    for key, path in paths.items():
-        if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
+def model_folders_exist(run: Run) -> Iterator[Problem]:
+    for key, path in flat(asdict(run)).items():
+        if (
+            key.endswith("model_name_or_path")
+            and path is not None
+            and path.startswith(("/", "./", "../", "~"))
+            and not Path(path).expanduser().is_dir()
+        ):
             yield Problem(key, f"there is no folder {path}", "give a Hugging Face folder, a hub name or builtin:tiny")
 
 
@@ -156,9 +158,8 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
         yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
 
 
+MODELS: tuple[Callable[[Run], Iterable[Problem]], ...] = (model_is_named, model_folders_exist)
 COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
-    model_is_named,
-    model_folders_exist,
     batches_divide,
     token_budget_holds_a_sequence,
     steps_count,

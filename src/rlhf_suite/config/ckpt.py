@@ -8,7 +8,16 @@ from rlhf_suite.config.flags import flag
 
 
 @dataclass
-class CheckpointConfig:
+class ResumeConfig:
+    """Going on where an earlier run stopped"""
+
+    load_enable: bool = flag(
+        False, "Continue the newest run of this same configuration (or that in hydra.run.dir); none there: start fresh"
+    )
+
+
+@dataclass
+class CheckpointConfig(ResumeConfig):
     """Checkpoints and the final model"""
 
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")

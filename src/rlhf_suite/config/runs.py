@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlhf_suite.config.actor import (
     DPOActorConfig,
@@ -50,18 +51,26 @@ from rlhf_suite.config.vllm import VLLMConfig
 class Run:
     """What every task has"""
 
+    MODEL: ClassVar[str] = "actor.model_name_or_path"  # the flag without which there is nothing to run
+
     task: str = flag("", "The task; chosen with task=<name>")
     explain: bool = flag(
-        False, "Print the batch arithmetic, the placement and where each value comes from; train nothing"
+        False, "Print the batch arithmetic, the placement and where each value comes from; run nothing"
     )
-    ds: DeepSpeedConfig = group(DeepSpeedConfig)
-    ckpt: CheckpointConfig = group(CheckpointConfig)
-    logger: LoggerConfig = group(LoggerConfig)
     launch: LaunchConfig = group(LaunchConfig)
 
 
 @dataclass
-class SupervisedRun(Run):
+class TrainedRun(Run):
+    """What every task that trains a model has"""
+
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
+    ckpt: CheckpointConfig = group(CheckpointConfig)
+    logger: LoggerConfig = group(LoggerConfig)
+
+
+@dataclass
+class SupervisedRun(TrainedRun):
     """What every task on the supervised trainer has"""
 
     actor: SupervisedActorConfig = group(SupervisedActorConfig)
@@ -133,7 +142,7 @@ class DistillRun(SupervisedRun):
 
 
 @dataclass
-class PPORun(Run):
+class PPORun(TrainedRun):
     """PPO-family reinforcement learning on Ray, vLLM and DeepSpeed"""
 
     task: str = flag("ppo", "The task; chosen with task=<name>")
