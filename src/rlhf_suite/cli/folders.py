@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
-from rlhf_suite.config.runs import Run, TrainedRun
+from rlhf_suite.config.runs import ResumableRun, Run, TrainedRun
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -53,7 +53,7 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
 
 def resumes(run: Run) -> bool:
     """Whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
-    return "ckpt" in vars(run) and run.ckpt.load_enable
+    return isinstance(run, ResumableRun) and run.ckpt.load_enable
 
 
 def fresh(wished: Path) -> Path:

@@ -45,12 +45,9 @@ def model_is_named(run: Run) -> Iterator[Problem]:
 
 def model_folders_exist(run: Run) -> Iterator[Problem]:
     for key, path in flat(asdict(run)).items():
-        if (
-            key.endswith("model_name_or_path")
-            and path is not None
-            and path.startswith(("/", "./", "../", "~"))
-            and not Path(path).expanduser().is_dir()
-        ):
+        if not key.endswith("model_name_or_path") or path is None or not path.startswith(("/", "./", "../", "~")):
+            continue
+        if not Path(path).expanduser().is_dir():
             yield Problem(key, f"there is no folder {path}", "give a Hugging Face folder, a hub name or builtin:tiny")
 
 

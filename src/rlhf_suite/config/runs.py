@@ -23,7 +23,7 @@ from rlhf_suite.config.algo_supervised import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
     LabelledDataConfig,
@@ -61,7 +61,14 @@ class Run:
 
 
 @dataclass
-class TrainedRun(Run):
+class ResumableRun(Run):
+    """What every task has that can go on where it was stopped"""
+
+    ckpt: ResumeConfig = group(ResumeConfig)
+
+
+@dataclass
+class TrainedRun(ResumableRun):
     """What every task that trains a model has"""
 
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
