@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gradients import LORA, NextToken, policy
+from plain_models import LORA
+from policy_formulas import NextToken, policy
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig

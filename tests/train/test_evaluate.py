@@ -6,6 +6,7 @@ import gradients
 import pytest
 import steps
 import torch
+from policy_formulas import NextToken
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
@@ -16,25 +17,10 @@ SETS = {"short": (0, 2, 5, 8, 10), "long": (4, 9), "one": (7,), "nothing": (grad
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gradients.make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def batch(folder):
-    return gradients.make_batch(folder)
-
-
-@pytest.fixture(scope="module")
 def by_hand(folder, batch):
     """Of each sequence: (sum of -log p over its masked tokens, how many they are)."""
-    model, result = gradients.reference_model(folder, "lm"), []
-    with torch.no_grad():
-        for row in range(len(batch)):
-            out = gradients.outputs(model, "lm", batch.ids[batch.segments == row]).log_softmax(-1)
-            sequence = gradients.Sequence(batch, row, out)
-            result.append((-float((sequence.log_probs * sequence.mask).sum()), float(sequence.mask.sum())))
-    return result
+    alone = gradients.read_alone(folder, batch)
+    return [(-float((s.log_probs * s.mask).sum()), float(s.mask.sum())) for s in alone]
 
 
 def examples(batch, rows):
@@ -45,7 +31,7 @@ def examples(batch, rows):
 def run(world, folder, zero, sets, config):
     model = steps.build(world, folder, steps.Setup(zero=zero))
     before = torch.get_rng_state()
-    metrics = evaluate(model, gradients.NextToken(), sets, config)
+    metrics = evaluate(model, NextToken(), sets, config)
     assert model.module.training
     assert all(p.grad is None for p in model.module.parameters())
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,7 @@
-"""One batch has one gradient, whatever splits it up; and the comparison sees each classic mistake of splitting."""
+"""One batch has one gradient, whatever splits it up; and the comparison sees each classic mistake of splitting.
+
+Every loss and every split once; `python benchmarks/gradient_equality.py` computes all pairs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from dataclasses import replace
 import gradients
 import pytest
 import torch
-from gradients import OBJECTIVES, SPLITS, Split, gradient, reference, relative_error
+from gradients import gradient, reference
+from plain_models import relative_error
+from policy_formulas import CLIP, DUAL_CLIP, OBJECTIVES, TEMPERATURE
+from splits import SPLITS, Split, sampled
 
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.packing import balance
@@ -20,34 +26,25 @@ SAME_ORDER_LIMIT = 1e-6  # of fp32 against fp32, when the same numbers are added
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gradients.make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def batch(folder):
-    return gradients.make_batch(folder)
-
-
-@pytest.fixture(scope="module")
 def wanted(folder, batch):
-    """The reference gradient of a loss, over the sequences of a split."""
+    """The reference gradient of a loss, over the rows of a split."""
     known = {}
 
     def get(loss: str, split: Split):
-        key = (loss, split.lora, split.sequences)
+        key = (loss, split.lora, split.rows)
         if key not in known:
-            known[key] = reference(folder, loss, take(batch, split.sequences), split.lora)
+            known[key] = reference(folder, loss, take(batch, split.chosen(len(batch))), split.lora)
         return known[key]
 
     return get
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
-def test_the_gradient_is_that_of_the_formula(ranks, folder, batch, wanted, split):
-    for loss in OBJECTIVES:
-        found = ranks(split.ranks).call(gradient, folder, loss, split, take(batch, split.sequences))[0]
-        assert relative_error(found, wanted(loss, split)) <= LIMIT, loss
+@pytest.mark.parametrize(
+    ("loss", "split"), sampled(list(OBJECTIVES), SPLITS), ids=lambda value: getattr(value, "name", value)
+)
+def test_the_gradient_is_that_of_the_formula(ranks, folder, batch, wanted, loss, split):
+    found = ranks(split.ranks).call(gradient, folder, loss, split, take(batch, split.chosen(len(batch))))[0]
+    assert relative_error(found, wanted(loss, split)) <= LIMIT
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -74,19 +71,16 @@ def test_the_batch_has_what_the_comparison_is_about(batch):
 
 
 def test_all_branches_of_the_losses_are_taken(folder, batch):
-    model = gradients.reference_model(folder, "lm")
     ratios, advantages = [], []
-    for row in range(len(batch)):
-        out = gradients.outputs(model, "lm", batch.ids[batch.segments == row]) / gradients.TEMPERATURE
-        sequence = gradients.Sequence(batch, row, out.log_softmax(-1).detach())
+    for sequence in gradients.read_alone(folder, batch, TEMPERATURE):
         masked = sequence.mask.bool()
         ratios.append(torch.exp(sequence.log_probs - sequence.old_log_probs)[masked])
         advantages.append(sequence.advantages[masked])
     ratio, advantage = torch.cat(ratios), torch.cat(advantages)
-    low, high = gradients.CLIP
+    low, high = CLIP
     assert ((ratio > 1 + high) & (advantage > 0)).sum() > 5
     assert ((ratio < 1 - low) & (advantage < 0)).sum() > 5
-    assert ((ratio > gradients.DUAL_CLIP) & (advantage < 0)).sum() > 5
+    assert ((ratio > DUAL_CLIP) & (advantage < 0)).sum() > 5
     assert ((ratio > 1 - low) & (ratio < 1 + high)).sum() > 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gradients
 import pytest
 import torch
+from plain_models import relative_error
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
@@ -50,7 +51,7 @@ def gradient(world, folder, zero, batch, groups):
 def test_ranks_with_other_numbers_of_micro_batches_give_the_same_gradient(ranks, folder, batch, zero):
     wanted, metrics = ranks(1).call(gradient, folder, 0, batch, [[*GROUPS[0], *GROUPS[1]]])[0]
     found, others = ranks(2).call(gradient, folder, zero, batch, GROUPS)[0]
-    assert gradients.relative_error(found, wanted) < 1e-5
+    assert relative_error(found, wanted) < 1e-5
     assert others["aux_loss"] == pytest.approx(metrics["aux_loss"], rel=1e-6)
     router = next(value for name, value in wanted.items() if "gate" in name or "router" in name)
     assert router.norm() > 0

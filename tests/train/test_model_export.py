@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gradients
 import pytest
 import steps
 import torch
@@ -26,16 +25,6 @@ CASES = [
     (2, Setup(zero=3, lora=True)),
     (1, Setup(zero=2, dtype="bf16")),
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gradients.make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def batch(folder):
-    return gradients.make_batch(folder)
 
 
 def train_and_export(world, folder, setup, batch, path):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import gradients
 import pytest
 import torch
-from gradients import Split, gradient, reference
+from gradients import gradient, reference
+from plain_models import relative_error
+from splits import Split
 from steps import Setup, train
 
 from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.optim import learning_rate_factor, mark_muon_parameters, parameter_groups
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gradients.make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def batch(folder):
-    return gradients.make_batch(folder)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +81,7 @@ def test_the_clip_scales_the_whole_gradient(ranks, folder, batch, size, zero):
     split = Split("", ranks=size, zero=zero, max_norm=0.05)
     found = ranks(size).call(gradient, folder, "next token", split, batch)[0]
     assert norm > 0.1
-    assert gradients.relative_error(found, clipped) < 2e-5  # torch and DeepSpeed add 1e-6 to the norm
+    assert relative_error(found, clipped) < 2e-5  # torch and DeepSpeed add 1e-6 to the norm
 
 
 TRAINS = [

@@ -30,16 +30,6 @@ SETUPS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gradients.make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def batch(folder):
-    return gradients.make_batch(folder)
-
-
-@pytest.fixture(scope="module")
 def poisoned(batch):
     """One token of sequence 4 has a NaN for its advantage."""
     advantages = batch.tokens["advantages"].clone()
@@ -92,14 +82,8 @@ def test_loss_and_norm_are_those_of_the_whole_step(ranks, folder, batch, size, z
     """Also where every rank sees a part, and before the clip."""
     wanted = gradients.reference(folder, "next token", batch)
     norm = torch.stack([gradient.norm() for gradient in wanted.values()]).norm()
-    log_probs, masks = [], []
-    model = gradients.reference_model(folder, "lm")
-    for row in range(len(batch)):
-        out = gradients.outputs(model, "lm", batch.ids[batch.segments == row]).log_softmax(-1).detach()
-        sequence = gradients.Sequence(batch, row, out)
-        log_probs.append(sequence.log_probs)
-        masks.append(sequence.mask)
-    loss = -(torch.cat(log_probs) * torch.cat(masks)).sum() / torch.cat(masks).sum()
+    alone = gradients.read_alone(folder, batch)
+    loss = -sum((s.log_probs * s.mask).sum() for s in alone) / sum(s.mask.sum() for s in alone)
     for outcome in ranks(size).call(train, folder, Setup(zero=zero, max_norm=0.1), [batch]):
         assert outcome.metrics[0]["gpt_loss"] == pytest.approx(float(loss), rel=1e-6)
         assert outcome.metrics[0]["grad_norm"] == pytest.approx(float(norm), rel=1e-5)

@@ -1,56 +1,72 @@
-"""Every supervised task's step has one gradient, that of its formula, whatever splits the step up."""
+"""Every loss of every supervised task has one gradient, that of its formula, whatever splits the step up.
+
+Every loss and every split once; `python benchmarks/gradient_equality.py` computes all pairs.
+"""
 
 from __future__ import annotations
 
 import pytest
-import task_gradients
-from gradients import relative_error
-from task_gradients import ROWS, SPLITS, TASKS, gradient, setup, wanted
+from plain_models import reference_model, relative_error
+from splits import SPLITS, sampled
+from task_cases import CASES, ROWS, Plain
+from task_gradients import gradient, setup, wanted
 
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.runs import TASKS, SupervisedRun
+from rlhf_suite.data.batch import sequences
 from rlhf_suite.data.packing import balance
 
 LIMIT = 1e-5  # of fp32 against float64
+SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return task_gradients.make_models(tmp_path_factory.mktemp("models"))
+@pytest.mark.parametrize(
+    ("name", "split"), sampled(list(CASES), SPLITS), ids=lambda value: getattr(value, "name", value)
+)
+def test_the_gradient_is_that_of_the_formula(ranks, folder, name, split):
+    found = ranks(split.ranks).call(gradient, folder, name, split)[0]
+    assert relative_error(found, wanted(folder, name, split)) <= LIMIT
 
 
-@pytest.fixture(scope="module")
-def formula(folder):
-    known = {}
-
-    def get(name, split):
-        key = (name, split.lora, split.sequences)
-        if key not in known:
-            known[key] = wanted(folder, name, split)
-        return known[key]
-
-    return get
+def selectable():
+    """`<task>.<flag>=<value>` of every loss that a supervised task can be told to minimise."""
+    for task, run in TASKS.items():
+        for flag in walk(run) if issubclass(run, SupervisedRun) else ():
+            section, _, name = flag.key.rpartition(".")
+            if section == "algo" and name in SELECTORS:
+                yield from (f"{task}.{name}={choice}" for choice in flag.meta.choices)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
-def test_the_gradient_is_that_of_the_formula(ranks, folder, formula, split):
-    errors = {}
-    for name in TASKS:
-        found = ranks(split.ranks).call(gradient, folder, name, split)[0]
-        errors[name] = relative_error(found, formula(name, split))
-    print(split.name, {name: f"{error:.1e}" for name, error in errors.items()})
-    assert max(errors.values()) <= LIMIT, errors
+def test_every_loss_that_a_flag_selects_has_a_case():
+    assert {choice for case in CASES.values() for choice in case.chosen} == set(selectable())
+
+
+def test_every_supervised_task_has_a_case(folder):
+    tasks = {setup(folder, name, SPLITS[0])[0].task for name in CASES}
+    assert tasks == {task for task, run in TASKS.items() if issubclass(run, SupervisedRun)}
 
 
 def test_the_ranks_have_different_numbers_of_rows(folder):
-    for name in TASKS:
+    for name in CASES:
         _, _, items = setup(folder, name, SPLITS[0])
         assert len(items) == ROWS and len(set(map(len, balance([len(item) for item in items], 2)))) == 2
+
+
+def plain(folder, name):
+    return Plain(reference_model(folder, name).requires_grad_(False))
 
 
 def test_the_reference_point_of_kto_is_above_zero(folder):
     """Otherwise the clamp would hide how it is averaged."""
     _, _, items = setup(folder, "kto", SPLITS[0])
-    model, reference = (
-        task_gradients.Plain(task_gradients.language_model(folder, name)) for name in ("lm", "reference")
-    )
+    model, reference = plain(folder, "lm"), plain(folder, "reference")
     mismatched = [item.examples[1] for item in items]
     assert sum(float(model.answer(each)[0] - reference.answer(each)[0]) for each in mismatched) / len(items) > 1
+
+
+def test_the_hinge_has_pairs_on_both_sides(folder):
+    _, _, items = setup(folder, "dpo hinge", SPLITS[0])
+    model, reference = plain(folder, "lm"), plain(folder, "reference")
+    ratios = [[float(model.answer(x)[0] - reference.answer(x)[0]) for x in sequences(item)] for item in items]
+    flat = [0.3 * (chosen - rejected) >= 1 for chosen, rejected in ratios]
+    assert 1 < sum(flat) < ROWS - 1

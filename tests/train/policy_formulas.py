@@ -1,0 +1,103 @@
+"""The objectives of tokens with a mask (next token, policy, critic), and their formulas on the full log-softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
+from rlhf_suite.train.task import Forward, Objective, StepLoss
+
+TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
+
+
+@dataclass
+class NextToken:
+    """SFT's objective without a tokenizer around it."""
+
+    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.tokens["mask"].sum()}
+
+    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+        mask = batch.tokens["mask"]
+        loss = next_token_loss(token_log_probs(model, batch, needed=mask.bool()).log_probs, mask)
+        return StepLoss({"tokens": loss.total}, loss.metrics)
+
+
+def policy(mode: str) -> PolicyObjective:
+    actor = PolicyConfig(
+        loss_agg_mode=mode, dual_clip=DUAL_CLIP, entropy_coef=ENTROPY_COEF, eps_clip_low_high=list(CLIP)
+    )
+    return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), TEMPERATURE, KL_COEF)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "next token": NextToken(),
+    "ppo, token-mean": policy("token-mean"),
+    "ppo, seq-mean-token-mean": policy("seq-mean-token-mean"),
+    "value": ValueObjective(CriticConfig(value_clip=VALUE_CLIP)),
+}
+
+
+def head_of(loss: str) -> str:
+    return "value" if loss == "value" else "lm"
+
+
+@dataclass
+class Sequence:
+    """What a formula reads of one sequence: tokens 1.. of it, [L-1], and the full log-softmax [L-1, V] or values."""
+
+    batch: TokenBatch
+    row: int
+    outputs: torch.Tensor
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        return self.batch.tokens[name][self.batch.segments == self.row][1:].double()
+
+    @property
+    def log_probs(self) -> torch.Tensor:
+        ids = self.batch.ids[self.batch.segments == self.row][1:]
+        return self.outputs[torch.arange(len(ids)), ids]
+
+
+def formula(loss: str, sequences: list[Sequence]) -> torch.Tensor:
+    """The step's loss over all sequences."""
+    num_tokens = sum(float(s.mask.sum()) for s in sequences)
+    if loss == "next token":
+        return -sum((s.log_probs * s.mask).sum() for s in sequences) / num_tokens
+    if loss == "value":
+        return sum((value_terms(s) * s.mask).sum() for s in sequences) / num_tokens
+    chosen = [s for s in sequences if s.mask.sum() > 0]
+    if loss == "ppo, token-mean":
+        surrogate = sum((surrogate_terms(s) * s.mask).sum() for s in chosen) / num_tokens
+    else:
+        surrogate = sum((surrogate_terms(s) * s.mask).sum() / s.mask.sum() for s in chosen) / len(chosen)
+    return surrogate + sum((regulariser_terms(s) * s.mask).sum() for s in chosen) / num_tokens
+
+
+def surrogate_terms(s: Sequence) -> torch.Tensor:
+    ratio = torch.exp(s.log_probs - s.old_log_probs)
+    clipped = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
+    gain = torch.minimum(ratio * s.advantages, clipped * s.advantages)
+    floor = torch.maximum(gain, DUAL_CLIP * s.advantages)
+    return -torch.where(s.advantages < 0, floor, gain)
+
+
+def regulariser_terms(s: Sequence) -> torch.Tensor:
+    difference = s.ref_log_probs - s.log_probs
+    k3 = torch.exp(difference) - difference - 1
+    entropy = -(s.outputs.exp() * s.outputs).sum(-1)
+    return KL_COEF * k3 - ENTROPY_COEF * entropy
+
+
+def value_terms(s: Sequence) -> torch.Tensor:
+    low, high = s.values - VALUE_CLIP, s.values + VALUE_CLIP
+    clipped = torch.minimum(torch.maximum(s.outputs, low), high)
+    return 0.5 * torch.maximum((s.outputs - s.returns) ** 2, (clipped - s.returns) ** 2)
