@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_suite.rewards.base import RewardFailure, Scored
-from rlhf_suite.rewards.file import outcomes
+from rlhf_suite.rewards.reply import outcomes
 
 
 @pytest.mark.parametrize(

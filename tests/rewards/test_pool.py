@@ -15,7 +15,7 @@ import pytest
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.pool import FORWARDED, Rewarder
+from rlhf_suite.rewards.pool import LOGGED, Rewarder
 from rlhf_suite.rewards.rules import RULES
 
 
@@ -34,7 +34,7 @@ def rewarder(tmp_path):
             path = tmp_path / f"rewards{len(made)}.py"
             path.write_text(textwrap.dedent(code))
             config.remote_url = str(path)
-        made.append(Rewarder(config))
+        made.append(Rewarder(config, tmp_path / "reward.log"))
         return made[-1]
 
     yield make
@@ -98,7 +98,7 @@ def test_when_every_row_hangs_the_batch_still_ends(rewarder):
     assert "rows before it" in outcomes[-1].reason
 
 
-def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, capfd):
+def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, tmp_path, capfd):
     code = """
     def reward_func(queries, prompts, labels):
         print("spam " * 2_000_000)
@@ -107,8 +107,9 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, capfd):
     scorer = rewarder(code)
     assert scorer.score([row("a"), row("b")]) == [Scored(1, 1)] * 2
     scorer.close()
-    logged = capfd.readouterr().err
-    assert len(logged) < FORWARDED + 1000 and "spam" in logged and "dropped" in logged
+    logged = (tmp_path / "reward.log").read_text()
+    assert len(logged) < LOGGED + 1000 and "spam" in logged and "dropped" in logged
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
@@ -170,7 +171,7 @@ def test_a_file_that_cannot_be_loaded_is_a_user_error_at_once(rewarder, code, re
 
 def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"reward\.remote_url=.*no such file"):
-        Rewarder(RewardConfig(remote_url=str(tmp_path / "none.py")))
+        Rewarder(RewardConfig(remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -208,10 +209,12 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
         "    while True: pass\n"
     )
     script = (
+        "from pathlib import Path\n"
         "from rlhf_suite.config.reward import RewardConfig\n"
         "from rlhf_suite.rewards.base import RewardRow\n"
         "from rlhf_suite.rewards.pool import Rewarder\n"
-        f"Rewarder(RewardConfig(remote_url={str(path)!r})).score([RewardRow('', '', '', '', '')])"
+        f"rewarder = Rewarder(RewardConfig(remote_url={str(path)!r}), Path({str(tmp_path / 'log')!r}))\n"
+        "rewarder.score([RewardRow('', '', '', '', '')])"
     )
     run = subprocess.Popen([sys.executable, "-c", script])
     try:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_optim import muon_fits
@@ -28,7 +29,7 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
     if isinstance(run, SupervisedRun):
         problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):
-        problems += broken(run, (*COMMON, *rl.RULES))
+        problems += broken(run, (*COMMON, *rl.RULES, *reward.RULES))
     return problems
 
 

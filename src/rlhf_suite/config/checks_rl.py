@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from rlhf_suite.config.algo import GROUP_ESTIMATORS
 from rlhf_suite.config.checks_optim import muon_fits
@@ -76,33 +75,6 @@ def discount_is_read(run: PPORun) -> Iterator[Problem]:
             yield Problem(
                 key, f"{value} has no effect with estimator {estimator}", f"write {key}=1.0, or estimator=gae"
             )
-
-
-def one_reward(run: PPORun) -> Iterator[Problem]:
-    sources = {
-        "reward.rule": run.reward.rule,
-        "reward.remote_url": run.reward.remote_url,
-        "reward.model_name_or_path": run.reward.model_name_or_path,
-    }
-    chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
-    if not chosen:
-        fix = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
-        yield Problem("reward", "nothing scores the samples", fix)
-    elif len(chosen) > 1:
-        yield Problem("reward", f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
-
-
-def reward_is_usable(run: PPORun) -> Iterator[Problem]:
-    reward = run.reward
-    if reward.remote_url is not None and not (reward.remote_url.endswith(".py") and Path(reward.remote_url).is_file()):
-        what = f"{reward.remote_url} is no Python file (seen from {Path.cwd()})"
-        yield Problem("reward.remote_url", what, "give a .py file with reward_func(queries, prompts, labels)")
-    if reward.rule is not None and run.data.label_key is None:
-        what = f"reward.rule={reward.rule} compares with a label"
-        yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
-    if reward.normalize_enable and reward.model_name_or_path is None:
-        what = "the constants are stored in a reward model, and there is none"
-        yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
 
 
 def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
@@ -227,8 +199,6 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     critic_optimiser_fits,
     group_is_large_enough,
     discount_is_read,
-    one_reward,
-    reward_is_usable,
     ranges_are_ordered,
     has_prompts,
     room_for_a_prompt,

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import Run
 from rlhf_suite.config.spelling import spelled
 
@@ -53,6 +54,8 @@ NEEDS = (
         is_set,
         "reward.model_name_or_path=<reward model>",
     ),
+    Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
+    Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
     Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),
     Needs(("critic.muon.",), "critic.optim", "muon".__eq__, "critic.optim=muon"),
     Needs(

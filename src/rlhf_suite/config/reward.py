@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import flag, group
+
+
+@dataclass
+class HttpConfig:
+    """Requests to reward servers"""
+
+    batch_size: int = flag(32, "Responses per request", ge=1)
+    concurrency: int = flag(8, "Requests under way at once", ge=1)
+    num_retries: int = flag(5, "Further tries of a failed request, after 1, 2, 4, ... seconds", ge=0)
+    timeout_s: float = flag(180.0, "Deadline of one request", gt=0)
 
 
 @dataclass
 class RewardConfig:
-    """One source of reward: a rule, a .py file or a reward model"""
+    """One source of reward: a rule, a .py file, HTTP servers or a reward model"""
 
     rule: str | None = flag(None, "Built-in verifiable reward", choices=("exact_match", "math"))
     remote_url: str | None = flag(
-        None, "A .py file with reward_func(queries, prompts, labels), called with whole batches"
+        None, "A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"
     )
+    http: HttpConfig = group(HttpConfig)
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
     clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
@@ -26,3 +37,16 @@ class RewardConfig:
         "A sample whose reward fails or times out: end the run, or drop its whole group",
         choices=("stop", "drop"),
     )
+    max_error_rate: float = flag(
+        0.5, "End the run when a larger share of a batch's samples has no reward (reward.on_error=drop)", ge=0, le=1
+    )
+
+
+def is_http(remote_url: str | None) -> bool:
+    """Whether reward.remote_url names servers rather than a file."""
+    return remote_url is not None and remote_url.startswith(("http://", "https://"))
+
+
+def urls(remote_url: str | None) -> list[str]:
+    """The servers of reward.remote_url."""
+    return [url.strip() for url in (remote_url or "").split(",") if url.strip()]

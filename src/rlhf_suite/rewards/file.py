@@ -13,20 +13,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
-import math
 import sys
 from collections.abc import Awaitable, Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored, Scorer
+from rlhf_suite.rewards.base import Outcome, RewardRow, Scorer
+from rlhf_suite.rewards.reply import outcomes
 
 RewardFunc = Callable[[list[str], list[str], list[str]], Any]
-
-
-class ResultError(ValueError):
-    """What reward_func returned is not what it should return."""
 
 
 def make_scorer(path: str) -> Scorer:
@@ -52,50 +47,3 @@ def make_scorer(path: str) -> Scorer:
 
 async def wait_for(result: Awaitable[Any]) -> Any:
     return await result
-
-
-def outcomes(result: Any, count: int) -> list[Outcome]:
-    """What `reward_func` returned for `count` rows, as an outcome per row; what is wrong becomes their reason."""
-    try:
-        given = result if isinstance(result, dict) else {"rewards": result}
-        if "rewards" not in given:
-            raise ResultError(f"reward_func returned a dict without 'rewards'; its keys are {list(given)}")
-        rewards = column("rewards", given["rewards"], count)
-        scores = rewards if given.get("scores") is None else column("scores", given["scores"], count)
-        logs = given.get("extra_logs") or {}
-        extra = {name: column(f"extra_logs[{name!r}]", values, count) for name, values in logs.items()}
-    except ResultError as error:
-        return [RewardFailure(str(error), "error")] * count
-    return [
-        row_outcome(rewards[i], scores[i], {name: values[i] for name, values in extra.items()}) for i in range(count)
-    ]
-
-
-def column(name: str, values: Any, count: int) -> list[Any]:
-    """One entry per row."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if not isinstance(values, list | tuple):
-        raise ResultError(f"reward_func returned {name} as {type(values).__name__}; expected a list of {count} numbers")
-    if len(values) != count:
-        raise ResultError(f"reward_func returned {len(values)} {name} for {count} responses")
-    return list(values)
-
-
-def row_outcome(reward: Any, score: Any, extra: dict[str, Any]) -> Outcome:
-    try:
-        logged = {name: number(f"extra_logs[{name!r}]", value) for name, value in extra.items() if value is not None}
-        return Scored(number("reward", reward), number("score", score), logged)
-    except ResultError as error:
-        return RewardFailure(str(error), "error")
-
-
-def number(name: str, value: Any) -> float:
-    """A finite float; numpy scalars and 0-dimensional tensors count as numbers."""
-    if not isinstance(value, Real) and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, Real):
-        raise ResultError(f"{name} is {value!r}, not a number")
-    if not math.isfinite(value):
-        raise ResultError(f"{name} is {value}")
-    return float(value)

@@ -26,7 +26,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
 START_S = 120.0  # for the imports of a reward file; they do not count against reward.timeout_s
-FORWARDED = 64 * 1024  # bytes of output of one process that reach our stderr
+LOGGED = 1 << 20  # bytes of output of one process that reach the log
 TAIL = 1000  # bytes of output told in the reason of a crash
 MAX_HANGING_ROWS = 30
 
@@ -38,16 +38,16 @@ class StartError(RuntimeError):
 class Rewarder:
     """Scores rows by `reward.rule` or the file `reward.remote_url`. One process, started once and used again."""
 
-    def __init__(self, config: RewardConfig) -> None:
-        """Start the process, so that a file that cannot be loaded is named at once."""
+    def __init__(self, config: RewardConfig, log: Path) -> None:
+        """Start the process, so that a file that cannot be loaded is named at once. What it prints goes to `log`."""
         assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
-        self.timeout_s = config.timeout_s
+        self.timeout_s, self.log = config.timeout_s, log
         self.takes_batches = config.rule is None
         self.source = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
         try:
-            self.process: RewardProcess | None = RewardProcess(self.source)
+            self.process: RewardProcess | None = RewardProcess(self.source, log)
         except StartError as error:
             raise UserError(f"reward.remote_url={config.remote_url} cannot be used: {error}") from None
 
@@ -82,7 +82,7 @@ class Rewarder:
     def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
         """The outcomes of one request, or why there are none; then the process may be gone."""
         try:
-            self.process = self.process or RewardProcess(self.source)
+            self.process = self.process or RewardProcess(self.source, self.log)
             reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
         except StartError as error:
             return RewardFailure(str(error), "error")
@@ -102,7 +102,9 @@ class Rewarder:
 class RewardProcess:
     """`rewards.worker` as a process group of its own, at the other end of a socket."""
 
-    def __init__(self, source: tuple[str, str]) -> None:
+    def __init__(self, source: tuple[str, str], log: Path) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "rlhf_suite.rewards.worker", str(theirs.fileno()), str(os.getpid()), *source]
         with theirs:
@@ -153,16 +155,17 @@ class RewardProcess:
         return reply
 
     def _drain_output(self) -> None:
-        """Pass on what the reward code prints, up to a limit, and keep the end of it."""
+        """Write what the reward code prints to the log, up to a limit, and keep the end of it."""
         assert self.popen.stdout is not None
-        forwarded = 0
-        while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
-            self.output_tail = (self.output_tail + chunk)[-TAIL:]
-            if forwarded < FORWARDED:
-                sys.stderr.write(chunk[: FORWARDED - forwarded].decode(errors="replace"))
-                forwarded += len(chunk)
-                if forwarded >= FORWARDED:
-                    sys.stderr.write("\n[reward code printed more; the rest is dropped]\n")
+        written = 0
+        with self.log.open("ab", buffering=0) as log:
+            while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
+                self.output_tail = (self.output_tail + chunk)[-TAIL:]
+                if written < LOGGED:
+                    log.write(chunk[: LOGGED - written])
+                    written += len(chunk)
+                    if written >= LOGGED:
+                        log.write(b"\n[reward code printed more; the rest is dropped]\n")
 
     def obituary(self) -> str:
         """How the process ended, and the last it said."""

@@ -1,4 +1,4 @@
-"""Trajectories to rewards: from a rule, a user's file or a reward model; a failure is never a silent zero."""
+"""Trajectories to rewards, shaped and counted; a failure is never a silent zero."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from rlhf_suite.algo.shaping import clip_scores, normalize_scores
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
-from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.models.save import reward_stats
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.pool import Rewarder
-from rlhf_suite.rl.sharding import balanced_parts, reassemble_rows, shards
-from rlhf_suite.train.workers import WorkerGroup
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rl.reward_sources import Source
+from rlhf_suite.train.journal import Journal
+
+REWARD_LOG = "reward.log"  # in the run folder's logs
 
 
 @dataclass(frozen=True)
@@ -37,34 +38,46 @@ class ScoredTrajectories:
 
 
 class Scorer:
-    """Scores whole batches with the one source that `reward` names."""
+    """Scores whole batches; what could not be scored ends the run or leaves its group out, and is told."""
 
     def __init__(
         self,
         config: RewardConfig,
         prompts: Sequence[Prompt],
         tokenizer: PreTrainedTokenizerBase,
-        rewarder: Rewarder | None,
-        reward_model: WorkerGroup | None,
+        source: Source,
+        journal: Journal,
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
-        self.rewarder, self.reward_model = rewarder, reward_model
+        self.source, self.journal = source, journal
         self.constants = normalization(config)
 
     def score(self, trajectories: list[Trajectory]) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Rewards of a rollout. Failed samples end the run or drop their group, by reward.on_error."""
         rows = self.rows(trajectories)
-        outcomes = self.outcomes(trajectories, rows)
-        failures = {t.group: o for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
-        if failures and (self.config.on_error == "stop" or len(failures) == len({t.group for t in trajectories})):
-            first = next(iter(failures.values()))
-            raise RunError(
-                f"the reward of {len(failures)} of {trajectories[-1].group + 1} groups failed "
-                f"({first.kind}: {first.reason}); mend the reward, or set reward.on_error=drop to leave such groups out"
-            )
-        kept = [i for i, t in enumerate(trajectories) if t.group not in failures]
+        outcomes = self.source(trajectories, rows)
+        failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
+        self.check(outcomes, all_failed=len(failed) == len({t.group for t in trajectories}))
+        kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
-        return scored, self.metrics(scored, len(failures))
+        return scored, self.metrics(scored, outcomes, len(failed))
+
+    def check(self, outcomes: Sequence[Outcome], all_failed: bool) -> None:
+        """End the run where the failures are more than it may go on with; else say a line about them."""
+        failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
+        if not failures:
+            return
+        told = f"{len(failures)} of {len(outcomes)} samples have no reward ({failures[0].kind}: {failures[0].reason})"
+        log = self.journal.folder.logs / REWARD_LOG
+        if log.exists() and log.stat().st_size:
+            told += f"; what the reward code printed is in {log}"
+        if self.config.on_error == "stop":
+            raise RunError(f"{told}; mend the reward, or leave such groups out with reward.on_error=drop")
+        if all_failed:
+            raise RunError(f"{told}; no group is left to train on")
+        if len(failures) > self.config.max_error_rate * len(outcomes):
+            raise RunError(f"{told}; that is more than reward.max_error_rate={self.config.max_error_rate:g}")
+        self.journal.say(f"{told}; their groups are left out")
 
     def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
         """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
@@ -76,20 +89,11 @@ class Scorer:
             for query, response, prompt in zip(queries, responses, prompts, strict=True)
         ]
 
-    def outcomes(self, trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Scored | RewardFailure]:
-        if self.rewarder is not None:
-            return self.rewarder.score(rows)
-        assert self.reward_model is not None
-        batch = to_batch(trajectories)
-        parts = balanced_parts(batch, self.reward_model.world_size)
-        scores = reassemble_rows(parts, self.reward_model.call_sharded("scores", shards(batch, parts)))
-        return [Scored(score, score, {}) for score in scores.tolist()]
-
     def select(
         self,
         trajectories: Sequence[Trajectory],
         rows: Sequence[RewardRow],
-        outcomes: Sequence[Scored | RewardFailure],
+        outcomes: Sequence[Outcome],
         kept: Sequence[int],
     ) -> ScoredTrajectories:
         chosen = [outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]
@@ -111,7 +115,7 @@ class Scorer:
             result = normalize_scores(result, *self.constants)
         return clip_scores(result, self.config.clip_range).numpy()
 
-    def metrics(self, scored: ScoredTrajectories, dropped: int) -> dict[str, float]:
+    def metrics(self, scored: ScoredTrajectories, outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
         """Means over samples; the spread inside groups; every extra value over the samples that have it."""
         lengths = np.array([t.response_length for t in scored.trajectories])
         groups = np.array([t.group for t in scored.trajectories])
@@ -125,6 +129,8 @@ class Scorer:
             "rollout/reward_std": float(scored.rewards.std()),
             "rollout/num_samples": float(len(lengths)),
             "rollout/dropped_groups": float(dropped),
+            "reward/errors": float(sum(kind_of(outcome) == "error" for outcome in outcomes)),
+            "reward/timeouts": float(sum(kind_of(outcome) == "timeout" for outcome in outcomes)),
         }
         spreads = [scored.rewards[groups == g].std(ddof=1) for g in np.unique(groups) if (groups == g).sum() > 1]
         if spreads:
@@ -132,6 +138,11 @@ class Scorer:
         for name in sorted({name for extra in scored.extra for name in extra}):
             result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
         return result
+
+
+def kind_of(outcome: Outcome) -> str | None:
+    """error, timeout, or None for a score."""
+    return outcome.kind if isinstance(outcome, RewardFailure) else None
 
 
 def normalization(config: RewardConfig) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.rewards.pool import Rewarder
+from rlhf_suite.rewards.sources import open_reward
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.collect import Collector, stop_token_ids
 from rlhf_suite.rl.credit import CreditAssigner
@@ -24,7 +24,8 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
-from rlhf_suite.rl.scoring import Scorer, normalization
+from rlhf_suite.rl.reward_sources import Source, model_source, text_source
+from rlhf_suite.rl.scoring import REWARD_LOG, Scorer, normalization
 from rlhf_suite.rl.update import Updater, steps_per_rollout
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.group import Group
@@ -54,9 +55,12 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         slots = reserve(placement, config.launch.timeout_s)
         steps = total_steps(order, config.train) * steps_per_rollout(config)
         actors = start_actors(config, device, slots, run_folder.logs, steps)
-        rewarder = None if actors.reward else stack.enter_context(closing(Rewarder(config.reward)))
+        if actors.reward is not None:
+            source = model_source(actors.reward)
+        else:
+            source = text_source(stack.enter_context(closing(open_reward(config.reward, run_folder.logs / REWARD_LOG))))
         actors.ready()
-        return build(config, run_folder, journal, (tokenizer, prompts, order), actors, rewarder).run()
+        return build(config, run_folder, journal, (tokenizer, prompts, order), actors, source).run()
 
 
 def with_models(config: PPORun) -> PPORun:
@@ -72,14 +76,14 @@ def build(
     journal: Journal,
     data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
     actors: Actors,
-    rewarder: Rewarder | None,
+    source: Source,
 ) -> Pipeline:
     """Wire the parts."""
     (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
     assert path is not None
     collector = Collector(config, prompts.train, actors.engines, stop_token_ids(path, tokenizer))
     scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewarder, actors.reward) for part in (prompts.train, prompts.held_out)
+        Scorer(config.reward, part, tokenizer, source, journal) for part in (prompts.train, prompts.held_out)
     )
     credit = CreditAssigner(config.algo)
     probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])

@@ -1,0 +1,178 @@
+"""Rewards from HTTP servers.
+
+A request is POST {"query": [...], "prompts": [...], "labels": [...]}, the answer {"rewards": [...], "scores"?: [...],
+"extra_logs"?: {name: [...]}}, all with one entry per response. `query` is prompt and response with special tokens.
+
+Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
+connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
+seconds. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
+request is given up while no server is left, the run ends: nothing would be gained by going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from rlhf_suite.config.reward import HttpConfig
+from rlhf_suite.errors import RunError
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow
+from rlhf_suite.rewards.reply import outcomes
+
+TOKEN = "RLHF_SUITE_REWARD_TOKEN"
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # before another try
+FAILURES_IN_A_ROW, FIRST_BREAK_S, LONGEST_BREAK_S = 3, 10.0, 300.0  # of a server that is left out
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+REFUSED = (401, 403)
+QUOTED = 300  # characters of a server's answer that a message repeats
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass
+class Server:
+    """One URL and how it has been doing."""
+
+    url: str
+    failures: int = 0  # in a row
+    out_until: float = 0.0
+    last_error: str = ""
+
+    def works(self) -> None:
+        self.failures = 0
+        self.out_until = 0.0
+
+    def fails(self, reason: str) -> None:
+        self.failures += 1
+        self.last_error = reason
+        if self.failures >= FAILURES_IN_A_ROW:
+            breaks = self.failures - FAILURES_IN_A_ROW
+            self.out_until = time.monotonic() + min(FIRST_BREAK_S * 2 ** min(breaks, 10), LONGEST_BREAK_S)
+
+    @property
+    def is_out(self) -> bool:
+        return time.monotonic() < self.out_until
+
+
+class Servers:
+    """Round robin over the servers that work."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.all = [Server(url) for url in urls]
+        self.turn = 0
+
+    def next(self) -> Server:
+        """The next server that is not left out; when all are, the one that is due back first."""
+        order = [*self.all[self.turn :], *self.all[: self.turn]]
+        chosen = next((server for server in order if not server.is_out), min(order, key=lambda s: s.out_until))
+        self.turn = (self.all.index(chosen) + 1) % len(self.all)
+        return chosen
+
+    def check(self) -> None:
+        """RunError when every server is left out."""
+        if all(server.is_out for server in self.all):
+            told = "; ".join(server.last_error for server in self.all)
+            raise RunError(f"no reward server answers. {told}. Start it again, or change reward.remote_url")
+
+
+class GivenUp(Exception):
+    """One try that failed; `passing` if another may succeed."""
+
+    def __init__(self, failure: RewardFailure, passing: bool) -> None:
+        super().__init__(failure.reason)
+        self.failure, self.passing = failure, passing
+
+
+class RemoteReward:
+    """Scores rows at the servers `urls`."""
+
+    def __init__(self, urls: Sequence[str], config: HttpConfig) -> None:
+        self.config = config
+        self.servers = Servers(urls)
+
+    def score(self, rows: list[RewardRow]) -> list[Outcome]:
+        """One outcome per row, in their order."""
+        return asyncio.run(self._score(rows))
+
+    def close(self) -> None:
+        """Nothing is held between two batches."""
+
+    async def _score(self, rows: list[RewardRow]) -> list[Outcome]:
+        size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
+        async with self._client() as client:
+            try:
+                async with asyncio.TaskGroup() as group:  # the first RunError cancels the other requests
+                    parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+                    tasks = [group.create_task(self._part(client, places, part)) for part in parts]
+            except* RunError as errors:
+                raise errors.exceptions[0] from None
+        return [outcome for task in tasks for outcome in task.result()]
+
+    def _client(self) -> httpx.AsyncClient:
+        token = os.environ.get(TOKEN)
+        return httpx.AsyncClient(
+            timeout=self.config.timeout_s,
+            headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+            limits=httpx.Limits(max_connections=self.config.concurrency),
+            mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy of the environment on the way to ourselves
+        )
+
+    async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[RewardRow]) -> list[Outcome]:
+        """The outcomes of one request, tried as often as `num_retries` allows."""
+        async with places:
+            for attempt in range(self.config.num_retries + 1):
+                if attempt:
+                    await asyncio.sleep(wait_s(attempt))
+                server = self.servers.next()
+                try:
+                    answer = await self._try(client, server.url, rows)
+                except GivenUp as error:
+                    failure = error.failure
+                    if not error.passing:
+                        break
+                    server.fails(failure.reason)
+                else:
+                    server.works()
+                    return outcomes(answer, len(rows), server.url)
+            self.servers.check()
+        return [failure] * len(rows)
+
+    async def _try(self, client: httpx.AsyncClient, url: str, rows: list[RewardRow]) -> Any:
+        """What the server at `url` answers."""
+        body = {
+            "query": [row.query for row in rows],
+            "prompts": [row.prompt for row in rows],
+            "labels": [row.label for row in rows],
+        }
+        try:
+            # a deadline for the whole: httpx's own limits each piece of an answer
+            async with asyncio.timeout(self.config.timeout_s):
+                response = await client.post(url, content=json.dumps(body).encode())
+        except (httpx.TimeoutException, TimeoutError):
+            reason = f"{url}: no answer within {self.config.timeout_s:g} s (reward.http.timeout_s)"
+            raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
+        except httpx.HTTPError as error:
+            reason = f"{url}: {str(error) or type(error).__name__}"
+            raise GivenUp(RewardFailure(reason, "error"), passing=True) from None
+        if response.status_code in REFUSED:
+            raise RunError(f"{url}: HTTP {response.status_code}. Export the server's token as {TOKEN}")
+        if response.status_code != httpx.codes.OK:
+            reason = f"{url}: HTTP {response.status_code}: {response.text.strip()[:QUOTED]}"
+            raise GivenUp(RewardFailure(reason, "error"), passing=response.status_code in PASSING)
+        try:
+            return response.json()
+        except ValueError:
+            reason = f"{url}: the answer is not JSON: {response.text.strip()[:QUOTED]!r}"
+            raise GivenUp(RewardFailure(reason, "error"), passing=False) from None
+
+
+def wait_s(attempt: int) -> float:
+    """Seconds before try `attempt` (1: the second): doubling, and drawn so that requests do not come back in step."""
+    return min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
