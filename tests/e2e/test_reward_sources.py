@@ -49,7 +49,12 @@ def words(warm):
 
 def test_a_file_scores_and_the_groups_of_samples_it_fails_for_are_dropped_and_counted(runs, words, reward_file):
     folder = runs / "dropped"
-    source = [f"reward.remote_url={reward_file}", "reward.on_error=drop", "algo.advantage.estimator=rloo"]
+    source = [
+        f"reward.remote_url={reward_file}",
+        "reward.on_error=drop",
+        "reward.max_error_rate=1.0",
+        "algo.advantage.estimator=rloo",
+    ]
     jobs.run(folder, [*words, *source])
     dropped = []
     for step, row in enumerate(jobs.train_rows(folder), 1):
