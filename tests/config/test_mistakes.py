@@ -52,6 +52,11 @@ MISTAKES = [
     (PPO + "algo=grpo", "algo", "is a section, not a flag"),
     (PPO + "algo.kl={init_coef:0,foo:1}", "algo.kl.foo", "task=ppo has no such flag"),
     (PPO + "optimizer/adam=x", "optimizer/adam", "no group of presets"),
+    # shapes of data
+    (DPO + "data.turn_markers=[Human]", "data.turn_markers", "are two texts that differ"),
+    (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "are two texts that differ"),
+    (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
+    (SFT + "data.turn_markers=[Q,A] data.output_key=output", "data.turn_markers", "add data.output_key=null"),
     # names of OpenRLHF
     (SFT + "pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),
     (SFT + "model.model_name_or_path=x", "model.model_name_or_path", "renamed to actor.model_name_or_path"),

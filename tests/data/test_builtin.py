@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.data import builtin
-from rlhf_suite.data.rows import BadRows, load_rows
+from rlhf_suite.data.rows import DATASET
+from rlhf_suite.data.sources import read_source
 from rlhf_suite.errors import UserError
 
 
 def load(name):
-    return [
-        row.values for row in load_rows(name, split="train", probs=None, max_samples=None, seed=0, bad=BadRows("stop"))
-    ]
+    return [row.values for row in read_source(name, "train", DATASET)]
 
 
 def answer(question):

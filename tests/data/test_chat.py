@@ -262,7 +262,7 @@ def test_a_document_of_one_token_is_refused(tokenizer):
         (plain_config(), {"input": "", "output": "b"}, "column 'input' is empty"),
         (plain_config(), {"input": 3, "output": "b"}, "column 'input' is of type int, not text"),
         (plain_config(), {"input": [user("a")], "output": "b"}, "apply_chat_template=true"),
-        (chat_config(), {"input": "a"}, "set data.output_key"),
+        (chat_config(), {"input": "a"}, "data.output_key"),
         (chat_config(), {"input": []}, "column 'input' is an empty list"),
         (chat_config(), {"input": {"role": "user"}}, "of type dict, not text or a message list"),
         (chat_config(), {"input": [user("a"), {"role": "assistant"}]}, "role and content are needed"),

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder, encode_rows
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, DataError, Row, RowError
-from rlhf_suite.errors import UserError
 
 CONFIG = SFTDataConfig(output_key="output", max_len=24)
 
@@ -22,7 +22,7 @@ def make_rows(count):
 
 def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
     bad = BadRows("skip")
-    examples = encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), bad)
+    examples = list(encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), bad))
     assert [example.where for example in examples] == [f"set.jsonl:{n}" for n in range(25) if n % 10 != 3]
     assert bad.count == 3 and bad.noted.total() == sum(example.truncated for example in examples) == 3
     assert bad.summary() == (
@@ -34,30 +34,20 @@ def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
 def test_several_processes_give_the_same_examples_in_the_same_order(tokenizer):
     encoder, rows = ConversationEncoder(tokenizer, CONFIG), make_rows(150)
     alone, together = BadRows("skip"), BadRows("skip")
-    assert encode_rows(encoder, rows, together, workers=2) == encode_rows(encoder, rows, alone)
+    assert list(encode_rows(encoder, rows, together, workers=2)) == list(encode_rows(encoder, rows, alone))
     assert together == alone
 
 
 def test_the_first_bad_row_stops_the_run_when_asked_to(tokenizer):
     with pytest.raises(DataError, match=r"set\.jsonl:3: column 'output' is empty.*data\.on_bad_row=skip"):
-        encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), BadRows("stop"))
+        list(encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), BadRows("stop")))
 
 
-def test_progress_is_reported_and_ends_at_the_whole(tokenizer):
-    seen = []
-    encode_rows(
-        ConversationEncoder(tokenizer, CONFIG),
-        make_rows(300),
-        BadRows("skip"),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(256, 300), (300, 300)]
-
-
-def test_no_usable_row_is_an_error_that_says_why(tokenizer):
-    rows = [Row({"prompt": "a", "output": "b"}, "set.jsonl", n) for n in (1, 2)]
-    with pytest.raises(UserError, match=r"none of 2 rows can be used\. 2 rows skipped: 2 x no column 'input'"):
-        encode_rows(ConversationEncoder(tokenizer, CONFIG), rows, BadRows("skip"))
+def test_rows_are_read_only_as_far_as_their_results_are_asked_for(tokenizer):
+    rows = iter(make_rows(3000))
+    for workers in (0, 1):
+        next(encode_rows(ConversationEncoder(tokenizer, CONFIG), rows, BadRows("skip"), workers))
+        assert next(rows).line < 600 * (workers + 1)
 
 
 def test_a_long_list_of_reasons_is_shortened():

@@ -59,7 +59,8 @@ def test_pairs_that_the_cut_makes_alike_are_dropped_and_counted(tokenizer):
     good = {"prompt": "hello", "chosen": "yes", "rejected": "no"}
     encoder = PairEncoder(tokenizer, PairDataConfig(prompt_key="prompt", input_template=None, max_len=16))
     bad = BadRows("skip")
-    encoded = encode_rows(encoder, [Row(values, "f", line) for line, values in enumerate((same, long, good))], bad)
+    rows = [Row(values, "f", line) for line, values in enumerate((same, long, good))]
+    encoded = list(encode_rows(encoder, rows, bad))
     assert len(encoded) == 1 and isinstance(encoded[0], Group)
     assert sorted(bad.bad) == [
         "the chosen and the rejected answer are the same",

@@ -10,13 +10,22 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, DataError, load_rows, mixture, source_names
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.data.load import load_items
+from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, DataError, Sources, mixture, source_names
 from rlhf_suite.errors import UserError
 
 
+class Whole:
+    """Encodes a row as itself."""
+
+    def encode(self, row):
+        return row
+
+
 def load(spec, *, split="train", probs=None, max_samples=None, seed=0, bad=None, **flags):
-    bad = bad or BadRows("stop")
-    return load_rows(str(spec), split=split, probs=probs, max_samples=max_samples, seed=seed, bad=bad, **flags)
+    sources = Sources(str(spec), split, max_samples, probs, **flags)
+    return list(load_items(Whole(), sources, DataConfig(), seed, bad or BadRows("stop")))
 
 
 def values(rows):
@@ -136,9 +145,9 @@ def test_a_long_csv_field_is_read(tmp_path):
             b"text",
             r"data\.dataset: cannot read .*x\.txt'; known file types: \.jsonl, \.json, \.csv, \.parquet",
         ),
-        ("x.jsonl", b"\n", r"data\.dataset: no rows in .*x\.jsonl"),
-        ("x.jsonl", b"1\n2\n", r"no rows in .*x\.jsonl'\. 2 rows skipped: 2 x a JSON int"),
-        ("x.csv", b"", r"no rows in"),
+        ("x.jsonl", b"\n", r"data\.dataset: no usable row in .*x\.jsonl"),
+        ("x.jsonl", b"1\n2\n", r"no usable row in .*x\.jsonl'\. 2 rows skipped: 2 x a JSON int"),
+        ("x.csv", b"", r"no usable row in"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, content, message):

@@ -56,10 +56,48 @@ def test_without_reward_tokens_labels_are_tokens_of_the_vocabulary(tokenizer):
     assert [target for _, target, _ in supervised(tokenizer, example)] == expected
 
 
+LISTED = {"question": "what is 1?", "steps": ["hello; there", "the user", "0"], "labels": [1, 0, True]}
+
+
+def listed(tokenizer, chat=False, max_len=99, **values):
+    algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
+    config = StepDataConfig(
+        max_len=max_len, input_key="question", steps_key="steps", label_key="labels", apply_chat_template=chat
+    )
+    return StepEncoder(tokenizer, config, algo).encode(Row(LISTED | values, "f", 1))
+
+
+def test_a_list_of_steps_gets_its_placeholders(tokenizer):
+    example = listed(tokenizer)
+    assert tokenizer.decode(example.ids) == "what is 1?\nhello; there;\nthe user;\n0;"
+    assert supervised(tokenizer, example) == [(";", 0, 1), (";", 0, 0), (";", 0, 1)]
+    assert [example.mask[i] for i, token in enumerate(example.ids) if tokenizer.decode([token]) == ";"] == [0, 1, 1, 1]
+
+
+def test_steps_are_the_assistants_turn_in_a_chat(tokenizer):
+    example = listed(tokenizer, chat=True)
+    start = "<|im_start|>user\nwhat is 1?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(example.ids) == start + "hello; there;\nthe user;\n0;"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"labels": [1, 0]}, "not as many labels as steps"),
+        ({"steps": "one"}, "column 'steps' is no list of texts"),
+        ({"steps": ["one", " ", "two"]}, "column 'steps' is no list of texts"),
+        ({"labels": [1, 0, -1]}, "neither the text of a token nor a probability"),
+    ],
+)
+def test_steps_that_do_not_fit_are_bad_rows(tokenizer, values, reason):
+    with pytest.raises(RowError, match=reason):
+        listed(tokenizer, **values)
+
+
 @pytest.mark.parametrize(
     ("labels", "options", "reason"),
     [
-        (["+"] * 3, {}, "another number of placeholders"),
+        (["+"] * 3, {}, "not as many labels as placeholders"),
         (["+", "-", "+", "?"], {}, "none of algo.reward_tokens"),
         ([0.5, 0.5, 0.5, 1.5], {}, "neither the text of a token nor a probability"),
         ([0.5] * 4, {"names": ("+", "-", "0")}, "need two algo.reward_tokens"),

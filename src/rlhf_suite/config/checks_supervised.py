@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.data import AnswerDataConfig, SFTDataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import DistillRun, DPORun, PRMRun, RMRun, SFTRun, SupervisedRun
 from rlhf_suite.config.sources import source_problems
@@ -15,8 +16,8 @@ SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 
 def columns(run: SupervisedRun) -> dict[str, str]:
     """The flags that name columns of this run's data, and those names."""
-    names = ("input_key", "output_key", "prompt_key", "chosen_key", "rejected_key", "margin_key", "label_key")
-    keys = {f"data.{name}": getattr(run.data, name, None) for name in names}
+    names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
+    keys = {f"data.{name}": getattr(run.data, name) for name in names}
     if isinstance(run, SFTRun) and run.actor.pretrain_mode_enable:
         keys.pop("data.output_key")
     return {flag: column for flag, column in keys.items() if column is not None}
@@ -44,6 +45,13 @@ def modes_agree(run: SupervisedRun) -> Iterator[Problem]:
             if is_on:
                 what = "actor.pretrain_mode_enable trains on plain text, every token"
                 yield Problem(flag, what, f"write {flag}=false, or actor.pretrain_mode_enable=false")
+
+
+def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
+    markers = run.data.turn_markers if isinstance(run.data, AnswerDataConfig) else None
+    if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
+        what = f"{markers}: what begins a user's turn and what begins an assistant's are two texts that differ"
+        yield Problem("data.turn_markers", what, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
 
 
 def margins_are_read(run: SupervisedRun) -> Iterator[Problem]:
@@ -86,6 +94,7 @@ def teacher_is_named(run: SupervisedRun) -> Iterator[Problem]:
 RULES: tuple[Callable[[SupervisedRun], Iterable[Problem]], ...] = (
     has_training_data,
     modes_agree,
+    turns_are_marked,
     margins_are_read,
     preference_loss_fits,
     reward_tokens_differ,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag
 
+INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
+
 
 @dataclass
 class DataConfig:
@@ -36,11 +38,21 @@ class SourceDataConfig(DataConfig):
 
 
 @dataclass
-class SFTDataConfig(SourceDataConfig):
+class AnswerDataConfig(SourceDataConfig):
+    """Answers to learn from, or to prefer"""
+
+    turn_markers: list[str] | None = flag(
+        None,
+        "What begins a user's turn and an assistant's, where a column holds a whole dialogue as text",
+    )
+
+
+@dataclass
+class SFTDataConfig(AnswerDataConfig):
     """SFT data"""
 
-    input_key: str = flag("input", "Column of the prompt or conversation")
-    output_key: str | None = flag(None, "Column of the response; null: the last message of input_key is the response")
+    input_key: str = flag("input", INPUT_KEY)
+    output_key: str | None = flag(None, "Column of the response; null: the last turn of input_key is the response")
     multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
 
 
@@ -48,7 +60,7 @@ class SFTDataConfig(SourceDataConfig):
 class PromptDataConfig(DataConfig):
     """RL prompts"""
 
-    input_key: str = flag("input", "Column of the prompt or conversation")
+    input_key: str = flag("input", INPUT_KEY)
     prompt_dataset: str | None = flag(
         None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
     )
@@ -59,14 +71,14 @@ class PromptDataConfig(DataConfig):
 
 
 @dataclass
-class PairDataConfig(SourceDataConfig):
+class PairDataConfig(AnswerDataConfig):
     """Pairs of a better and a worse answer"""
 
     prompt_key: str | None = flag(
-        None, "Column of the prompt; null: the prompt is the beginning that both answers have in common"
+        None, "Column (or comma list) of the prompt; null: the beginning that both answers have in common"
     )
-    chosen_key: str = flag("chosen", "Column of the better answer: text, or messages")
-    rejected_key: str = flag("rejected", "Column of the worse answer: text, or messages")
+    chosen_key: str = flag("chosen", "Column of the better answer: text, messages, or a dialogue that ends with it")
+    rejected_key: str = flag("rejected", "Column of the worse answer: text, messages, or a dialogue that ends with it")
 
 
 @dataclass
@@ -77,11 +89,11 @@ class RewardPairDataConfig(PairDataConfig):
 
 
 @dataclass
-class LabelledDataConfig(SourceDataConfig):
+class LabelledDataConfig(AnswerDataConfig):
     """Answers that are desirable or not"""
 
-    input_key: str = flag("input", "Column of the prompt or conversation")
-    output_key: str = flag("output", "Column of the answer")
+    input_key: str = flag("input", INPUT_KEY)
+    output_key: str | None = flag("output", "Column of the answer; null: the last turn of input_key is the answer")
     label_key: str = flag("label", "Column that is 1 (true) for a desirable answer, 0 (false) for an undesirable one")
 
 
@@ -90,5 +102,8 @@ class StepDataConfig(SourceDataConfig):
     """Solutions with a label for every step"""
 
     input_template: str | None = flag(None, "Template of the text with one {}; used without a chat template")
-    input_key: str = flag("input", "Column of the text with a placeholder behind every step, or of messages")
+    input_key: str = flag("input", "Column of the text with placeholders behind its steps; with steps_key, the prompt")
+    steps_key: str | None = flag(
+        None, "Column with the list of steps; each goes on a line of its own, a placeholder behind it"
+    )
     label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")

@@ -107,6 +107,8 @@ NEEDS = (
     Needs(
         ("data.input_template",), "data.apply_chat_template", lambda value: not value, "data.apply_chat_template=false"
     ),
+    Needs(("data.turn_markers",), "data.output_key", lambda value: value is None, "data.output_key=null"),
+    Needs(("data.turn_markers",), "data.prompt_key", lambda value: value is None, "data.prompt_key=null"),
     Needs(
         ("data.output_key",), "actor.pretrain_mode_enable", lambda value: not value, "actor.pretrain_mode_enable=false"
     ),

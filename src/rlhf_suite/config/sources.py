@@ -57,8 +57,9 @@ def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]
     if first is None:
         return
     for flag, column in columns.items():
-        if column not in first:
-            yield Problem(flag, f"{path} has no column {column!r}", f"write {flag}=<one of {', '.join(first)}>")
+        parts = [column] if column in first else [part.strip() for part in column.split(",")]
+        for missing in (part for part in parts if part not in first):
+            yield Problem(flag, f"{path} has no column {missing!r}", f"write {flag}=<one of {', '.join(first)}>")
 
 
 def first_columns(path: Path) -> list[str] | None:

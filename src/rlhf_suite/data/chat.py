@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig, SourceDataConfig
+from rlhf_suite.config.data import AnswerDataConfig, PromptDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.dialogue import last_answer, messages_in
 from rlhf_suite.data.render import (
     Message,
     begin_ids,
@@ -27,13 +27,13 @@ from rlhf_suite.data.render import (
     text_of,
     tokens,
 )
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, joined, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder", "encode_rows"]
+__all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder"]
 
 HISTORY_CHANGES = (
     "the chat template renders earlier turns differently once later ones follow, so their text is not fixed; "
@@ -75,9 +75,10 @@ class ConversationEncoder:
         check_rendering(tokenizer, config, config.input_template)
         if config.multiturn and not config.apply_chat_template:
             raise UserError("data.multiturn=true needs data.apply_chat_template=true")
-        if config.output_key is None and not config.apply_chat_template:
+        if config.output_key is None and not config.apply_chat_template and config.turn_markers is None:
             raise UserError(
-                "data.output_key is not set: without data.apply_chat_template=true the response is a column of its own"
+                "data.output_key is not set: without data.apply_chat_template=true or data.turn_markers the response "
+                "is a column of its own"
             )
 
     def encode(self, row: Row) -> Example:
@@ -101,7 +102,11 @@ class ConversationEncoder:
 
     def _plain(self, row: Row) -> list[Segment]:
         """Prompt template and response, without a chat template."""
-        assert self.config.output_key is not None
+        if self.config.output_key is None:
+            assert self.config.turn_markers is not None
+            dialogue = text_of(row, self.config.input_key)
+            before, answer = last_answer(dialogue, self.config.turn_markers, row)
+            return [Segment(before, False), Segment(answer, True)]
         prompt = fill(self.config.input_template, text_of(row, self.config.input_key))
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
@@ -147,14 +152,17 @@ class ConversationEncoder:
 
     def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
         """Prompt messages and response messages of a row."""
-        given = required(row, self.config.input_key)
+        given = joined(row, self.config.input_key)
         if self.config.output_key is not None:
             answer = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
             return messages_of(given, self.config.input_key, "user", row), answer
+        if isinstance(given, str) and self.config.turn_markers is not None:
+            given = messages_in(given, self.config.turn_markers, row)
         if isinstance(given, str):
             raise RowError(
                 row.where,
-                f"column {self.config.input_key!r} is text, not a message list: set data.output_key to the response",
+                f"column {self.config.input_key!r} is text, not a message list: name the column of the response "
+                "(data.output_key; of pairs, data.prompt_key), or data.turn_markers if a text holds the whole dialogue",
             )
         messages = messages_of(given, self.config.input_key, "user", row)
         return messages[:-1], messages[-1:]
@@ -213,15 +221,15 @@ class PromptEncoder:
         return fill(self.config.input_template, text_of(row, self.config.input_key))
 
     def _chat(self, row: Row) -> str:
-        messages = messages_of(required(row, self.config.input_key), self.config.input_key, "user", row)
+        messages = messages_of(joined(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
         return render(self.tokenizer, messages, row, generation_prompt=True)
 
 
-def answer_config(config: SourceDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
+def answer_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
     """The configuration of supervised tuning that encodes column `output_key` as the answer to `input_key`."""
-    shared = {field.name: getattr(config, field.name) for field in fields(SourceDataConfig)}
+    shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
     return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
 
 

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import chain, islice
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.errors import UserError
 
+Encoded = TypeVar("Encoded")
 Encoded_co = TypeVar("Encoded_co", covariant=True)
-Progress = Callable[[int, int], None]  # rows done, rows in all
-ROWS_PER_REPORT = 256
+ROWS_PER_CALL = 64  # of a worker process
+CALLS_AHEAD = 4  # for each worker process: what bounds the rows and results that are held at once
 
 
 class Encoder(Protocol[Encoded_co]):
-    """Makes one thing of one row."""
+    """Makes one thing of one row, or several."""
 
-    def encode(self, row: Row) -> Encoded_co:
+    def encode(self, row: Row) -> Encoded_co | list[Encoded_co]:
         """RowError says why the row cannot be used."""
         ...
 
 
 def encode_rows(
-    encoder: Encoder[Encoded_co], rows: Sequence[Row], bad: BadRows, workers: int = 0, progress: Progress | None = None
-) -> list[Encoded_co]:
+    encoder: Encoder[Encoded], rows: Iterable[Row | RowError], bad: BadRows, workers: int = 0
+) -> Iterator[Encoded]:
     """What `encoder` makes of each row it can use, in the order of the rows; the others go to `bad`.
 
-    `workers` processes share the work (`data.dataloader_num_workers`; 0: this process). `progress` is called after
-    every 256 rows and at the end. UserError if no row can be used.
+    `workers` processes share the work (`data.dataloader_num_workers`; 0: this process). Rows are read as they are
+    needed, so neither they nor the results have to fit into memory.
     """
-    encoded: list[Encoded_co] = []
-    for done, item in enumerate(_results(encoder, rows, workers), start=1):
-        if isinstance(item, RowError):
-            bad.add(item.where, item.reason)
-        else:
-            encoded.append(item)
+    for result in _results(encoder, rows, workers):
+        if isinstance(result, RowError):
+            bad.add(result.where, result.reason)
+            continue
+        for item in result:
             if isinstance(item, Example | Group) and item.truncated:
                 bad.note(item.where, "cut off at data.max_len")
-        if progress is not None and (done % ROWS_PER_REPORT == 0 or done == len(rows)):
-            progress(done, len(rows))
-    if not encoded:
-        raise UserError(f"none of {len(rows)} rows can be used. {bad.summary()}")
-    return encoded
+            yield item
 
 
-def _results(encoder: Encoder[Encoded_co], rows: Sequence[Row], workers: int) -> Iterator[Encoded_co | RowError]:
+Result = list[Encoded] | RowError
+
+
+def _results(encoder: Encoder[Encoded], rows: Iterable[Row | RowError], workers: int) -> Iterator[Result[Encoded]]:
     if workers == 0:
         for row in rows:
             yield _try(encoder, row)
@@ -55,16 +55,31 @@ def _results(encoder: Encoder[Encoded_co], rows: Sequence[Row], workers: int) ->
     # Spawned, not forked: the parent has threads (of Ray, of the tokenizer) whose locks a fork would copy held.
     with ProcessPoolExecutor(workers, get_context("spawn"), _set_encoder, (encoder,)) as pool:
         try:
-            yield from pool.map(_encode_in_worker, rows, chunksize=64)
+            yield from chain.from_iterable(_in_turn(pool, rows, workers * CALLS_AHEAD))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _try(encoder: Encoder[Encoded_co], row: Row) -> Encoded_co | RowError:
+def _in_turn(pool: ProcessPoolExecutor, rows: Iterable[Row | RowError], ahead: int) -> Iterator[list[Result[Any]]]:
+    """The pool's results in order, with at most `ahead` calls under way (`map` would read all rows first)."""
+    calls: deque[Future[list[Result[Any]]]] = deque()
+    rows = iter(rows)
+    while some := list(islice(rows, ROWS_PER_CALL)):
+        calls.append(pool.submit(_encode_in_worker, some))
+        if len(calls) == ahead:
+            yield calls.popleft().result()
+    while calls:
+        yield calls.popleft().result()
+
+
+def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:
+    if isinstance(row, RowError):
+        return row
     try:
-        return encoder.encode(row)
+        made = encoder.encode(row)
     except RowError as error:
         return error
+    return made if isinstance(made, list) else [made]
 
 
 _encoder: Encoder[Any] | None = None  # of a worker process; sent once instead of with every row
@@ -75,6 +90,6 @@ def _set_encoder(encoder: Encoder[Any]) -> None:
     _encoder = encoder
 
 
-def _encode_in_worker(row: Row) -> Any:
+def _encode_in_worker(rows: Sequence[Row | RowError]) -> list[Result[Any]]:
     assert _encoder is not None
-    return _try(_encoder, row)
+    return [_try(_encoder, row) for row in rows]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.data import LabelledDataConfig
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.chat import ConversationEncoder, answer_config, cut
+from rlhf_suite.data.pairs import prompt_ids
 from rlhf_suite.data.row import Row, RowError, number
 from rlhf_suite.errors import UserError
 
@@ -35,7 +36,7 @@ def with_mismatched(examples: Sequence[Example], max_len: int) -> list[Group]:
 
     What is paired depends on the data alone, so neither on micro-batches nor on ranks.
     """
-    prompts = [tuple(example.ids[: example.mask.index(1)]) for example in examples]
+    prompts = [tuple(prompt_ids(example)) for example in examples]
     if len(set(prompts)) < 2:
         raise UserError("all rows have the same prompt, but the KL reference point needs answers to other prompts")
     following = [0] * len(examples)

@@ -7,7 +7,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
-from rlhf_suite.data.batch import Group
+from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.chat import ConversationEncoder, answer_config
 from rlhf_suite.data.render import text_of
 from rlhf_suite.data.row import Row, RowError, number
@@ -33,15 +33,17 @@ class PairEncoder:
         """How the answer in column `key` is encoded."""
         if self.config.prompt_key is not None:
             return answer_config(self.config, self.config.prompt_key, key)
-        if self.config.apply_chat_template:  # the last message is the answer
+        if self.config.apply_chat_template or self.config.turn_markers is not None:  # the last turn is the answer
             return answer_config(self.config, key, None)
         return answer_config(replace(self.config, input_template=None), PROMPT, key)
 
     def encode(self, row: Row) -> Group:
         """RowError where the two are one and the same, also if only after the cut at data.max_len."""
-        if self.config.prompt_key is None and not self.config.apply_chat_template:
+        if self.chosen.config.input_key == PROMPT:
             row = self.split(row)
         pair = tuple(encoder.encode(row) for encoder in (self.chosen, self.rejected))
+        if prompt_ids(pair[0]) != prompt_ids(pair[1]):
+            raise RowError(row.where, "the two conversations differ before their last answers")
         if pair[0].ids == pair[1].ids:
             after = " after the cut at data.max_len" if pair[0].truncated else ""
             raise RowError(row.where, f"the chosen and the rejected answer are the same{after}")
@@ -52,7 +54,7 @@ class PairEncoder:
 
     def split(self, row: Row) -> Row:
         """The row with what both texts begin with as its prompt, up to the end of a word. Answer tokens that are alike
-        in both cancel out of every pair loss, so the place of the border matters to none of them."""
+        in both cancel out of losses over summed log-probs, so the place of the border does not matter to those."""
         keys = (self.config.chosen_key, self.config.rejected_key)
         chosen, rejected = (text_of(row, key) for key in keys)
         common = commonprefix([chosen, rejected])
@@ -63,3 +65,8 @@ class PairEncoder:
             raise RowError(row.where, "the two texts have no beginning in common; name the prompt with data.prompt_key")
         answers = {key: text[len(common) :] for key, text in zip(keys, (chosen, rejected), strict=True)}
         return Row({**row.values, PROMPT: common, **answers}, row.source, row.line)
+
+
+def prompt_ids(example: Example) -> list[int]:
+    """What comes before the first token that is trained on."""
+    return example.ids[: example.mask.index(1)]

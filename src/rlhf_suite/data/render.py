@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, joined
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def render(
 
 
 def text_of(row: Row, key: str) -> str:
-    """The text in column `key`, not blank."""
-    value = required(row, key)
+    """The text in column `key` (or in the columns of a comma list), not blank."""
+    value = joined(row, key)
     if isinstance(value, list):
         raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
     if not isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -47,13 +48,29 @@ def required(row: Row, key: str) -> object:
     return value
 
 
+def joined(row: Row, key: str) -> object:
+    """The value of column `key`; where `key` is a comma list, the texts of its columns with a blank line between them,
+    without those that are blank or null."""
+    names = [name.strip() for name in key.split(",")]
+    if key in row.values or len(names) == 1:
+        return required(row, key)
+    texts = [required(row, name) if row.values.get(name, "") is not None else "" for name in names]
+    for name, text in zip(names, texts, strict=True):
+        if not isinstance(text, str):
+            raise RowError(row.where, f"column {name!r} is of type {type(text).__name__}, so it joins no other column")
+    return "\n\n".join(str(text) for text in texts if str(text).strip())
+
+
 def number(row: Row, key: str) -> float:
     """The number in column `key`."""
     value = required(row, key)
     try:
-        return float(value)  # type: ignore[arg-type]
+        result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise RowError(row.where, f"column {key!r} is no number") from None
+        result = math.nan
+    if not math.isfinite(result):
+        raise RowError(row.where, f"column {key!r} is no number")
+    return result
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +22,14 @@ __all__ = [
     "Row",
     "RowError",
     "SourceFlags",
-    "load_rows",
+    "Sources",
+    "combine",
+    "read_rows",
     "required",
     "source_names",
 ]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 def source_names(spec: str) -> list[str]:
@@ -31,39 +37,82 @@ def source_names(spec: str) -> list[str]:
     return [name.strip() for name in spec.split(",") if name.strip()]
 
 
-def load_rows(  # noqa: PLR0913 - one section's flags, by name
-    spec: str,
-    *,
-    split: str,
-    probs: Sequence[float] | None,
-    max_samples: int | None,
-    seed: int,
-    bad: BadRows,
-    flags: SourceFlags = DATASET,
-) -> list[Row]:
-    """Rows of all sources of the comma list `spec`, at most `max_samples` of each and of the whole.
+@dataclass(frozen=True)
+class Sources:
+    """A comma list of sources, of which split, how many rows of each (and of the whole), and how they are mixed.
 
-    Without `probs` the sources follow each other; if they are too many, a seeded sample that keeps the order is
-    taken, so that no source is cut away whole. With `probs` each row is drawn from a source with its probability,
-    going through the source in order and again from its start, until every row of every source has been seen.
-    Malformed rows go to `bad`. `flags` are the flags the arguments came from, for error messages.
+    `flags` are the flags all this came from, for error messages."""
+
+    spec: str
+    split: str
+    max_samples: int | None = None
+    probs: Sequence[float] | None = None
+    flags: SourceFlags = DATASET
+
+    @property
+    def names(self) -> list[str]:
+        """Each source; UserError where there are none, or other probabilities than sources."""
+        names, flags = source_names(self.spec), self.flags
+        if not names:
+            raise UserError(
+                f"{flags.dataset}={self.spec!r} names no source; give a file, a folder, a hub name or builtin:<task>"
+            )
+        if self.probs is not None:
+            _check_probs(self.probs, names, flags)
+        return names
+
+
+def read_rows(name: str, sources: Sources) -> Iterator[Row | RowError]:
+    """The rows of one of the sources, up to its first `max_samples` that are not malformed."""
+    left = sources.max_samples
+    for row in read_source(name, sources.split, sources.flags):
+        yield row
+        if isinstance(row, Row) and left is not None:
+            left -= 1
+            if left == 0:
+                return
+
+
+class Combined(Sequence[T_co]):
+    """Several sequences as one: end to end, or in the order of `order` [N], whose entries count from the first item of
+    the first sequence. Nothing is copied."""
+
+    def __init__(self, parts: Sequence[Sequence[T_co]], order: NDArray[np.int64] | None = None) -> None:
+        self.parts, self.order = parts, order
+        self.ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if self.order is None else len(self.order)
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T_co]: ...
+    def __getitem__(self, index: int | slice) -> T_co | Sequence[T_co]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        if self.order is not None:
+            place = int(self.order[place])
+        which = int(np.searchsorted(self.ends, place, side="right"))
+        return self.parts[which][place - int(self.ends[which])]  # counted from the end of its part
+
+
+def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Sequence[T_co]:
+    """The items of all sources, at most `max_samples`.
+
+    Without probabilities the sources follow each other; if they are too many, a seeded sample that keeps the order is
+    taken, so that no source is cut away whole. With them each item is drawn from a source with its probability, going
+    through the source in order and again from its start, until every item of every source has been seen.
     """
-    names = source_names(spec)
-    if not names:
-        raise UserError(
-            f"{flags.dataset}={spec!r} names no source; give a file, a folder, a hub name or builtin:<task>"
-        )
-    if probs is not None:
-        _check_probs(probs, names, flags)
-    sources = [_read_all(name, split, max_samples, bad, flags) for name in names]
-    if probs is None:
-        rows = [row for source in sources for row in source]
-        if max_samples is None or len(rows) <= max_samples:
-            return rows
-        chosen = np.random.default_rng(seed).choice(len(rows), size=max_samples, replace=False)
-        return [rows[index] for index in sorted(chosen)]
-    order = mixture([len(source) for source in sources], probs, seed)[:max_samples]
-    return [sources[source][index] for source, index in order]
+    lengths, limit = [len(part) for part in parts], sources.max_samples
+    if sources.probs is not None:
+        which, index = mixture(lengths, sources.probs, seed)[:limit].T
+        return Combined(parts, np.cumsum([0, *lengths])[which] + index)
+    if limit is None or sum(lengths) <= limit:
+        return parts[0] if len(parts) == 1 else Combined(parts)
+    chosen = np.random.default_rng(seed).choice(sum(lengths), size=limit, replace=False)
+    return Combined(parts, np.sort(chosen))
 
 
 def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArray[np.int64]:
@@ -97,17 +146,3 @@ def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlag
     if abs(sum(probs) - 1) > 1e-6:
         scaled = [round(prob / sum(probs), 6) for prob in probs]
         raise UserError(f"{given}: the sum is {sum(probs):g}, not 1; in proportion it would be {scaled}")
-
-
-def _read_all(name: str, split: str, max_samples: int | None, bad: BadRows, flags: SourceFlags) -> list[Row]:
-    rows: list[Row] = []
-    for row in read_source(name, split, flags):
-        if isinstance(row, RowError):
-            bad.add(row.where, row.reason)
-            continue
-        rows.append(row)
-        if len(rows) == max_samples:
-            break
-    if not rows:
-        raise UserError(f"{flags.dataset}: no rows in {name!r}. {bad.summary()}".strip())
-    return rows

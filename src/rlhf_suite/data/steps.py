@@ -8,7 +8,7 @@ from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import begin_ids, check_rendering, fill, messages_of, render, text_of, tokens
-from rlhf_suite.data.row import Row, RowError, required
+from rlhf_suite.data.row import Row, RowError, joined, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class StepEncoder:
         labels = required(row, self.config.label_key)
         if not isinstance(labels, list):
             raise RowError(row.where, f"column {self.config.label_key!r} is no list")
-        ids = tokens(self.tokenizer, self.text(row), self.begin)
-        places = [place for place, token in enumerate(ids) if token == self.placeholder]
+        ids, places = self.marked(row) if self.config.steps_key is None else self.listed(row, self.config.steps_key)
         if len(places) != len(labels):
-            raise RowError(row.where, "the text has another number of placeholders than there are labels")
+            marks = "placeholders in the text" if self.config.steps_key is None else "steps"
+            raise RowError(row.where, f"there are not as many labels as {marks}")
         targets = [self.target(label, row) for label in labels]
         length = min(len(ids), self.config.max_len)
         mask, target, weight = [0] * length, [0.0] * length, [0.0] * length
@@ -56,11 +56,29 @@ class StepEncoder:
         numbers = {"target": target, "weight": weight}
         return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers)
 
-    def text(self, row: Row) -> str:
+    def marked(self, row: Row) -> tuple[list[int], list[int]]:
+        """Ids of a text that has its placeholders, and where these are."""
+        ids = tokens(self.tokenizer, self.text(row, generation_prompt=False), self.begin)
+        return ids, [place for place, token in enumerate(ids) if token == self.placeholder]
+
+    def listed(self, row: Row, steps_key: str) -> tuple[list[int], list[int]]:
+        """Ids of a prompt and a list of steps, each on a line of its own with the placeholder's id behind it. The
+        placeholder is put there as an id: no text of a step can move it or look like it."""
+        steps = required(row, steps_key)
+        if not isinstance(steps, list) or not all(isinstance(step, str) and step.strip() for step in steps):
+            raise RowError(row.where, f"column {steps_key!r} is no list of texts")
+        ids, places = tokens(self.tokenizer, self.text(row, generation_prompt=True), self.begin), []
+        for index, step in enumerate(steps):
+            begins_a_line = index == 0 and self.config.apply_chat_template
+            ids += [*tokens(self.tokenizer, step if begins_a_line else f"\n{step}"), self.placeholder]
+            places.append(len(ids) - 1)
+        return ids, places
+
+    def text(self, row: Row, generation_prompt: bool) -> str:
         if not self.config.apply_chat_template:
             return fill(self.config.input_template, text_of(row, self.config.input_key))
-        value = required(row, self.config.input_key)
-        return render(self.tokenizer, messages_of(value, self.config.input_key, "user", row), row)
+        value = joined(row, self.config.input_key)
+        return render(self.tokenizer, messages_of(value, self.config.input_key, "user", row), row, generation_prompt)
 
     def target(self, label: object, row: Row) -> tuple[float, float]:
         """(target, weight) of a reward token's text, or of P(first of two reward tokens)."""

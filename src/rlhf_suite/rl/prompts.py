@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt, PromptEncoder
-from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, load_rows
+from rlhf_suite.data.load import load_items
+from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Prompts:
     """Encoded prompts, and what to tell the user about rows that could not be used."""
 
-    train: list[Prompt]
-    held_out: list[Prompt]
+    train: Sequence[Prompt]
+    held_out: Sequence[Prompt]
     notes: str
 
 
@@ -28,21 +29,10 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     data, seed = config.data, config.train.seed
     assert data.prompt_dataset is not None
     bad, encoder = BadRows(data.on_bad_row), PromptEncoder(tokenizer, data)
-    rows = load_rows(
-        data.prompt_dataset,
-        split=data.prompt_split,
-        probs=data.prompt_probs,
-        max_samples=data.max_samples,
-        seed=seed,
-        bad=bad,
-        flags=PROMPTS,
-    )
-    train = encode_rows(encoder, rows, bad, data.dataloader_num_workers)
-    held_out: list[Prompt] = []
+    sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
+    train = load_items(encoder, sources, data, seed, bad)
+    held_out: Sequence[Prompt] = []
     if config.eval.dataset is not None:
-        limit = config.eval.max_samples
-        rows = load_rows(
-            config.eval.dataset, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL
-        )
-        held_out = encode_rows(encoder, rows, bad, data.dataloader_num_workers)
+        sources = Sources(config.eval.dataset, config.eval.split, config.eval.max_samples, flags=EVAL)
+        held_out = load_items(encoder, sources, data, seed, bad)
     return Prompts(train, held_out, bad.summary())

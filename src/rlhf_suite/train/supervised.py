@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
-from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.rows import EVAL, BadRows, load_rows, source_names
+from rlhf_suite.data.load import load_items
+from rlhf_suite.data.rows import EVAL, BadRows, Sources, source_names
 from rlhf_suite.launch.environment import device_kind, runtime_env
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -138,20 +138,12 @@ def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
     data, seed = config.data, config.train.seed
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
-    rows = load_rows(
-        data.dataset,
-        split=data.dataset_split,
-        probs=data.dataset_probs,
-        max_samples=data.max_samples,
-        seed=seed,
-        bad=bad,
-    )
-    items = task.assemble(encode_rows(task, rows, bad, data.dataloader_num_workers))
+    sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
+    items = task.assemble(load_items(task, sources, data, seed, bad))
     held_out: dict[str, Sequence[Item]] = {}
     for name, source in set_names(source_names(config.eval.dataset or "")).items():
-        limit = config.eval.max_samples
-        rows = load_rows(source, split=config.eval.split, probs=None, max_samples=limit, seed=seed, bad=bad, flags=EVAL)
-        held_out[name] = task.assemble(encode_rows(task, rows, bad, data.dataloader_num_workers))
+        sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
+        held_out[name] = task.assemble(load_items(task, sources, data, seed, bad))
     journal.say(bad.summary())
     return Encoded(items, held_out)
 
