@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -27,7 +28,12 @@ def job(config: DictConfig) -> None:
         sys.exit(code)
 
 
-def execute(run: Run, folder: Path) -> int:
+def tell(message: str, code: int) -> int:
+    print(message, file=sys.stderr, flush=True)
+    return code
+
+
+def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> int:
     """Run a task in its folder; returns the exit code. Errors that users can mend or understand have no traceback."""
     from rlhf_suite.launch.slurm import serve_node
 
@@ -35,15 +41,15 @@ def execute(run: Run, folder: Path) -> int:
         if not serve_node(folder, run.launch):
             train(run, folder)
     except UserError as error:
-        return tell(str(error), 2)
+        return say(str(error), 2)
     except RunError as error:
-        return tell(str(error), 1)
+        return say(str(error), 1)
     except KeyboardInterrupt:
-        return tell("interrupted; continue with the same command and ckpt.load_enable=true", INTERRUPTED)
+        return say("interrupted; continue with the same command and ckpt.load_enable=true", INTERRUPTED)
     except Exception as error:
         log = folder / "error.log"
         log.write_text(traceback.format_exc())
-        return tell(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
+        return say(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
     return 0
 
 
@@ -52,11 +58,11 @@ def train(run: Run, folder: Path) -> None:
     from rlhf_suite.launch.environment import device_kind, runtime_env
     from rlhf_suite.train.run_folder import RunFolder
 
-    os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
     save(run, folder / "config.yaml")
     record = RunFolder(folder)
     record.start(fingerprint(run))
     try:
+        os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
     except BaseException as error:
         record.failed(error)
@@ -68,8 +74,3 @@ def train(run: Run, folder: Path) -> None:
         lines = summarise(record, run)
         if run.logger.progress:
             print("\n".join(lines), flush=True)
-
-
-def tell(message: str, code: int) -> int:
-    print(message, file=sys.stderr, flush=True)
-    return code

@@ -11,20 +11,18 @@ import math
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import slurm
 from rlhf_suite.launch.environment import cpu_count, device_kind, runtime_env
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
+from rlhf_suite.launch.processes import terminable
 
 # Ray puts unix sockets some 60 characters below its folder, and their paths end at 107.
 MAX_TEMP_PATH = 40
@@ -46,7 +44,8 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
         cluster = _spanning(allocation, folder, config)
     else:
         cluster = _private(config, device, _num_cpus(config, device, slots))
-    with _environment(runtime_env(device)), cluster, _terminable():
+    # terminable: after `ray.init`, which installs a handler that aborts the process
+    with _environment(runtime_env(device)), cluster, terminable():
         yield
 
 
@@ -178,27 +177,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM becomes SystemExit. Entered after `ray.init`, which installs a handler that aborts the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    received = []
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    except SystemExit as error:
-        if received:  # inside a call of Ray's the exit code is lost
-            error.code = 128 + received[0]
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
