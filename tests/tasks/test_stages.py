@@ -79,7 +79,7 @@ def test_rows_are_written_once_and_others_are_refused(tmp_path):
         path = steps.write("iter_0/best.jsonl", [{"input": "é", "n": 1}, {"input": "b"}])
         assert path.read_text() == '{"input": "é", "n": 1}\n{"input": "b"}\n'
         assert steps.write("iter_0/best.jsonl", [{"input": "é", "n": 1}, {"input": "b"}]) == path
-        with pytest.raises(UserError, match="best.jsonl was made with other flags"):
+        with pytest.raises(UserError, match=r"best\.jsonl was made with other flags"):
             steps.write("iter_0/best.jsonl", [{"input": "b"}])
     assert not list(tmp_path.rglob("*.tmp"))
 
