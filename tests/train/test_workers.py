@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -15,6 +16,12 @@ from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.train.workers import GroupOptions, Worker, WorkerGroup
 
 DEATH_NOTICED_S = 2.0
+
+
+def listeners() -> set[str]:
+    """The addresses at which this process listens."""
+    connections = psutil.Process().net_connections(kind="inet")
+    return {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 class Pupil(Worker):
@@ -52,6 +59,12 @@ class Pupil(Worker):
             os.kill(os.getpid(), signal.SIGKILL)
         raise ConnectionError("connection closed by peer")
 
+    def listens_at(self) -> set[str]:
+        from rlhf_suite.train.strategy import join_world
+
+        join_world(self.rank, self.world_size, self.device).barrier()
+        return listeners()
+
     def fail(self) -> None:
         raise ArithmeticError(f"bad number on {self.rank}")
 
@@ -69,7 +82,8 @@ def group(tmp_path):
     made = []
 
     def make(*args, ranks=2, timeout_s=60.0) -> WorkerGroup:
-        env = {"SCHOOL": "open", "PYTHONPATH": str(Path(__file__).parent)}  # the actors import Pupil from this file
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # Pupil is in this file
+        env = {"SCHOOL": "open", "PYTHONPATH": os.pathsep.join(paths)}
         options = GroupOptions("cpu", tmp_path, timeout_s, env)
         made.append(WorkerGroup(Pupil, "pupil", [Slot(0.25)] * ranks, options, args))
         return made[-1]
@@ -96,6 +110,10 @@ def test_ranks_know_how_to_meet(group):
     assert first[1:4] == ["2", "0", "127.0.0.1"]
     assert int(first[4]) > 0
     assert first[5] == "open"
+
+
+def test_ranks_on_one_machine_listen_on_the_loopback_address_alone(group):
+    assert set().union(*group().call("listens_at")) == {"127.0.0.1"}
 
 
 def test_groups_start_at_the_same_time(group):
@@ -130,7 +148,7 @@ def test_the_death_is_reported_not_its_echo_in_the_peers(group):
 
 
 def test_a_hung_actor_meets_the_deadline_and_shows_where_it_hangs(group):
-    pupils = group(timeout_s=8.0)
+    pupils = group(timeout_s=12.0)
     pupils.ready()
     began = time.monotonic()
     with pytest.raises(RunError) as caught:

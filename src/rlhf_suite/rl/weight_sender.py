@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.rl.weights import Manifest, TensorEntry, as_bytes, digest, dtype_name
+from rlhf_suite.train.world import open_store
 
 SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
@@ -94,7 +95,7 @@ class StreamSender:
     def __init__(self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float) -> None:
         self._backend, self._dtype, self._check = backend, dtype, check
         self._timeout = timedelta(seconds=timeout_s)
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        self._store = open_store(host, self._timeout)
         self._group: dist.Backend | None = None
         self._headers: list[str] = []
 
@@ -146,7 +147,7 @@ class IpcSender:
     def __init__(self, dtype: torch.dtype, check: bool, host: str, port: int, timeout_s: float) -> None:
         self._dtype, self._check = dtype, check
         timeout = timedelta(seconds=timeout_s)
-        self._store = dist.TCPStore(host, port, is_master=port == 0, wait_for_workers=False, timeout=timeout)
+        self._store = dist.TCPStore(host, port, is_master=False, timeout=timeout) if port else open_store(host, timeout)
 
     @property
     def port(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from rlhf_suite.train.workers import Worker
-from rlhf_suite.train.world import free_port
+from rlhf_suite.train.workers import LOOPBACK, Worker
+from rlhf_suite.train.world import open_store
 
 
 class Group(Protocol):
@@ -26,7 +26,8 @@ class LocalGroup:
 
     def __init__(self, cls: type[Worker], name: str, device: str, args: tuple[Any, ...]) -> None:
         self.name = name
-        self._worker = cls(0, 1, "127.0.0.1", free_port(), device, *args)
+        self._store = open_store(LOOPBACK)
+        self._worker = cls(0, 1, LOOPBACK, self._store.port, device, *args)
 
     def call(self, method: str, *args: Any, what: str | None = None) -> list[Any]:
         """`method` of the worker, as a list of one; there is nothing to wait for."""

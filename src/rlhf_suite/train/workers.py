@@ -24,6 +24,8 @@ from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import wait_for
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True)
 class GroupOptions:
@@ -46,7 +48,10 @@ class Worker:
         self.rank = rank
         self.world_size = world_size
         self.device = device
+        if master_addr == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group that meets there stays there
         os.environ.update(
+            TORCHELASTIC_USE_AGENT_STORE="True",  # torch joins the store at that address and starts none of its own
             RANK=str(rank),
             WORLD_SIZE=str(world_size),
             LOCAL_RANK="0",
@@ -130,14 +135,13 @@ class _Host:
     def open_store(self) -> tuple[str, int]:
         """The address of a rendezvous store in this process, for the group to meet at. It listens from now on: a port
         that is only free now may be somebody else's when the group comes to use it."""
-        from torch.distributed import TCPStore
+        from rlhf_suite.train.world import open_store
 
         address = ray.util.get_node_ip_address()
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self._store = open_store(address)
         return address, self._store.port
 
     def build(self, cls: type, rank: int, world_size: int, address: tuple[str, int], device: str, *args: Any) -> None:
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # torch joins the store there and starts none of its own
         self._worker = self._watched(cls, rank, world_size, *address, device, *args)
 
     def run(self, method: str, *args: Any, **kwargs: Any) -> Any:

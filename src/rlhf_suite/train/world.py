@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 
@@ -75,8 +76,14 @@ def seed_process(config: TrainConfig, rank: int) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def open_store(host: str, timeout: timedelta | None = None) -> dist.TCPStore:
+    """A rendezvous store in this process that listens on `host` alone, at a port of its own.
+
+    torch's own default is every address of the machine.
+    """
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    options = {} if timeout is None else {"timeout": timeout}
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), **options
+    )
