@@ -115,6 +115,12 @@ MISTAKES = [
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=2"),
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
+    (
+        SFT + "actor.aux_loss_coef=0.01 actor.gradient_checkpointing_enable=true "
+        "actor.gradient_checkpointing_reentrant=true",
+        "actor.gradient_checkpointing_reentrant",
+        "keeps no gradient of the router",
+    ),
     (SFT + "ds.attn_implementation=flash_attention_2 ds.param_dtype=fp32", "ds.attn_implementation", "fp32"),
     (SFT + "ds.attn_implementation=flash_attention_2 launch.device=cpu", "ds.attn_implementation", "GPU"),
     (SFT + "data.input_template=Q", "data.input_template", "must have one {}"),

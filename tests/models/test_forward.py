@@ -11,11 +11,11 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.experts import expert_counts, expert_shares, load_balancing_loss
 from rlhf_suite.models.forward import (
     ScalarOutputs,
     check_layout,
     hidden_states,
-    load_balancing_loss,
     read_logits,
     sequence_outputs,
     sequence_scores,
@@ -202,7 +202,7 @@ def test_every_token_trains_the_padding_token_too(load):
 def test_router_loss_is_transformers_own_and_not_in_the_log_probs(load, batch, family, packed):
     model = load(family, tied=False, packed=packed)
     before = token_log_probs(model, batch)
-    make_trainable(model, TrainedModelConfig(), LoRAConfig(), aux_loss=True)
+    make_trainable(model, TrainedModelConfig(aux_loss_coef=1.0), LoRAConfig())
     output = token_log_probs(model, batch)
     assert before.aux_loss is None
     torch.testing.assert_close(output.log_probs, before.log_probs)
@@ -220,9 +220,19 @@ def test_router_loss_is_transformers_own_and_not_in_the_log_probs(load, batch, f
 
 def test_uniform_routing_has_a_balancing_loss_of_top_k():
     even = torch.eye(4).repeat(3, 1) * 1e-3  # each expert first equally often, probabilities all but equal
-    assert load_balancing_loss((even,), 1, None).item() == pytest.approx(1.0, abs=1e-3)
+    assert load_balancing_loss(even, 1).item() == pytest.approx(1.0, abs=1e-3)
     collapsed = torch.tensor([[50.0, 0, 0, 0]]).repeat(8, 1)
-    assert load_balancing_loss((collapsed,), 1, None).item() == pytest.approx(4.0, abs=1e-3)
+    assert load_balancing_loss(collapsed, 1).item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_with_the_shares_of_the_whole_the_balancing_loss_is_a_mean_over_rows():
+    logits = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    first, second = logits[:5], logits[5:]
+    shares = expert_shares(expert_counts(first, 2) + expert_counts(second, 2), 2)
+    parts = [load_balancing_loss(part, 2, shares) * len(part) for part in (first, second)]
+    torch.testing.assert_close(sum(parts) / 12, load_balancing_loss(logits, 2))
+    assert abs(sum(load_balancing_loss(p, 2) * len(p) for p in (first, second)) / 12 - sum(parts) / 12) > 0.01
+    assert load_balancing_loss(logits[:0], 2) == 0
 
 
 def test_packing_without_borders_in_the_attention_is_refused(load):
@@ -261,7 +271,7 @@ def test_the_router_loss_of_a_scored_model_is_that_of_the_same_layers(load, batc
     scored, language = (load(family, tied=False, head=head) for head in ("value", "lm"))
     language.model.model.load_state_dict(scored.model.model.state_dict())
     for model in (scored, language):
-        make_trainable(model, TrainedModelConfig(), LoRAConfig(), aux_loss=True)
+        make_trainable(model, TrainedModelConfig(aux_loss_coef=1.0), LoRAConfig())
     found, expected = sequence_outputs(scored, batch).aux_loss, token_log_probs(language, batch).aux_loss
     torch.testing.assert_close(found, expected, **CLOSE)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plain_models import LORA, Gradients, adapter, formula_gradient, outputs, reference_model
+from plain_models import LORA, Gradients, adapter, balancing, formula_gradient, outputs, reference_model
 from policy_formulas import OBJECTIVES, TEMPERATURE, Sequence, formula, head_of
 from splits import Split
 
@@ -26,6 +26,7 @@ from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train import strategy
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
+from rlhf_suite.train.task import Objective
 from rlhf_suite.train.world import World
 
 LENGTHS = [9, 31, 4, 17, 70, 2, 25, 12, 6, 40, 3, 21]
@@ -36,8 +37,8 @@ BUDGET = 75  # tokens of a micro-batch
 # The reference.
 
 
-def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False) -> Gradients:
-    """The gradient of the formula in float64."""
+def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False, aux: float = 0.0) -> Gradients:
+    """The gradient of the formula in float64; `aux`: weight of the load-balancing loss."""
     head = head_of(loss)
     temperature = 1.0 if loss == "next token" else TEMPERATURE
 
@@ -45,7 +46,11 @@ def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False) ->
         found = [outputs(model, head, batch.ids[batch.segments == row]) for row in range(len(batch))]
         if head == "lm":
             found = [(out / temperature).log_softmax(-1) for out in found]
-        return formula(loss, [Sequence(batch, row, out) for row, out in enumerate(found)])
+        sequences = [Sequence(batch, row, out) for row, out in enumerate(found)]
+        if aux == 0:
+            return formula(loss, sequences)
+        masked = [batch.ids[batch.segments == s.row] for s in sequences if s.mask.any()]
+        return formula(loss, sequences) + aux * balancing(model, masked)
 
     return formula_gradient(reference_model(folder, head), lora, total)
 
@@ -123,6 +128,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     """The model of `split` under DeepSpeed, its adapters set to `adapter`."""
     ds = ds_config(split)
     config = TrainedModelConfig(
+        aux_loss_coef=split.aux,
         max_norm=split.max_norm,
         lr_scheduler="constant",
         gradient_checkpointing_enable=bool(split.checkpointing),
@@ -150,8 +156,16 @@ def gradient(world: World, folder: Path, loss: str, split: Split, batch: TokenBa
     config = train_config(split, BUDGET)
     mine = shards(batch, balanced_parts(batch, world.size))[world.rank]
     micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config)]
-    optimizer_step(model, OBJECTIVES[loss], micro_batches, 0, "stop")
+    optimizer_step(model, with_aux(OBJECTIVES[loss], split.aux), micro_batches, 0, "stop")
     return written(model)
+
+
+def with_aux(objective: Objective, coef: float) -> Objective:
+    """The objective of the policy or the critic with this weight of the load-balancing loss."""
+    for section in ("actor", "critic"):
+        if hasattr(objective, section):
+            objective = replace(objective, **{section: replace(getattr(objective, section), aux_loss_coef=coef)})
+    return objective
 
 
 def train_config(split: Split, budget: int) -> TrainConfig:

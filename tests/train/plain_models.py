@@ -10,17 +10,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.models.builtin import byte_tokenizer, create_tiny
+from rlhf_suite.models.builtin import Shape, byte_tokenizer, create
 
 Gradients = dict[str, torch.Tensor]
 
 LORA = LoRAConfig(rank=4, alpha=8)
 
 
-def make_models(folder: Path) -> Path:
-    """A tiny model with weights large enough to matter, as a language model `lm`, as a scalar model `value`, and a
-    language model near the first, `reference`."""
-    create_tiny(folder / "plain")
+def make_models(folder: Path, family: str = "qwen3") -> Path:
+    """A tiny model of `family` with weights large enough to matter: a language model `lm`, a scalar model `value`,
+    and `reference`, a language model near the first."""
+    create(folder / "plain", Shape(family=family))
     generator = torch.Generator().manual_seed(7)
     for head, auto in (("lm", AutoModelForCausalLM), ("value", AutoModelForSequenceClassification)):
         with torch.random.fork_rng(devices=[]):
@@ -45,7 +45,8 @@ def move(model: nn.Module, size: float, generator: torch.Generator) -> None:
 def reference_model(folder: Path, name: str) -> nn.Module:
     """`lm`, `value` or `reference` in float64."""
     auto = AutoModelForSequenceClassification if name == "value" else AutoModelForCausalLM
-    return auto.from_pretrained(folder / name, dtype=torch.float64, attn_implementation="eager")
+    settings = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return auto.from_pretrained(folder / name, dtype=torch.float64, **settings)
 
 
 def outputs(model: nn.Module, head: str, ids: torch.Tensor) -> torch.Tensor:
@@ -53,6 +54,16 @@ def outputs(model: nn.Module, head: str, ids: torch.Tensor) -> torch.Tensor:
     if head == "lm":
         return model(input_ids=ids[None], use_cache=False).logits[0, :-1]
     return model.score(model.model(input_ids=ids[None], use_cache=False).last_hidden_state)[0, :-1, 0]
+
+
+def balancing(model: nn.Module, sequences: list[torch.Tensor]) -> torch.Tensor:
+    """The load-balancing loss of the given ids: all layers and tokens together."""
+    top_k, logits = model.config.num_experts_per_tok, []
+    for ids in sequences:
+        logits += model.model(input_ids=ids[None], use_cache=False, output_router_logits=True).router_logits
+    p = torch.cat(logits).softmax(-1)
+    share = torch.zeros_like(p).scatter(1, p.argsort(descending=True)[:, :top_k], 1.0).mean(0)
+    return p.shape[1] * (share * p.mean(0)).sum()
 
 
 def formula_gradient(model: nn.Module, lora: bool, formula: Callable[[nn.Module], torch.Tensor]) -> Gradients:

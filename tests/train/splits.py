@@ -22,6 +22,7 @@ class Split:
     lora: bool = False
     checkpointing: str = ""  # "plain" or "re-entrant"
     max_norm: float = 0.0
+    aux: float = 0.0  # weight of the load-balancing loss of a mixture of experts
     rows: tuple[int, ...] | None = None
 
     def chosen(self, count: int) -> list[int]:

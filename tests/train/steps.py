@@ -83,7 +83,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         lr_scheduler="constant",
         max_norm=setup.max_norm,
     )
-    return load_trained(config, "lm", ds, world, total_steps=9, seed=0, aux_loss=False, flag="actor.model_name_or_path")
+    return load_trained(config, "lm", ds, world, total_steps=9, seed=0, flag="actor.model_name_or_path")
 
 
 def one_step(model: TrainedModel, batch: TokenBatch, step: int, setup: Setup) -> dict[str, float]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 from gradients import ds_config, gradient_writer, train_config, trained_model, written
-from plain_models import Gradients, formula_gradient, reference_model
+from plain_models import Gradients, balancing, formula_gradient, reference_model
 from splits import Split
 from task_cases import CASES, Plain
 
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.data.batch import Item
+from rlhf_suite.data.batch import Item, sequences
 from rlhf_suite.data.row import Row
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
@@ -30,6 +30,7 @@ def setup(folder: Path, name: str, split: Split) -> tuple[SupervisedRun, Task, l
     """The configuration, the task and the items of `split`'s step."""
     case = CASES[name]
     config = case.config(folder, {"train": train_config(split, BUDGET), "ds": ds_config(split)})
+    config.actor.aux_loss_coef = split.aux
     make_task = importlib.import_module(f"rlhf_suite.tasks.{config.task}").make_task
     task = make_task(config, load_tokenizer(str(folder / "plain"), SFTDataConfig()))
     rows = [Row(values, "rows", line) for line, values in enumerate(case.rows(random.Random(4)))]
@@ -53,5 +54,12 @@ def wanted(folder: Path, name: str, split: Split) -> Gradients:
     """The gradient of the formula; with LoRA of the adapters, and the reference is the model without them."""
     _, task, items = setup(folder, name, split)
     other = Plain(reference_model(folder, "lm" if split.lora else "reference").requires_grad_(False))
-    model = reference_model(folder, task.head)
-    return formula_gradient(model, split.lora, lambda model: CASES[name].formula(Plain(model), other, items))
+
+    def total(model: torch.nn.Module) -> torch.Tensor:
+        loss = CASES[name].formula(Plain(model), other, items)
+        if split.aux == 0:
+            return loss
+        trained = [each for item in items for each in (sequences(item)[:1] if name == "kto" else sequences(item))]
+        return loss + split.aux * balancing(model, [torch.tensor(each.ids) for each in trained])
+
+    return formula_gradient(reference_model(folder, task.head), split.lora, total)

@@ -1,57 +1,62 @@
-"""The load-balancing loss of a mixture of experts: real micro-batches weigh by their tokens, fill-ins by nothing."""
+"""The load-balancing loss of a mixture of experts is one function of a step, whatever splits the step up: its gradient
+is that of the formula over all tokens at once, for every loss."""
 
 from __future__ import annotations
 
 import gradients
 import pytest
-import torch
-from plain_models import relative_error
+import task_gradients
+from plain_models import make_models, relative_error
+from splits import Split
+from task_cases import ROWS
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.optim import TrainedModelConfig
-from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.models.builtin import Shape, create
-from rlhf_suite.tasks.sft import SFT
-from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.strategy import load_trained
+from rlhf_suite.train.evaluate import evaluate
 
-GROUPS = [[[0, 1], [2, 3], [4, 5]], [[6, 7]]]  # three micro-batches on one rank, one on the other
+AUX = 10.0
+LIMIT = 1e-5  # of fp32 against float64
+TASKS = ("sft", "rm sigmoid", "dpo sigmoid", "kto", "prm, whole vocabulary", "distill forward_kl")
+LOSSES = ("ppo, token-mean", "value")
+SPLITS = [
+    ("mixtral", Split("micro-batches of 1", micro=1, aux=AUX)),
+    ("mixtral", Split("2 ranks, ZeRO-3", ranks=2, zero=3, micro=2, aux=AUX)),
+    ("qwen3_moe", Split("padded", micro=3, packed=False, aux=AUX)),
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("moe") / "model"
-    create(path, Shape(family="mixtral"))
-    return path
+    made = {}
+
+    def get(family):
+        if family not in made:
+            made[family] = make_models(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return get
 
 
-@pytest.fixture(scope="module")
-def batch():
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.tensor([9, 20, 4, 17, 30, 5, 12, 8])
-    ids = torch.randint(0, 256, (int(lengths.sum()),), generator=generator)
-    plain = TokenBatch(ids, lengths)
-    mask = torch.ones(len(ids)).index_fill(0, plain.starts, 0)
-    return TokenBatch(ids, lengths, {"mask": mask}, {"index": torch.arange(8)})
+@pytest.mark.parametrize(("family", "split"), SPLITS, ids=lambda value: getattr(value, "name", value))
+def test_the_gradient_is_that_of_the_formula(ranks, folder, family, split):
+    path, group = folder(family), ranks(split.ranks)
+    batch = gradients.make_batch(path)
+    errors = {}
+    for name in LOSSES:
+        found = group.call(gradients.gradient, path, name, split, batch)[0]
+        errors[name] = relative_error(found, gradients.reference(path, name, batch, aux=AUX))
+    for name in TASKS:
+        found = group.call(task_gradients.gradient, path, name, split)[0]
+        errors[name] = relative_error(found, task_gradients.wanted(path, name, split))
+    print(split.name, {name: f"{error:.1e}" for name, error in errors.items()})
+    assert max(errors.values()) <= LIMIT, errors
 
 
-def gradient(world, folder, zero, batch, groups):
-    """The gradient of SFT with a large auxiliary loss, and the metrics."""
-    ds = DeepSpeedConfig(zero_stage=zero, param_dtype="fp32", packing_samples=True)
-    config = TrainedModelConfig(model_name_or_path=str(folder), max_norm=0, lr_scheduler="constant")
-    with gradients.gradient_writer():
-        model = load_trained(config, "lm", ds, world, total_steps=1, seed=0, aux_loss=True, flag="")
-    parts = [take(batch, group) for group in groups[world.rank]]
-    metrics = optimizer_step(model, SFT(None, aux_loss_coef=10.0), parts, 0, "stop")
-    with model.gathered(list(model.module.parameters())):
-        return {name: p.detach().clone() for name, p in model.module.named_parameters()}, metrics
+def evaluation(world, folder, split):
+    config, task, items = task_gradients.setup(folder, "sft", split)
+    model = gradients.trained_model(world, folder, "lm", split)
+    return evaluate(model, task, {"held out": items}, config.train)["eval/aux_loss"]
 
 
-@pytest.mark.parametrize("zero", [0, 2, 3])
-def test_ranks_with_other_numbers_of_micro_batches_give_the_same_gradient(ranks, folder, batch, zero):
-    wanted, metrics = ranks(1).call(gradient, folder, 0, batch, [[*GROUPS[0], *GROUPS[1]]])[0]
-    found, others = ranks(2).call(gradient, folder, zero, batch, GROUPS)[0]
-    assert relative_error(found, wanted) < 1e-5
-    assert others["aux_loss"] == pytest.approx(metrics["aux_loss"], rel=1e-6)
-    router = next(value for name, value in wanted.items() if "gate" in name or "router" in name)
-    assert router.norm() > 0
+def test_an_evaluation_measures_it_over_all_micro_batches(ranks, folder):
+    one, many = (Split("", micro=micro, aux=AUX) for micro in (ROWS, 1))
+    found, wanted = (ranks(1).call(evaluation, folder("mixtral"), split)[0] for split in (many, one))
+    assert found == pytest.approx(wanted, rel=1e-6)

@@ -12,8 +12,6 @@ from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
 class SupervisedActorConfig(TrainedModelConfig):
     """The model that a supervised task trains"""
 
-    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
-
 
 @dataclass
 class SFTActorConfig(SupervisedActorConfig):
@@ -27,7 +25,6 @@ class SFTActorConfig(SupervisedActorConfig):
 class PolicyConfig(TrainedModelConfig):
     """The policy that PPO trains"""
 
-    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     eps_clip: float = flag(0.2, "PPO clip range of the probability ratio", gt=0)
     eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
     dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages", gt=1)

@@ -1,4 +1,4 @@
-"""Rules of one trained model's optimiser, for the actor and the critic alike."""
+"""Rules of one trained model, for the actor and the critic alike."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> It
     if section.max_norm > 0:
         what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
         yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
+
+
+def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
+    """Re-entrant checkpointing hands the router's logits out without a gradient."""
+    if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
+        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
+        key = f"{name}.gradient_checkpointing_reentrant"
+        yield Problem(key, what, f"write {key}=false")

@@ -47,5 +47,6 @@ class TrainedModelConfig:
     lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
     min_lr_ratio: float = flag(0.1, "Final over peak rate (cosine_with_min_lr)", ge=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
+    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
     gradient_checkpointing_reentrant: bool = flag(False, "Use the re-entrant variant of checkpointing")

@@ -79,6 +79,11 @@ def tokens_per_sequence(mask: Tensor, segments: Tensor, num_sequences: int) -> T
     return sequence_sums(mask.float(), segments, num_sequences)
 
 
+def counted_sequences(mask: Tensor, segments: Tensor, num_sequences: int) -> Tensor:
+    """Which sequences weigh anything, [B] float32 of 0 and 1: those with a masked token."""
+    return (tokens_per_sequence(mask, segments, num_sequences) > 0).float()
+
+
 def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
     """Weight of each token in the sum of `mode`, [T] float32; the weights of a batch sum to its `num_units`."""
     assert mode in MODES, mode
@@ -93,7 +98,7 @@ def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> 
     assert mode in MODES, mode
     if mode == "token-mean":
         return mask.float().sum()
-    return (tokens_per_sequence(mask, segments, num_sequences) > 0).float().sum()
+    return counted_sequences(mask, segments, num_sequences).sum()
 
 
 def log1mexp(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.head import Read, ScoringHead
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class LanguageModel(nn.Module):
         model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings()))
         self.model = model
         self.packed = packed
-        self.router_loss = False
+        self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
 
     def forward(
@@ -62,14 +63,19 @@ class LanguageModel(nn.Module):
         entropy: bool = False,
         needed: Tensor | None = None,
         reader: tuple[Tensor, Read] | None = None,
+        count_experts: bool = False,
     ) -> TokenOutputs | ScalarOutputs:
         """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
 
-        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states.
+        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states;
+        with `count_experts` what `expert_counts` says of the batch.
         """
         sequences = Sequences.of(batch.lengths, self.packed)
-        hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
-        aux_loss = balancing_loss(self.model, router_logits, sequences) if self.router_loss else None
+        hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+        if count_experts:
+            assert self.balance is not None
+            return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
+        aux_loss = self.balance.loss(router_logits, batch, sequences) if self.balance else None
         if reader is not None:
             at, read = reader
             return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
@@ -98,14 +104,17 @@ class ScalarModel(nn.Module):
         self.packed = packed
         self.head_name = head_name  # in checkpoints; in memory it is transformers' `score`
         self.head_is_new = head_is_new  # drawn at random because the checkpoint had none of that name
-        self.router_loss = False
+        self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
 
-    def forward(self, batch: TokenBatch) -> ScalarOutputs:
+    def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """The head's output at every token's own hidden state, [T]. Read through the functions below."""
         sequences = Sequences.of(batch.lengths, self.packed)
-        hidden, router_logits = hidden_states(self.model, batch, sequences, self.router_loss)
-        aux_loss = balancing_loss(self.model, router_logits, sequences) if self.router_loss else None
+        hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+        if count_experts:
+            assert self.balance is not None
+            return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
+        aux_loss = self.balance.loss(router_logits, batch, sequences) if self.balance else None
         return ScalarOutputs(self.model.score(hidden).squeeze(-1).float(), aux_loss)
 
 
@@ -129,12 +138,24 @@ def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: 
     return outputs
 
 
+def expert_counts(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
+    """How many tokens of the batch, layer by layer, go to each expert, [E]. Needs a model with `balance`."""
+    counts: Tensor = model(batch, count_experts=True).values
+    return counts
+
+
 def token_values(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
     """V(state token t was chosen in), [T]: the head at t-1; 0 at the first token of a sequence."""
-    own = model(batch).values  # [T]
+    return value_outputs(model, batch).values
+
+
+def value_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
+    """`token_values`, with the auxiliary loss of the same forward."""
+    outputs: ScalarOutputs = model(batch)
+    own = outputs.values  # [T]
     shifted = F.pad(own[:-1], (1, 0))
     first = torch.zeros(batch.num_tokens, dtype=torch.bool, device=own.device).index_fill(0, batch.starts, True)
-    return shifted.masked_fill(first, 0.0)
+    return ScalarOutputs(shifted.masked_fill(first, 0.0), outputs.aux_loss)
 
 
 def sequence_scores(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
@@ -214,23 +235,3 @@ def _padded_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
 def _spread(values: Tensor, tokens: Tensor, total: int) -> Tensor:
     """`values` [N] at positions `tokens` [N] of a zero vector [total]."""
     return values.new_zeros(total).index_copy(0, tokens, values)
-
-
-def balancing_loss(model: PreTrainedModel, router_logits: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
-    """`load_balancing_loss` over the tokens that are no padding."""
-    real = None if sequences.packed else sequences.slots
-    return load_balancing_loss(router_logits, model.config.num_experts_per_tok, real)
-
-
-def load_balancing_loss(router_logits: tuple[Tensor, ...], top_k: int, real: Tensor | None) -> Tensor:
-    """E * sum_e f_e P_e over the rows of all layers (Switch Transformer, arXiv:2101.03961, eq. 4-6, top-k routing).
-
-    f_e: how often expert e is among a row's top k; P_e: its mean probability; uniform routing gives `top_k`.
-    `router_logits`: one [rows, E] per layer; `real`: the rows that are no padding (null: all).
-    """
-    logits = torch.cat([layer if real is None else layer[real] for layer in router_logits]).float()  # [N, E]
-    probabilities = logits.softmax(-1)
-    experts = logits.shape[-1]
-    chosen = probabilities.topk(top_k, dim=-1).indices  # [N, top_k]
-    frequency = chosen.flatten().bincount(minlength=experts) / len(logits)  # [E]
-    return experts * (frequency * probabilities.mean(0)).sum()

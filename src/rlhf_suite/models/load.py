@@ -28,6 +28,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
 
@@ -199,29 +200,23 @@ def make_trainable(
     lora: LoRAConfig,
     *,
     seed: int = 0,
-    aux_loss: bool = False,
+    section: str = "actor",
 ) -> None:
-    """Training mode, with adapters, activation checkpointing and the MoE load-balancing loss as configured."""
+    """Training mode, with adapters, activation checkpointing and the MoE load-balancing loss as configured. `section`
+    is what errors call `config`."""
     model.train()
     if lora.rank > 0:
         add_lora(model, lora, seed)
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
-            raise UserError(f"actor.gradient_checkpointing_enable: {type(model.model).__name__} does not support it")
+            name = f"{section}.gradient_checkpointing_enable"
+            raise UserError(f"{name}=true: {type(model.model).__name__} does not support it. Set {name}=false")
         model.model.gradient_checkpointing_enable({"use_reentrant": config.gradient_checkpointing_reentrant})
-    if aux_loss:
-        _enable_router_loss(model, config)
-
-
-def _enable_router_loss(model: LanguageModel | ScalarModel, config: TrainedModelConfig) -> None:
-    if not hasattr(model.model.config, "num_experts_per_tok"):
-        raise UserError("actor.aux_loss_coef > 0: this model has no experts to balance. Set actor.aux_loss_coef=0")
-    if config.gradient_checkpointing_enable and config.gradient_checkpointing_reentrant:
-        raise UserError(
-            "actor.aux_loss_coef > 0: re-entrant checkpointing keeps no gradient of the router. "
-            "Set actor.gradient_checkpointing_reentrant=false"
-        )
-    model.router_loss = True
+    if config.aux_loss_coef > 0:
+        if not hasattr(model.model.config, "num_experts_per_tok"):
+            name = f"{section}.aux_loss_coef"
+            raise UserError(f"{name}={config.aux_loss_coef}: this model has no experts to balance. Set {name}=0")
+        model.balance = ExpertBalance(model.model.config.num_experts_per_tok)
 
 
 def check_head(config: Any, flag: str, path: str) -> None:

@@ -12,10 +12,10 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_loss
-from rlhf_suite.losses.reduce import LossSum, Mean, masked_mean, num_units, token_weights
+from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
-from rlhf_suite.models.forward import token_log_probs, token_values
-from rlhf_suite.train.task import Forward, StepLoss, counted_tokens
+from rlhf_suite.models.forward import token_log_probs, value_outputs
+from rlhf_suite.train.task import Forward, StepLoss, balanced, counted_tokens, with_balance
 
 
 @dataclass
@@ -51,11 +51,7 @@ class PolicyObjective:
         if "old_log_probs" not in batch.tokens:
             gap = (batch.tokens["engine_log_probs"] - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)
-        if output.aux_loss is not None:
-            balance = output.aux_loss * counted_tokens(batch)
-            sums["all_tokens"] = self.actor.aux_loss_coef * balance
-            metrics["aux_loss"] = Mean(balance.detach(), counted_tokens(batch))
-        return StepLoss(sums, metrics)
+        return balanced(StepLoss(sums, metrics), output.aux_loss, self.actor.aux_loss_coef, batch)
 
     def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
         """The clipped surrogate. Without old log-probs the policy has not moved since the rollout."""
@@ -82,15 +78,15 @@ class PolicyObjective:
 
 @dataclass
 class ValueObjective:
-    """Clipped value loss, a mean over tokens."""
+    """Clipped value loss, a mean over tokens, + aux_loss_coef * MoE auxiliary loss."""
 
     critic: CriticConfig
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum()}
+        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         tokens = batch.tokens
-        values = token_values(model, batch)
+        values, aux_loss = value_outputs(model, batch)
         result = value_loss(values, tokens["values"], tokens["returns"], tokens["mask"], self.critic.value_clip)
-        return StepLoss({"tokens": result.total}, result.metrics)
+        return with_balance("tokens", result, aux_loss, self.critic.aux_loss_coef, batch)

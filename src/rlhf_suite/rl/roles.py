@@ -26,7 +26,7 @@ from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.workers import Worker
 from rlhf_suite.train.world import seed_process
 
-STEP_RESULTS = ("lr", "grad_norm", "skipped")  # names that policy and critic share
+STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy and critic share
 
 
 class Role(Worker):
@@ -109,7 +109,6 @@ class TrainedRole(Role, TrainedWorker):
             self.world,
             total_steps=total_steps,
             seed=config.train.seed,
-            aux_loss=head == "lm" and config.actor.aux_loss_coef > 0,
             flag=flag,
         )
 

@@ -10,7 +10,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.losses.reduce import Mean
 from rlhf_suite.train.loader import rank_micro_batches
-from rlhf_suite.train.step import add_metrics, equalise
+from rlhf_suite.train.step import add_metrics, balanced_experts, equalise
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective
 
@@ -46,7 +46,8 @@ def set_metrics(
     metrics: dict[str, Mean] = {}
     for start in range(0, len(examples), config.batch_size):
         chosen = range(start, min(start + config.batch_size, len(examples)))
-        batches = equalise(model, rank_micro_batches(examples, chosen, config, model.world))
-        for batch in prepare(batches):
-            add_metrics(metrics, objective.loss(model, batch.to(model.world.device)).metrics)
+        batches = prepare(equalise(model, rank_micro_batches(examples, chosen, config, model.world)))
+        with balanced_experts(model, batches):
+            for batch in batches:
+                add_metrics(metrics, objective.loss(model, batch.to(model.world.device)).metrics)
     return metrics

@@ -7,7 +7,8 @@ micro-batches and all ranks before the first forward. Each micro-batch then back
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import RunError
 from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.models.experts import expert_shares
+from rlhf_suite.models.forward import expert_counts
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective, StepLoss
 from rlhf_suite.train.world import World
@@ -41,14 +44,15 @@ def optimizer_step(
     counts = global_counts(objective, micro_batches, world)
     metrics: dict[str, Mean] = {}
     bad: list[int] = []
-    for micro_batch in micro_batches:
-        loss = objective.loss(model, micro_batch.to(world.device))
-        share = weighted_share(loss, counts)
-        if not math.isfinite(float(share.detach())):
-            bad += micro_batch.rows["index"].tolist()
-            share = share * math.nan  # the gradient of a loss that is not finite may be finite: no optimiser takes NaN
-        model.backward(share)
-        add_metrics(metrics, loss.metrics)
+    with balanced_experts(model, micro_batches):
+        for micro_batch in micro_batches:
+            loss = objective.loss(model, micro_batch.to(world.device))
+            share = weighted_share(loss, counts)
+            if not math.isfinite(float(share.detach())):
+                bad += micro_batch.rows["index"].tolist()
+                share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
+            model.backward(share)
+            add_metrics(metrics, loss.metrics)
     result = model.step(step)
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
@@ -63,6 +67,26 @@ def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[T
     if model.needs_equal_micro_batches:
         wanted = int(model.world.max(torch.tensor(float(wanted))))
     return [*micro_batches, *(weightless(micro_batches[0]) for _ in range(wanted - len(micro_batches)))]
+
+
+@contextmanager
+def balanced_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> Iterator[None]:
+    """Within it the load-balancing loss of the micro-batches is that of all of them, on all ranks, as one batch. That
+    takes a forward pass beforehand, which counts the tokens that go to each expert, unless there is only one."""
+    balance, world = model.module.balance, model.world
+    if balance is None or (world.size == 1 and len(micro_batches) == 1):
+        yield
+        return
+    training = model.module.training
+    model.module.eval()  # no dropout, no noise in the routers: the pass measures the model
+    with torch.no_grad():
+        counts = torch.stack([expert_counts(model, batch.to(world.device)) for batch in micro_batches]).sum(0)
+    model.module.train(training)
+    balance.shares = expert_shares(world.sum(counts), balance.top_k)
+    try:
+        yield
+    finally:
+        balance.shares = None
 
 
 def weightless(batch: TokenBatch) -> TokenBatch:

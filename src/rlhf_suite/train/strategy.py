@@ -152,7 +152,6 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
     *,
     total_steps: int,
     seed: int,
-    aux_loss: bool,
     flag: str,
 ) -> TrainedModel:
     """Load the model of `section`, make it trainable and put it under DeepSpeed."""
@@ -160,7 +159,7 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
     with loading_context(ds):
         writable = partial(gathered, ds, modifier_rank=0)
         module = load_model(section.model_name_or_path, head=head, ds=ds, seed=seed, flag=flag, writable=writable)
-    make_trainable(module, section, ds.lora, seed=seed, aux_loss=aux_loss)
+    make_trainable(module, section, ds.lora, seed=seed, section=flag.partition(".")[0])
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
 
 

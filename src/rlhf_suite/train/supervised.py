@@ -78,7 +78,6 @@ class SupervisedWorker(TrainedWorker):
             world,
             total_steps=self.loader.total_steps,
             seed=config.train.seed,
-            aux_loss=config.actor.aux_loss_coef > 0,
             flag="actor.model_name_or_path",
         )
         if self.task.annotates_once:

@@ -11,7 +11,7 @@ import torch
 
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.rows import Row
-from rlhf_suite.losses.reduce import LossSum, Mean, tokens_per_sequence
+from rlhf_suite.losses.reduce import LossSum, Mean, counted_sequences
 
 Forward = Callable[..., object]
 Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
@@ -84,19 +84,23 @@ class Task:
 
 def counted(batch: TokenBatch) -> torch.Tensor:
     """Which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
-    return (tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch)) > 0).float()
+    return counted_sequences(batch.tokens["mask"], batch.segments, len(batch))
 
 
 def counted_tokens(batch: TokenBatch) -> torch.Tensor:
-    """How many tokens a batch holds, trained on or not; none where no sequence weighs anything."""
-    return batch.tokens["mask"].any() * float(batch.num_tokens)
+    """How many tokens the sequences that weigh anything have, trained on or not."""
+    return (counted(batch) * batch.lengths).sum()
 
 
 def with_balance(unit: str, loss: LossSum, aux_loss: torch.Tensor | None, coef: float, batch: TokenBatch) -> StepLoss:
     """A loss over `unit` plus `coef` x the MoE load-balancing loss, a mean over all tokens, where the model has one."""
+    return balanced(StepLoss({unit: loss.total}, loss.metrics), aux_loss, coef, batch)
+
+
+def balanced(loss: StepLoss, aux_loss: torch.Tensor | None, coef: float, batch: TokenBatch) -> StepLoss:
+    """The same for a loss over several units."""
     if aux_loss is None:
-        return StepLoss({unit: loss.total}, loss.metrics)
+        return loss
     balance, tokens = aux_loss * counted_tokens(batch), counted_tokens(batch)
-    return StepLoss(
-        {unit: loss.total, "all_tokens": coef * balance}, loss.metrics | {"aux_loss": Mean(balance.detach(), tokens)}
-    )
+    metrics = loss.metrics | {"aux_loss": Mean(balance.detach(), tokens)}
+    return StepLoss({**loss.sums, "all_tokens": coef * balance}, metrics)
