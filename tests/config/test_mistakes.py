@@ -57,6 +57,14 @@ MISTAKES = [
     (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "are two texts that differ"),
     (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
     (SFT + "data.turn_markers=[Q,A] data.output_key=output", "data.turn_markers", "add data.output_key=null"),
+    (SFT + "data.pack_to_max_len=true ds.packing_samples=false", "data.pack_to_max_len", "add ds.packing_samples=true"),
+    (
+        SFT + "data.reward_key=label data.multiturn=true data.apply_chat_template=true",
+        "data.reward_key",
+        "that of one answer",
+    ),
+    (SFT + "data.reward_key=label data.turn_markers=[Q,A]", "data.reward_key", "add data.apply_chat_template=true"),
+    (SFT + "data.reward_template=x", "data.reward_template", "add data.reward_key=<column>"),
     # names of OpenRLHF
     (SFT + "pretrain=x", "pretrain", "renamed to actor.model_name_or_path"),
     (SFT + "model.model_name_or_path=x", "model.model_name_or_path", "renamed to actor.model_name_or_path"),

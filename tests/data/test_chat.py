@@ -233,26 +233,6 @@ def test_a_prompt_needs_room_for_two_tokens_of_answer(tokenizer):
         ConversationEncoder(tokenizer, plain_config(max_len=prompt + 1)).encode(row(input="hello", output="9 9 9"))
 
 
-def test_pretraining_uses_the_raw_text(tokenizer):
-    encoder = ConversationEncoder(tokenizer, SFTDataConfig(input_key="text"), pretrain=True)
-    example = encoder.encode(row(text="hello there, user"))
-    assert example.ids == tokenizer("hello there, user", add_special_tokens=False)["input_ids"]
-    assert example.mask == [0] + [1] * (len(example.ids) - 1)
-    cut = ConversationEncoder(tokenizer, SFTDataConfig(input_key="text", max_len=3), pretrain=True)
-    assert cut.encode(row(text="hello there, user")).ids == example.ids[:3]
-    assert cut.encode(row(text="hello there, user")).truncated
-
-
-def test_pretraining_keeps_a_begin_token(bos_tokenizer):
-    example = ConversationEncoder(bos_tokenizer, SFTDataConfig(), pretrain=True).encode(row(input="hello there"))
-    assert example.ids == bos_tokenizer("hello there")["input_ids"] and example.mask[:2] == [0, 1]
-
-
-def test_a_document_of_one_token_is_refused(tokenizer):
-    with pytest.raises(RowError, match="nothing to predict"):
-        ConversationEncoder(tokenizer, SFTDataConfig(), pretrain=True).encode(row(input="a"))
-
-
 @pytest.mark.parametrize(
     ("config", "values", "reason"),
     [

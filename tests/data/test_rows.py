@@ -50,12 +50,30 @@ def write(path, rows=ROWS):
         path.write_text(json.dumps(rows))
     elif kind == ".csv":
         path.write_text("input,label\n" + "".join(f'"{row["input"]}",{row["label"]}\n' for row in rows))
+    elif kind == ".tsv":
+        path.write_text("input\tlabel\n" + "".join(f'"{row["input"]}"\t{row["label"]}\n' for row in rows))
+    elif kind == ".arrow":
+        write_arrow(path, rows, pyarrow.ipc.new_file)
     else:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.parquet", "x.JSONL", "x.Json", "x.CSV", "x.PARQUET"])
+def write_arrow(path, rows, kind):
+    table = pyarrow.Table.from_pylist(rows)
+    with kind(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def test_an_arrow_stream_is_read_like_an_arrow_file(tmp_path):
+    assert values(load(write_arrow(tmp_path / "x.arrow", ROWS, pyarrow.ipc.new_stream))) == ROWS
+
+
+KINDS = ["x.jsonl", "x.json", "x.csv", "x.tsv", "x.parquet", "x.arrow"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, "x.JSONL", "x.Json", "x.CSV", "x.PARQUET"])
 def test_every_file_type_gives_the_same_rows_whatever_the_case_of_its_name(tmp_path, name):
     path = write(tmp_path / name)
     rows = load(path, split="test")
@@ -140,10 +158,11 @@ def test_a_long_csv_field_is_read(tmp_path):
         ("x.json", b'[{"n": 1}, {"n": ', r"x\.json:1:18: not JSON: Expecting value"),
         ("x.json", b'[{"n": "\xff"}]', r"x\.json: not UTF-8 \(byte 8\)"),
         ("x.parquet", b"nonsense", r"x\.parquet: not a parquet file"),
+        ("x.arrow", b"nonsense", r"x\.arrow: not an arrow file"),
         (
-            "x.txt",
+            "x.doc",
             b"text",
-            r"data\.dataset: cannot read .*x\.txt'; known file types: \.jsonl, \.json, \.csv, \.parquet",
+            r"data\.dataset: cannot read .*x\.doc'; known file types: \.jsonl, \.json, \.csv, ",
         ),
         ("x.jsonl", b"\n", r"data\.dataset: no usable row in .*x\.jsonl"),
         ("x.jsonl", b"1\n2\n", r"no usable row in .*x\.jsonl'\. 2 rows skipped: 2 x a JSON int"),
@@ -170,8 +189,8 @@ def test_an_empty_list_of_sources_is_an_error():
 def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing' is no file or folder here, and as a hub"):
-        load("nobody/nothing@data")
+    with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing:main' is no file or folder here"):
+        load("nobody/nothing:main@data")
 
 
 def test_a_saved_dataset_is_read(tmp_path):

@@ -15,6 +15,7 @@ from task_cases import CASES, Plain
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, sequences
+from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.row import Row
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
@@ -34,14 +35,17 @@ def setup(folder: Path, name: str, split: Split) -> tuple[SupervisedRun, Task, l
     make_task = importlib.import_module(f"rlhf_suite.tasks.{config.task}").make_task
     task = make_task(config, load_tokenizer(str(folder / "plain"), SFTDataConfig()))
     rows = [Row(values, "rows", line) for line, values in enumerate(case.rows(random.Random(4)))]
-    items = list(task.assemble([task.encode(row) for row in rows]))
+    items = list(task.assemble([task.encoder.encode(row) for row in rows]))
     return config, task, [items[row] for row in split.chosen(len(items))]
 
 
-def gradient(world: World, folder: Path, name: str, split: Split) -> Gradients | None:
-    """The gradient that the optimiser is given, by the names of a plain transformers model; rank 0's."""
+def gradient(world: World, folder: Path, name: str, split: Split, capacity: int = 0) -> Gradients | None:
+    """The gradient that the optimiser is given, by the names of a plain transformers model; rank 0's. With `capacity`
+    the same items come in rows of so many tokens."""
     torch.manual_seed(0)
     config, task, items = setup(folder, name, split)
+    if capacity:
+        items = PackedRows(items, capacity)
     with gradient_writer():
         model = trained_model(world, folder, task.head, split)
     task.frozen = load_frozen_roles(task, config, model)

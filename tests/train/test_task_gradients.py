@@ -14,6 +14,7 @@ from task_gradients import gradient, setup, wanted
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.runs import TASKS, SupervisedRun
 from rlhf_suite.data.batch import sequences
+from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.packing import balance
 
 LIMIT = 1e-5  # of fp32 against float64
@@ -25,6 +26,16 @@ SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 )
 def test_the_gradient_is_that_of_the_formula(ranks, folder, name, split):
     found = ranks(split.ranks).call(gradient, folder, name, split)[0]
+    assert relative_error(found, wanted(folder, name, split)) <= LIMIT
+
+
+@pytest.mark.parametrize("name", ["sft", "distill forward_kl"])
+@pytest.mark.parametrize("split", [SPLITS[1], SPLITS[17]], ids=lambda split: split.name)
+def test_full_rows_have_the_gradient_of_their_examples(ranks, folder, name, split):
+    _, _, items = setup(folder, name, split)
+    capacity = 3 * max(map(len, items))
+    assert len(PackedRows(items, capacity)) < len(items) / 2
+    found = ranks(split.ranks).call(gradient, folder, name, split, capacity)[0]
     assert relative_error(found, wanted(folder, name, split)) <= LIMIT
 
 

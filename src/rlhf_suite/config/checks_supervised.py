@@ -19,7 +19,7 @@ def columns(run: SupervisedRun) -> dict[str, str]:
     names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
     keys = {f"data.{name}": getattr(run.data, name) for name in names}
     if isinstance(run, SFTRun) and run.actor.pretrain_mode_enable:
-        keys.pop("data.output_key")
+        keys = {"data.input_key": run.data.input_key}
     return {flag: column for flag, column in keys.items() if column is not None}
 
 
@@ -52,6 +52,23 @@ def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
         what = f"{markers}: what begins a user's turn and what begins an assistant's are two texts that differ"
         yield Problem("data.turn_markers", what, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
+
+
+def reward_has_its_place(run: SupervisedRun) -> Iterator[Problem]:
+    if not isinstance(run.data, SFTDataConfig) or run.data.reward_key is None:
+        return
+    if run.data.multiturn:
+        what = "a reward is that of one answer, and data.multiturn=true trains on several"
+        yield Problem("data.reward_key", what, "write data.multiturn=false")
+    elif run.data.turn_markers is not None and not run.data.apply_chat_template:
+        what = "a dialogue that is kept as it is written has no place for the reward"
+        yield Problem("data.reward_key", what, "add data.apply_chat_template=true, or give prompt and answer columns")
+
+
+def full_rows_are_not_padded(run: SupervisedRun) -> Iterator[Problem]:
+    if isinstance(run.data, SFTDataConfig) and run.data.pack_to_max_len and not run.ds.packing_samples:
+        what = "the examples of a row would be padded to one another, each to the longest"
+        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
 
 
 def margins_are_read(run: SupervisedRun) -> Iterator[Problem]:
@@ -95,6 +112,8 @@ RULES: tuple[Callable[[SupervisedRun], Iterable[Problem]], ...] = (
     has_training_data,
     modes_agree,
     turns_are_marked,
+    reward_has_its_place,
+    full_rows_are_not_padded,
     margins_are_read,
     preference_loss_fits,
     reward_tokens_differ,

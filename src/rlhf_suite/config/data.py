@@ -53,6 +53,15 @@ class SFTDataConfig(AnswerDataConfig):
 
     input_key: str = flag("input", INPUT_KEY)
     output_key: str | None = flag(None, "Column of the response; null: the last turn of input_key is the response")
+    reward_key: str | None = flag(
+        None, "Column of a reward that is written into the prompt (conditional SFT); null: the prompt is as it is"
+    )
+    reward_template: str = flag(
+        "{prompt} <rm_score>: {reward:.2f} ", "How a prompt says its reward; input_template goes around it"
+    )
+    pack_to_max_len: bool = flag(
+        False, "Lay several examples into each row of max_len tokens; a row is what train.batch_size counts"
+    )
     multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
 
 

@@ -110,8 +110,12 @@ NEEDS = (
     Needs(("data.turn_markers",), "data.output_key", lambda value: value is None, "data.output_key=null"),
     Needs(("data.turn_markers",), "data.prompt_key", lambda value: value is None, "data.prompt_key=null"),
     Needs(
-        ("data.output_key",), "actor.pretrain_mode_enable", lambda value: not value, "actor.pretrain_mode_enable=false"
+        ("data.output_key", "data.input_template", "data.turn_markers", "data.reward_key"),
+        "actor.pretrain_mode_enable",
+        lambda value: not value,
+        "actor.pretrain_mode_enable=false",
     ),
+    Needs(("data.reward_template",), "data.reward_key", is_set, "data.reward_key=<column>"),
     Needs(
         ("eval.split", "eval.max_samples", "eval.n_samples_per_prompt", "eval.temperature"),
         "eval.dataset",

@@ -63,11 +63,13 @@ def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]
 
 
 def first_columns(path: Path) -> list[str] | None:
-    """The columns of the first row of a JSON, JSON lines or CSV file; None for other files and unreadable rows."""
+    """The columns of the first row of a JSON, JSON lines, CSV or text file; None for others and unreadable rows."""
     try:
-        if path.suffix.lower() == ".csv":
+        if path.suffix.lower() == ".txt":
+            return ["text"]
+        if path.suffix.lower() in (".csv", ".tsv"):
             with path.open(newline="", encoding="utf-8-sig") as file:
-                return next(csv.reader(file), None)
+                return next(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
         if path.suffix.lower() in (".json", ".jsonl"):
             with path.open(encoding="utf-8-sig") as file:
                 return first_json_columns(file.read(PEEK_BYTES).lstrip())

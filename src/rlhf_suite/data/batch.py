@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Group:
-    """The sequences of one row that stay in one micro-batch, in order: the two answers of a pair."""
+    """Sequences that stay in one micro-batch, in order: the two answers of a pair, or examples packed into one row."""
 
     examples: tuple[Example, ...]
 
@@ -50,7 +50,8 @@ class Group:
 
     @property
     def where(self) -> str:
-        return self.examples[0].where
+        """That of each sequence, once: the answers of a pair are of one row, packed examples of many."""
+        return ", ".join(dict.fromkeys(example.where for example in self.examples))
 
     @property
     def truncated(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import AnswerDataConfig, PromptDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
+from rlhf_suite.data.conditional import check_reward_template, conditioned, conditioned_messages
 from rlhf_suite.data.dialogue import last_answer, messages_in
 from rlhf_suite.data.render import (
     Message,
@@ -61,13 +62,13 @@ class Segment:
 
 
 class ConversationEncoder:
-    """Rows to examples for supervised tuning (or, with `pretrain`, raw documents)."""
+    """Rows to examples for supervised tuning."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig, pretrain: bool = False) -> None:
-        self.tokenizer, self.config, self.pretrain = tokenizer, config, pretrain
-        self.begin = begin_ids(tokenizer) if pretrain or not config.apply_chat_template else []
-        if pretrain:
-            return
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+        self.tokenizer, self.config = tokenizer, config
+        self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
+        if config.reward_key is not None:
+            check_reward_template(config.reward_template)
         if tokenizer.eos_token_id is None:
             raise UserError(
                 "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no answer could end"
@@ -83,8 +84,6 @@ class ConversationEncoder:
 
     def encode(self, row: Row) -> Example:
         """Ids and mask of a row; RowError says why it cannot be used."""
-        if self.pretrain:
-            return self._document(row)
         if self.config.multiturn:
             segments = self._turns(row)
         elif self.config.apply_chat_template:
@@ -93,13 +92,6 @@ class ConversationEncoder:
             segments = self._plain(row)
         return self._join(segments, row.where)
 
-    def _document(self, row: Row) -> Example:
-        """Raw text without an end-of-sequence token; all tokens but the first are trained on."""
-        ids = tokens(self.tokenizer, text_of(row, self.config.input_key), self.begin)
-        if len(ids) < 2:
-            raise RowError(row.where, "a text of one token has nothing to predict")
-        return cut(Example(ids, [0] + [1] * (len(ids) - 1), row.where), self.config.max_len)
-
     def _plain(self, row: Row) -> list[Segment]:
         """Prompt template and response, without a chat template."""
         if self.config.output_key is None:
@@ -107,12 +99,15 @@ class ConversationEncoder:
             dialogue = text_of(row, self.config.input_key)
             before, answer = last_answer(dialogue, self.config.turn_markers, row)
             return [Segment(before, False), Segment(answer, True)]
-        prompt = fill(self.config.input_template, text_of(row, self.config.input_key))
+        prompt = conditioned(text_of(row, self.config.input_key), row, self.config)
+        prompt = fill(self.config.input_template, prompt)
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
     def _last_turn(self, row: Row) -> list[Segment]:
         """The whole conversation as prompt, its last turn (all messages of `output_key`) as the answer."""
         prompt, answer = self._conversation(row)
+        if self.config.reward_key is not None:
+            prompt = conditioned_messages(prompt, row, self.config)
         for message in answer:
             if message["role"] != "assistant":
                 raise RowError(

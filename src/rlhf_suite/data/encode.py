@@ -21,7 +21,7 @@ CALLS_AHEAD = 4  # for each worker process: what bounds the rows and results tha
 class Encoder(Protocol[Encoded_co]):
     """Makes one thing of one row, or several."""
 
-    def encode(self, row: Row) -> Encoded_co | list[Encoded_co]:
+    def encode(self, row: Row) -> Encoded_co | Sequence[Encoded_co]:
         """RowError says why the row cannot be used."""
         ...
 
@@ -44,7 +44,7 @@ def encode_rows(
             yield item
 
 
-Result = list[Encoded] | RowError
+Result = Sequence[Encoded] | RowError
 
 
 def _results(encoder: Encoder[Encoded], rows: Iterable[Row | RowError], workers: int) -> Iterator[Result[Encoded]]:
@@ -79,7 +79,7 @@ def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:
         made = encoder.encode(row)
     except RowError as error:
         return error
-    return made if isinstance(made, list) else [made]
+    return made if isinstance(made, Sequence) else [made]
 
 
 _encoder: Encoder[Any] | None = None  # of a worker process; sent once instead of with every row

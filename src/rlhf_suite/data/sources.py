@@ -9,6 +9,8 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,8 @@ from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
+TEXT_BYTES = 1 << 20  # of a text file that one row holds at least, unless the file ends
 
 
 class SourceFlags(NamedTuple):
@@ -99,11 +102,11 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
         yield _object(value, Row({}, str(path), number))
 
 
-def _read_csv(path: Path) -> Iterator[Row | RowError]:
-    """Comma separated, first line names the columns; every value is a string."""
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
+    """Separated by commas (.tsv: tabs), first line names the columns; every value is a string."""
     csv.field_size_limit(2**31 - 1)  # the default refuses a document of 128 KiB
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = next(reader, [])
         while True:
             where = Row({}, str(path), reader.line_num + 1)
@@ -134,6 +137,44 @@ def _read_parquet(path: Path) -> Iterator[Row | RowError]:
     return _numbered(str(path), (values for batch in file.iter_batches() for values in batch.to_pylist()))
 
 
+def _read_arrow(path: Path) -> Iterator[Row | RowError]:
+    """An IPC file, or the stream that `datasets` writes."""
+    import pyarrow
+
+    def values() -> Iterator[dict[str, object]]:
+        with pyarrow.memory_map(str(path)) as file:
+            try:
+                batches: Any = pyarrow.ipc.open_stream(file)
+            except pyarrow.ArrowInvalid:
+                whole = pyarrow.ipc.open_file(file)
+                batches = (whole.get_batch(index) for index in range(whole.num_record_batches))
+            for batch in batches:
+                yield from batch.to_pylist()
+
+    try:
+        yield from _numbered(str(path), values())
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not an arrow file: {error}") from None
+
+
+def _read_txt(path: Path) -> Iterator[Row | RowError]:
+    """One document, in the column `text`. One that is longer than TEXT_BYTES comes as several rows, cut at line ends:
+    no file has to fit into memory."""
+    with path.open("rb") as file:
+        number, lines, size = 1, [], 0
+        for line in chain(file, (b"",)):  # the empty line stands for the end
+            lines.append(line)
+            size += len(line)
+            if not size or (line and size < TEXT_BYTES):
+                continue
+            row = Row({}, str(path), number)
+            number, text, lines, size = number + len(lines), b"".join(lines), [], 0
+            try:
+                yield Row({"text": text.decode("utf-8-sig" if row.line == 1 else "utf-8")}, row.source, row.line)
+            except UnicodeDecodeError:
+                yield RowError(row.where, "not UTF-8")
+
+
 def _numbered(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
     return (Row(values, source, number) for number, values in enumerate(rows, start=1))
 
@@ -142,7 +183,10 @@ READERS: dict[str, Callable[[Path], Iterator[Row | RowError]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": partial(_read_csv, delimiter="\t"),
     ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+    ".txt": _read_txt,
 }
 
 
@@ -176,7 +220,8 @@ def _read_hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Itera
     from datasets import load_dataset
 
     try:
-        found = load_dataset(name, data_dir=data_dir or None)
+        path, _, configuration = name.partition(":")
+        found = load_dataset(path, configuration or None, data_dir=data_dir or None)
     except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or needs code of its own to run
         raise UserError(
             f"{flags.dataset}: {name!r} is no file or folder here, and as a hub dataset it cannot be loaded: {error}"

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import DistillAlgoConfig
 from rlhf_suite.config.runs import DistillRun
-from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.chat import ConversationEncoder
-from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
 from rlhf_suite.losses.reduce import LossSum, Mean
 from rlhf_suite.models.forward import read_logits
@@ -34,9 +33,6 @@ class Distillation(Task):
     teacher: str | None
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
     aux_loss_coef: float
-
-    def encode(self, row: Row) -> Example:
-        return self.encoder.encode(row)
 
     def roles(self) -> dict[str, FrozenRole]:
         return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path")}

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE, DPOAlgoConfig
 from rlhf_suite.config.runs import DPORun
-from rlhf_suite.data.batch import Group, TokenBatch
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.pairs import PairEncoder
-from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.preference import Answers, preference_loss
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import answer_log_probs
@@ -30,9 +29,6 @@ class DPO(Task):
     aux_loss_coef: float
     annotates_once: bool
     main_metric: str = "acc"
-
-    def encode(self, row: Row) -> Group:
-        return self.encoder.encode(row)
 
     def roles(self) -> dict[str, FrozenRole]:
         if self.algo.loss in REFERENCE_FREE:

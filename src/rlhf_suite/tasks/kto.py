@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
-from rlhf_suite.data.batch import Example, Item, TokenBatch, sequences, take
+from rlhf_suite.data.batch import Item, TokenBatch, sequences, take
 from rlhf_suite.data.labelled import LabelledEncoder, with_mismatched
-from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 from rlhf_suite.models.forward import answer_log_probs
 from rlhf_suite.train.supervised import run_supervised
@@ -33,9 +32,6 @@ class KTO(Task):
     reference: str | None  # its path; null: the policy's starting weights
     aux_loss_coef: float
     annotates_once: bool
-
-    def encode(self, row: Row) -> Example:
-        return self.encoder.encode(row)
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         if self.algo.loss == "vanilla":

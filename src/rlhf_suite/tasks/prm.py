@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PRMRun
-from rlhf_suite.data.batch import Example, TokenBatch
-from rlhf_suite.data.rows import Row
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.losses.steps import step_loss
 from rlhf_suite.models.forward import read_logits
@@ -25,9 +24,6 @@ class ProcessRewardModel(Task):
     encoder: StepEncoder
     aux_loss_coef: float
     main_metric: str = "acc"
-
-    def encode(self, row: Row) -> Example:
-        return self.encoder.encode(row)
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"steps": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}

@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import RMRun
-from rlhf_suite.data.batch import Group, TokenBatch
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.pairs import PairEncoder
-from rlhf_suite.data.rows import Row
 from rlhf_suite.losses.preference import reward_loss
 from rlhf_suite.models.forward import sequence_outputs
 from rlhf_suite.train.supervised import run_supervised
@@ -28,9 +27,6 @@ class RewardModel(Task):
     aux_loss_coef: float
     head: Literal["lm", "value"] = "value"
     main_metric: str = "acc"
-
-    def encode(self, row: Row) -> Group:
-        return self.encoder.encode(row)
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}

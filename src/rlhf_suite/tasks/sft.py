@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.data.batch import Example, TokenBatch
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.chat import ConversationEncoder
-from rlhf_suite.data.rows import Row
+from rlhf_suite.data.documents import DocumentEncoder
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.train.supervised import run_supervised
@@ -22,12 +22,9 @@ from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_
 class SFT(Task):
     """Mean of -log p over the trained tokens, plus the MoE load-balancing loss where the model has one."""
 
-    encoder: ConversationEncoder
+    encoder: ConversationEncoder | DocumentEncoder
     aux_loss_coef: float
     main_metric: str = "gpt_loss"
-
-    def encode(self, row: Row) -> Example:
-        return self.encoder.encode(row)
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
@@ -40,9 +37,8 @@ class SFT(Task):
 
 
 def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
-    return SFT(
-        ConversationEncoder(tokenizer, config.data, config.actor.pretrain_mode_enable), config.actor.aux_loss_coef
-    )
+    encoder = DocumentEncoder if config.actor.pretrain_mode_enable else ConversationEncoder
+    return SFT(encoder(tokenizer, config.data), config.actor.aux_loss_coef)
 
 
 def run(config: SFTRun, folder: Path) -> dict[str, float]:

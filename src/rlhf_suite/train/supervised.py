@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import load_items
+from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.rows import EVAL, BadRows, Sources, source_names
 from rlhf_suite.launch.environment import device_kind, runtime_env
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
@@ -138,13 +140,22 @@ def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
-    items = task.assemble(load_items(task, sources, data, seed, bad))
+    items = in_rows(task.assemble(load_items(task.encoder, sources, data, seed, bad)), config, journal)
     held_out: dict[str, Sequence[Item]] = {}
     for name, source in set_names(source_names(config.eval.dataset or "")).items():
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
-        held_out[name] = task.assemble(load_items(task, sources, data, seed, bad))
+        held_out[name] = in_rows(task.assemble(load_items(task.encoder, sources, data, seed, bad)), config, journal)
     journal.say(bad.summary())
     return Encoded(items, held_out)
+
+
+def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> Sequence[Item]:
+    """The items, several to a row of data.max_len tokens where data.pack_to_max_len asks for it."""
+    if not isinstance(config.data, SFTDataConfig) or not config.data.pack_to_max_len:
+        return items
+    rows = PackedRows(items, config.data.max_len)
+    journal.say(rows.summary())
+    return rows
 
 
 def set_names(sources: Sequence[str]) -> dict[str, str]:

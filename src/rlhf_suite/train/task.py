@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 
 from rlhf_suite.data.batch import Item, TokenBatch
-from rlhf_suite.data.rows import Row
+from rlhf_suite.data.encode import Encoder
 from rlhf_suite.losses.reduce import LossSum, Mean, counted_sequences
 
 Forward = Callable[..., object]
@@ -47,16 +47,13 @@ class FrozenRole:
 
 
 class Task:
-    """A supervised task: rows to items, and the objective over them. `encode`, `units`, `loss` are enough for most."""
+    """A supervised task: rows to items, and the objective over them. `encoder`, `units`, `loss` are enough for most."""
 
+    encoder: Encoder[Item]  # tokens and mask of a row, or of each sequence of its group
     head: Literal["lm", "value"] = "lm"  # of the trained model
     main_metric: str = "loss"  # of the evaluation, by which the best checkpoint is chosen
     frozen: Mapping[str, Forward] = MappingProxyType({})  # the models of `roles`, there when `annotate` is called
     annotates_once: bool = False  # before training and on disk, instead of in every step
-
-    def encode(self, row: Row) -> Item:
-        """Tokens and mask of a row, or of each sequence of its group; RowError says why a row cannot be used."""
-        raise NotImplementedError
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         """All encoded rows of a source as the items to train on."""

@@ -1,0 +1,46 @@
+"""Prompts that say the reward of their answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.errors import UserError
+
+ROW = {"input": "hello", "output": "yes", "reward": 4.756}
+
+
+def text(tokenizer, values=ROW, **config):
+    settings = {"reward_key": "reward", "output_key": "output", "input_template": "User: {}\nAssistant: "} | config
+    example = ConversationEncoder(tokenizer, SFTDataConfig(**settings)).encode(Row(values, "f", 1))
+    split = example.mask.index(1)
+    return tokenizer.decode(example.ids[:split]), tokenizer.decode(example.ids[split:])
+
+
+def test_the_reward_is_part_of_the_prompt(tokenizer):
+    assert text(tokenizer) == ("User: hello <rm_score>: 4.76 \nAssistant: ", "yes<|im_end|>")
+    assert text(tokenizer, reward_template="[{reward:.0f}] {prompt}")[0] == "User: [5] hello\nAssistant: "
+    assert text(tokenizer, reward_key=None)[0] == "User: hello\nAssistant: "
+
+
+def test_in_a_chat_the_last_question_says_it(tokenizer):
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    for given in ("c", asked):
+        prompt, answer = text(tokenizer, ROW | {"input": given}, apply_chat_template=True)
+        assert prompt.endswith("<|im_start|>user\nc <rm_score>: 4.76 <|im_end|>\n<|im_start|>assistant\n")
+        assert answer == "yes<|im_end|>" and prompt.count("rm_score") == 1
+    assert asked[-1]["content"] == "c"
+
+
+@pytest.mark.parametrize("reward", [None, "good", "nan", float("inf")])
+def test_a_row_without_a_reward_is_a_bad_row(tokenizer, reward):
+    with pytest.raises(RowError, match="column 'reward'"):
+        text(tokenizer, ROW | {"reward": reward})
+
+
+@pytest.mark.parametrize("template", ["{prompt}", "{reward}", "{} {reward}", "{prompt} {reward", "{prompt} {score}"])
+def test_a_template_needs_the_prompt_and_the_reward(tokenizer, template):
+    with pytest.raises(UserError, match=r"data\.reward_template=.* must have \{prompt\} once and \{reward\}"):
+        text(tokenizer, reward_template=template)
