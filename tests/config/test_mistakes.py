@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 SFT = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse "
@@ -17,6 +19,9 @@ DISTILL = (
     "task=distill actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse data.output_key=output "
     "teacher.model_name_or_path=builtin:tiny "
 )
+
+WRITTEN = Path(__file__).parents[2] / "benchmarks" / "results" / "sft.jsonl"
+GENERATE = "task=generate actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse "
 
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
@@ -238,6 +243,29 @@ MISTAKES = [
     (DISTILL + "algo.top_k=0", "algo.top_k", "is not >= 1"),
     (DISTILL + "data.multiturn=true", "data.multiturn", "add data.apply_chat_template=true"),
     (DISTILL + "teacher_model=x", "teacher_model", "renamed to teacher.model_name_or_path"),
+    ("task=generate actor.model_name_or_path=x", "data.prompt_dataset", "no data is named"),
+    (GENERATE + "actor.adam.lr=1", "actor.adam.lr", "it belongs to"),
+    (GENERATE + "vllm.sync_check=off", "vllm.sync_check", "it belongs to task=ppo"),
+    (GENERATE + "output_path=x.jsonl", "output_path", "renamed to generate.output_path"),
+    (GENERATE + "generate.output_path=x.csv", "generate.output_path", "write generate.output_path=x.jsonl"),
+    (GENERATE + f"generate.output_path={WRITTEN}", "generate.output_path", "is there already"),
+    (GENERATE + "generate.shard=4/4", "generate.shard", "write generate.shard=0/4"),
+    (GENERATE + "generate.shard=first", "generate.shard", "is not i/n"),
+    (GENERATE + "generate.best_of_n=true rollout.n_samples_per_prompt=4", "generate.best_of_n", "nothing scores"),
+    (
+        GENERATE + "generate.best_of_n=true reward.rule=math data.label_key=label",
+        "generate.best_of_n",
+        "write rollout.n_samples_per_prompt=8",
+    ),
+    (GENERATE + "reward.rule=math", "data.label_key", "compares with a label"),
+    (GENERATE + "reward.model_name_or_path=rm", "reward.model_name_or_path", "servers only"),
+    (
+        GENERATE + "rollout.temperature=0 rollout.n_samples_per_prompt=2",
+        "rollout.n_samples_per_prompt",
+        "would all be the same",
+    ),
+    (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
+    (GENERATE + "launch.device=cpu vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size", "raise vllm.num_engines"),
     # flags that would do nothing
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),

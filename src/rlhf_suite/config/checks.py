@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from rlhf_suite.config import checks_generate as generate
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
@@ -15,9 +16,10 @@ from rlhf_suite.config.checks_optim import experts_keep_their_gradient, muon_fit
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import PPORun, Run, SupervisedRun
+from rlhf_suite.config.runs import GenerateRun, PPORun, Run, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
+TextRun = AnyRun | GenerateRun
 R = TypeVar("R", bound=Run)
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
@@ -30,6 +32,8 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):
         problems += broken(run, (*COMMON, *rl.RULES, *reward.RULES))
+    elif isinstance(run, GenerateRun):
+        problems += broken(run, (*TEXT, *generate.RULES))
     return problems
 
 
@@ -127,7 +131,7 @@ def attention_fits(run: AnyRun) -> Iterator[Problem]:
         yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
 
 
-def template_has_one_place(run: AnyRun) -> Iterator[Problem]:
+def template_has_one_place(run: TextRun) -> Iterator[Problem]:
     key, template = "data.input_template", run.data.input_template
     if template is None or run.data.apply_chat_template:
         return
@@ -143,7 +147,7 @@ def template_has_one_place(run: AnyRun) -> Iterator[Problem]:
         yield Problem(key, f"{template!r} holds a backslash and an n where a new line is meant", fix)
 
 
-def chat_template_is_used(run: AnyRun) -> Iterator[Problem]:
+def chat_template_is_used(run: TextRun) -> Iterator[Problem]:
     if run.data.tokenizer_chat_template is not None and not run.data.apply_chat_template:
         yield Problem("data.tokenizer_chat_template", "is not used", "add data.apply_chat_template=true")
 
@@ -158,6 +162,7 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
 
 
 MODELS: tuple[Callable[[Run], Iterable[Problem]], ...] = (model_is_named, model_folders_exist)
+TEXT: tuple[Callable[[TextRun], Iterable[Problem]], ...] = (template_has_one_place, chat_template_is_used)
 COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     batches_divide,
     token_budget_holds_a_sequence,
@@ -166,7 +171,6 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     optimiser_fits,
     zero_stage_fits,
     attention_fits,
-    template_has_one_place,
-    chat_template_is_used,
+    *TEXT,
     evaluation_has_data,
 )

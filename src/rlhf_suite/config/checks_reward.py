@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http, urls
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import SamplingRun
 
 
-def one_reward(run: PPORun) -> Iterator[Problem]:
+def one_reward(run: SamplingRun) -> Iterator[Problem]:
     sources = {
         "reward.rule": run.reward.rule,
         "reward.remote_url": run.reward.remote_url,
@@ -25,7 +25,7 @@ def one_reward(run: PPORun) -> Iterator[Problem]:
         yield Problem("reward", f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
 
 
-def remote_url_is_usable(run: PPORun) -> Iterator[Problem]:
+def remote_url_is_usable(run: SamplingRun) -> Iterator[Problem]:
     yield from url_problems("reward.remote_url", run.reward.remote_url)
 
 
@@ -47,19 +47,19 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
             yield Problem(key, what, "leave it away, and export RLHF_SUITE_REWARD_TOKEN")
 
 
-def rule_has_labels(run: PPORun) -> Iterator[Problem]:
+def rule_has_labels(run: SamplingRun) -> Iterator[Problem]:
     if run.reward.rule is not None and run.data.label_key is None:
         what = f"reward.rule={run.reward.rule} compares with a label"
         yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
-def constants_have_a_model(run: PPORun) -> Iterator[Problem]:
+def constants_have_a_model(run: SamplingRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and run.reward.model_name_or_path is None:
         what = "the constants are stored in a reward model, and there is none"
         yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
 
 
-RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
+RULES: tuple[Callable[[SamplingRun], Iterable[Problem]], ...] = (
     one_reward,
     remote_url_is_usable,
     rule_has_labels,

@@ -10,7 +10,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import PPORun, SamplingRun
 from rlhf_suite.config.sources import source_problems
 
 DISCOUNTED = {"gamma": ("gae", "reinforce"), "lambd": ("gae",)}  # estimators that read them
@@ -103,7 +103,7 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
             yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
 
 
-def room_for_a_prompt(run: PPORun) -> Iterator[Problem]:
+def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
     new = run.rollout.max_new_tokens
     if new is not None and new >= run.data.max_len:
         what = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
@@ -156,15 +156,15 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
     if vllm.sync_backend == "ipc" and not run.train.colocate_all:
         what = "ipc needs trainer and engine on the same GPU"
         yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
-    if run.launch.device == "cpu":
-        if vllm.sync_backend in ("nccl", "ipc"):
-            what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
-            yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
-        if vllm.tensor_parallel_size > 1:
-            what = "engines on a CPU are not split (launch.device=cpu)"
-            yield Problem(
-                "vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, raise vllm.num_engines"
-            )
+    if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
+        what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
+        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+
+
+def engines_are_whole(run: SamplingRun) -> Iterator[Problem]:
+    if run.launch.device == "cpu" and run.vllm.tensor_parallel_size > 1:
+        what = "engines on a CPU are not split (launch.device=cpu)"
+        yield Problem("vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, raise vllm.num_engines")
 
 
 def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
@@ -206,6 +206,7 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     sampling_is_unchanged,
     shared_devices_match,
     engines_fit,
+    engines_are_whole,
     kl_has_a_coefficient,
     kl_pulls,
     policy_is_not_drawn,

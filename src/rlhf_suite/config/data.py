@@ -10,17 +10,44 @@ INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of colu
 
 
 @dataclass
-class DataConfig:
-    """What every task's data has in common"""
+class TextConfig:
+    """How rows become text, and text tokens"""
 
-    max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
-    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
     on_bad_row: str = flag(
         "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
     )
+
+
+@dataclass
+class DataConfig(TextConfig):
+    """What the data of every task that trains has in common"""
+
+    max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
+    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
+
+
+@dataclass
+class PromptTextConfig(TextConfig):
+    """Where prompts come from"""
+
+    input_key: str = flag("input", INPUT_KEY)
+    prompt_dataset: str | None = flag(
+        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
+    )
+    prompt_split: str = flag("train", "Split of sources that have several")
+    input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
+    label_key: str | None = flag(None, "Column handed to the reward as the label")
+
+
+@dataclass
+class RowRangeConfig(PromptTextConfig):
+    """Prompts that are read as they are needed"""
+
+    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
+    max_samples: int | None = flag(None, "Rows taken after those; null: all", ge=1)
 
 
 @dataclass
@@ -66,17 +93,10 @@ class SFTDataConfig(AnswerDataConfig):
 
 
 @dataclass
-class PromptDataConfig(DataConfig):
+class PromptDataConfig(DataConfig, PromptTextConfig):
     """RL prompts"""
 
-    input_key: str = flag("input", INPUT_KEY)
-    prompt_dataset: str | None = flag(
-        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
-    )
     prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
-    prompt_split: str = flag("train", "Split of sources that have several")
-    input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
-    label_key: str | None = flag(None, "Column handed to the reward as the label")
 
 
 @dataclass

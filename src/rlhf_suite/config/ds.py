@@ -18,13 +18,19 @@ class LoRAConfig:
 
 
 @dataclass
-class DeepSpeedConfig:
+class PrecisionConfig:
+    """Precision"""
+
+    param_dtype: str = flag(
+        "bf16", "Precision of parameters and activations; optimiser state is always fp32", choices=("bf16", "fp32")
+    )
+
+
+@dataclass
+class DeepSpeedConfig(PrecisionConfig):
     """DeepSpeed, precision, attention"""
 
     zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3))
-    param_dtype: str = flag(
-        "bf16", "Precision of parameters and activations; optimiser state is fp32", choices=("bf16", "fp32")
-    )
     adam_offload: bool = flag(False, "Optimiser state in host memory")
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
     zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)

@@ -68,6 +68,7 @@ RENAMED = {
     "nll_loss_coef": "algo.nll_loss_coef",
     "use_tensorboard": "logger.tensorboard_dir",
     "dataset": "data.dataset",
+    "output_path": "generate.output_path",
 }
 # Sections of OpenRLHF's supervised commands that live under `actor` here, as in its RL command.
 MOVED = ("model.", "adam.", "muon.", "optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")

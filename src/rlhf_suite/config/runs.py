@@ -30,21 +30,23 @@ from rlhf_suite.config.data import (
     PairDataConfig,
     PromptDataConfig,
     RewardPairDataConfig,
+    RowRangeConfig,
     SFTDataConfig,
     SourceDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig
 from rlhf_suite.config.eval import EvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
-from rlhf_suite.config.vllm import VLLMConfig
+from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
 
 
 @dataclass
@@ -165,6 +167,22 @@ class PPORun(TrainedRun):
     eval: RLEvalConfig = group(RLEvalConfig)
 
 
+@dataclass
+class GenerateRun(ResumableRun):
+    """Answers of a model to the prompts of a file"""
+
+    task: str = flag("generate", "The task; chosen with task=<name>")
+    actor: GeneratorConfig = group(GeneratorConfig)
+    ds: PrecisionConfig = group(PrecisionConfig)
+    data: RowRangeConfig = group(RowRangeConfig)
+    rollout: GenerationConfig = group(GenerationConfig)
+    vllm: EngineConfig = group(EngineConfig)
+    reward: RewardConfig = group(RewardConfig)
+    generate: GenerateConfig = group(GenerateConfig)
+
+
+SamplingRun = PPORun | GenerateRun  # what has engines, and rewards for what they say
+
 TASKS: dict[str, type[Run]] = {
     "sft": SFTRun,
     "rm": RMRun,
@@ -173,4 +191,5 @@ TASKS: dict[str, type[Run]] = {
     "prm": PRMRun,
     "distill": DistillRun,
     "ppo": PPORun,
+    "generate": GenerateRun,
 }

@@ -8,7 +8,7 @@ from rlhf_suite.config.flags import flag
 
 
 @dataclass
-class VLLMConfig:
+class EngineConfig:
     """vLLM engines, one Ray actor each"""
 
     num_engines: int = flag(1, "Number of engines", ge=1)
@@ -18,6 +18,12 @@ class VLLMConfig:
     max_num_seqs: int = flag(256, "Sequences an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "No CUDA graphs (always so on CPU)")
     enable_prefix_caching: bool = flag(False, "Share the KV of equal prefixes; reset at every weight sync")
+
+
+@dataclass
+class VLLMConfig(EngineConfig):
+    """vLLM engines that follow a model in training"""
+
     enable_sleep: bool = flag(False, "Free the engine's GPU memory while training (train.colocate_all)")
     sync_backend: str = flag(
         "auto",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import AnswerDataConfig, PromptDataConfig, SFTDataConfig
+from rlhf_suite.config.data import AnswerDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.conditional import check_reward_template, conditioned, conditioned_messages
 from rlhf_suite.data.dialogue import last_answer, messages_in
@@ -197,7 +197,7 @@ class ConversationEncoder:
 class PromptEncoder:
     """Rows to prompts for sampling."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptDataConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptTextConfig) -> None:
         self.tokenizer, self.config = tokenizer, config
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)

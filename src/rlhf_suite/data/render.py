@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.data import TextConfig
 from rlhf_suite.data.row import Row, RowError, joined
 from rlhf_suite.errors import UserError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Message = dict[str, object]
 
 
-def check_rendering(tokenizer: PreTrainedTokenizerBase, config: DataConfig, input_template: str | None) -> None:
+def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, input_template: str | None) -> None:
     """UserError unless prompts can be rendered: there is a chat template, or the prompt template has its one {}."""
     if config.apply_chat_template:
         if tokenizer.chat_template is None:

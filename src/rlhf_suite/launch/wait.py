@@ -52,6 +52,18 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     return ray.get(list(refs))
 
 
+def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[int]:
+    """Positions of the calls that are done, once any of them is; the errors are those of `wait_for`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if ray.wait(list(refs), timeout=POLL_S)[0]:
+            done = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
+            positions = [position for position, ref in enumerate(refs) if ref in done]
+            wait_for([refs[i] for i in positions], what, timeout_s, [actors[i] for i in positions])
+            return positions
+    raise _expired(list(actors), what, timeout_s)
+
+
 def _error(ref: ray.ObjectRef) -> Exception | None:
     """The error of a finished call, unwrapped when it is one of ours."""
     try:

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.data import TextConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
@@ -77,7 +77,7 @@ def model_digest(path: str, flag: str) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(path: str, data: DataConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
+def load_tokenizer(path: str, data: TextConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
     """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
 
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,

@@ -12,7 +12,7 @@ from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings, sample_seed
 
 TRAINING, EVALUATION = 0, 1  # streams of random numbers that never meet
 
@@ -35,15 +35,7 @@ class Collector:
 
     def sampling(self, temperature: float) -> SamplingSettings:
         """The flags of `rollout` at a given temperature."""
-        rollout = self.config.rollout
-        return SamplingSettings(
-            temperature=temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_p=rollout.min_p,
-            stop=tuple(rollout.stop or ()),
-            stop_token_ids=self.stop_ids,
-        )
+        return SamplingSettings.of(self.config.rollout, temperature, self.stop_ids)
 
     def sample(
         self,
@@ -81,8 +73,7 @@ class Collector:
 
     def seed(self, trajectory: Trajectory, stream: tuple[int, int]) -> int:
         """A seed that depends on the sample alone: not on the order of requests, the batch or the engine."""
-        entropy = [self.config.train.seed, *stream, trajectory.prompt, trajectory.sample]
-        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+        return sample_seed(self.config.train.seed, *stream, trajectory.prompt, trajectory.sample)
 
 
 def stop_token_ids(model: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

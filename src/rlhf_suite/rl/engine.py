@@ -106,12 +106,12 @@ class Engine:
 
     async def sleep(self) -> None:
         """Give the GPU's memory to the trainer: weights go to host memory, the KV cache is dropped."""
-        if self._spec.vllm.enable_sleep and self._spec.device == "cuda":
+        if self._spec.enable_sleep and self._spec.device == "cuda":
             await self._call(lambda engine: engine.sleep(level=1))
 
     async def wake(self) -> None:
         """Take the GPU's memory back."""
-        if self._spec.vllm.enable_sleep and self._spec.device == "cuda":
+        if self._spec.enable_sleep and self._spec.device == "cuda":
             await self._call(lambda engine: engine.wake_up())
 
     async def close(self) -> None:
@@ -232,7 +232,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
-        arguments["enable_sleep_mode"] = config.enable_sleep
+        arguments["enable_sleep_mode"] = spec.enable_sleep
     return arguments
 
 
@@ -258,7 +258,7 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
         include_stop_str_in_output=True,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,  # the ids above decide, not the model's config
-        logprobs=0,  # of the sampled token alone
+        logprobs=0 if sampling.log_probs else None,  # of the sampled token alone
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -275,8 +275,9 @@ class _GenerationReader:
     def __call__(self, output: RequestOutput) -> Generation:
         done = output.outputs[0]
         ids = np.array(done.token_ids, dtype=np.int32)
-        log_probs = np.array(done.logprobs.logprobs, dtype=np.float32)
-        assert len(ids) == len(log_probs), f"{len(ids)} tokens with {len(log_probs)} log-probs"
+        given = done.logprobs.logprobs if done.logprobs is not None else []
+        log_probs = np.array(given, dtype=np.float32)
+        assert len(log_probs) in (len(ids), 0), f"{len(ids)} tokens with {len(log_probs)} log-probs"
         versions = np.empty(len(ids), dtype=np.int32)
         for span in done.weight_versions:
             versions[span.start : span.end] = int(span.version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import ray
 from numpy.typing import NDArray
 
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.wait import wait_for
+from rlhf_suite.launch.wait import first_done, wait_for
 from rlhf_suite.rl.generation import EngineInfo, Generation, GenerationRequest
 from rlhf_suite.rl.weights import Manifest, SyncReport
 
@@ -41,6 +41,16 @@ class EnginePool:
         for index, reply in zip(busy, replies, strict=True):
             by_position |= dict(zip(shares[index], reply, strict=True))
         return [by_position[position] for position in range(len(requests))]
+
+    def begin(self, engine: int, requests: Sequence[GenerationRequest]) -> ray.ObjectRef:
+        """Hand requests to one engine and do not wait; `done` gives the answers."""
+        return self._handles[engine].generate.remote(list(requests))
+
+    def done(self, under_way: Mapping[ray.ObjectRef, int]) -> dict[ray.ObjectRef, list[Generation]]:
+        """The answers to those calls of `begin` that are done, once any of them is. Each call with its engine."""
+        refs, what = list(under_way), f"{len(under_way)} calls to generate"
+        positions = first_done(refs, what, self._timeout_s, [self._members[engine] for engine in under_way.values()])
+        return {refs[position]: ray.get(refs[position]) for position in positions}
 
     def progress(self) -> tuple[int, int]:
         """(done, all) requests under way on all engines."""

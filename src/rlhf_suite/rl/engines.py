@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ray
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import GenerateRun, PPORun
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
@@ -33,12 +33,32 @@ def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: P
         vllm=config.vllm,
         sync_backend=sync_backend(config, device),
         load_weights=False,
+        enable_sleep=config.vllm.enable_sleep,
         detokenize=config.rollout.stop is not None,
     )
-    environment = {"env_vars": runtime_env(device) | engine_env(device)}
+    return start(spec, slots, log_dir, config.launch.timeout_s)
+
+
+def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+    """One actor per engine, each with the weights of `model`. Does not wait."""
+    spec = EngineSpec(
+        model=model_folder(model, "actor.model_name_or_path"),
+        dtype=ENGINE_DTYPES[config.ds.param_dtype],
+        device=device,
+        max_len=config.data.max_len,
+        seed=config.rollout.seed,
+        vllm=config.vllm,
+        detokenize=config.rollout.stop is not None,
+    )
+    return start(spec, slots, log_dir, config.launch.timeout_s)
+
+
+def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: float) -> EnginePool:
+    """One actor per engine; does not wait for them."""
+    environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
     members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
     handles = [
         ray.remote(Engine).options(**slot.options(), runtime_env=environment).remote(spec, member.log.absolute())
         for slot, member in zip(slots, members, strict=True)
     ]
-    return EnginePool(handles, members, config.launch.timeout_s)
+    return EnginePool(handles, members, timeout_s)

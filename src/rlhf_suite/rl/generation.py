@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.vllm import VLLMConfig
+from rlhf_suite.config.rollout import SamplingConfig
+from rlhf_suite.config.vllm import EngineConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,19 @@ class SamplingSettings:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()  # strings; the tokens that make up the string stay at the end of the response
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids; the id stays at the end of the response
+    log_probs: bool = True  # measure each token's log-prob
+
+    @classmethod
+    def of(cls, config: SamplingConfig, temperature: float, stop_ids: Sequence[int]) -> SamplingSettings:
+        """The flags of `rollout` at a given temperature."""
+        return cls(
+            temperature=temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            stop=tuple(config.stop or ()),
+            stop_token_ids=tuple(stop_ids),
+        )
 
 
 @dataclass(frozen=True)
@@ -34,13 +48,19 @@ class GenerationRequest:
     sampling: SamplingSettings
 
 
+def sample_seed(*entropy: int) -> int:
+    """A seed that depends on these numbers alone."""
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
 @dataclass(frozen=True)
 class Generation:
     """One response of n tokens."""
 
     id: int
     ids: NDArray[np.int32]  # [n]
-    log_probs: NDArray[np.float32]  # [n], under the temperature and, with top_p/top_k/min_p, over the kept tokens
+    # [n], under the temperature and, with top_p/top_k/min_p, over the kept tokens; [0] with log_probs=False
+    log_probs: NDArray[np.float32]
     finish_reason: str  # "stop" or "length"
     versions: NDArray[np.int32]  # [n], the weights that produced each token; they differ when a sync fell in between
 
@@ -59,9 +79,10 @@ class EngineSpec:
     device: str  # "cpu" or "cuda"
     max_len: int  # prompt plus response, in tokens
     seed: int
-    vllm: VLLMConfig
-    sync_backend: str  # "shm", "gloo", "nccl" or "ipc": vllm.sync_backend with "auto" resolved
+    vllm: EngineConfig
+    sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
     load_weights: bool = True  # False: random weights until the first sync
+    enable_sleep: bool = False  # give the GPU's memory away on demand
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 

@@ -26,6 +26,8 @@ HEADLINES = (
     "response_length",
     "grad_norm",
     "actor_grad_norm",
+    "tokens_per_s",
+    "score",
 )
 SHOWN = 4
 LINES_PER_RUN = 20
@@ -59,7 +61,7 @@ class Progress:
         self._task, self._total, self._start = task, total, start
         self._latest: dict[str, float] = {}
         self._began = time.monotonic()
-        self._printed = -1
+        self._printed = -1  # the last step that had a line
         self._bar: Bar | None = None
         self._visible = config.progress and visible
         if self._visible and self._console.is_terminal:
@@ -84,7 +86,7 @@ class Progress:
         self._latest |= metrics
         if self._bar is not None:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
-        elif self._visible and step != self._printed and self._is_line_due(step):
+        elif self._visible and self._is_line_due(step):
             self._printed = step
             self._console.print(
                 f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._left(step)}",
@@ -94,7 +96,8 @@ class Progress:
 
     def _is_line_due(self, step: int) -> bool:
         every = max(1, self._total // LINES_PER_RUN)
-        return step == self._start + 1 or step == self._total or step % every == 0
+        is_next = self._printed < 0 or step // every > self._printed // every
+        return is_next or (step == self._total and step != self._printed)
 
     def _left(self, step: int) -> str:
         done = step - self._start
@@ -112,9 +115,9 @@ def headline(metrics: Mapping[str, float]) -> str:
     """The few numbers that tell how training goes, as `reward 0.71  kl 0.002`."""
     found = {}
     for name in HEADLINES:
-        for key in (f"train/{name}", f"eval/{name}"):
+        for key, title in ((name, name), (f"train/{name}", name), (f"eval/{name}", f"eval {name}")):
             if key in metrics:
-                found[name if key.startswith("train") else f"eval {name}"] = metrics[key]
+                found[title] = metrics[key]
     return "  ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:SHOWN])
 
 

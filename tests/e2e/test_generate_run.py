@@ -1,0 +1,96 @@
+"""`task=generate` on a real engine: what it writes, and that a killed run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import jobs
+import pytest
+
+PROMPTS, SAMPLES = 120, 4
+
+
+@pytest.fixture(scope="module")
+def words(warm, tmp_path_factory):
+    """Prompts from a file with columns of its own, one of which is no prompt."""
+    rows = [{"id": n, "question": f"reverse {n:04d} =", "label": f"{n:04d}"[::-1]} for n in range(PROMPTS)]
+    rows[7]["question"] = None
+    source = tmp_path_factory.mktemp("data") / "questions.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        "task=generate",
+        f"actor.model_name_or_path={warm}",
+        f"data.prompt_dataset={source}",
+        "data.input_key=question",
+        "data.label_key=label",
+        "data.max_len=64",
+        f"rollout.n_samples_per_prompt={SAMPLES}",
+        "rollout.max_new_tokens=16",
+        "reward.rule=exact_match",
+        "ds.param_dtype=fp32",
+        "launch.timeout_s=120",
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(runs, words):
+    jobs.run(runs / "generated", words)
+    return runs / "generated"
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+
+
+def test_every_prompt_has_its_samples_in_order_beside_its_own_columns(whole):
+    rows = rows_of(whole)
+    numbers = [n for n in range(PROMPTS) if n != 7]
+    assert [(row["id"], row["sample"]) for row in rows] == [(n, s) for n in numbers for s in range(SAMPLES)]
+    for row in rows:
+        assert row["question"] == row["prompt"] == f"reverse {row['id']:04d} ="
+        assert row["label"] == f"{row['id']:04d}"[::-1]
+        assert row["score"] == float(row["response"] == row["label"])
+        assert (row["finish_reason"] == "stop") == (row["num_tokens"] < 16)
+    assert len({row["response"] for row in rows}) > PROMPTS  # samples of a prompt differ
+
+
+def test_the_status_counts_what_was_written(whole):
+    rows, status = rows_of(whole), json.loads((whole / "status.json").read_text())
+    metrics = status["metrics"]
+    assert (metrics["prompts"], metrics["skipped"], metrics["samples"]) == (PROMPTS - 1, 1, len(rows))
+    assert metrics["tokens"] == sum(row["num_tokens"] for row in rows)
+    assert metrics["score"] == pytest.approx(sum(row["score"] for row in rows) / len(rows))
+
+
+def test_a_killed_run_writes_the_same_file_and_so_do_shards(runs, words, whole):
+    """The killed run is one of two shards, with chunks of another size and another number of engines."""
+    target = runs / "shared" / "answers.jsonl"
+    shared = [f"generate.output_path={target}", "generate.chunk_size=3", "ckpt.load_enable=true"]
+    folder = runs / "shard-1"
+    job = jobs.Job(folder, [*words, *shared, "generate.shard=1/2"])
+    while next_row(folder) <= PROMPTS // 2:
+        assert job.process.poll() is None, job.text()
+        time.sleep(0.01)
+    family = job.kill()
+    assert PROMPTS // 2 < next_row(folder) < PROMPTS
+    jobs.survivors(family, 15)
+    parts = [target.with_name(f"answers-0000{part}-of-00002.jsonl") for part in (0, 1)]
+    assert not parts[1].exists()
+    for part, more in ((1, []), (0, ["vllm.num_engines=2"])):
+        jobs.run(runs / f"shard-{part}", [*words, *shared, f"generate.shard={part}/2", *more])
+    assert b"".join(part.read_bytes() for part in parts) == (whole / "generations.jsonl").read_bytes()
+
+
+def next_row(folder):
+    """The row that the run's progress is at."""
+    record = folder / "progress.json"
+    return json.loads(record.read_text())["next_row"] if record.exists() else 0
+
+
+def test_the_best_of_n_is_a_sample_with_the_highest_score(runs, words, whole):
+    groups = {}
+    for row in rows_of(whole):
+        groups.setdefault(row["id"], []).append(row)
+    jobs.run(runs / "best", [*words, "generate.best_of_n=true", "data.max_samples=20"])
+    assert rows_of(runs / "best") == [max(groups[n], key=lambda row: row["score"]) for n in range(20) if n != 7]
