@@ -26,6 +26,8 @@ GENERATE = "task=generate actor.model_name_or_path=builtin:tiny data.prompt_data
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
+MERGE = "task=merge_lora actor.model_name_or_path=builtin:tiny "
+
 MISTAKES = [
     # tasks and presets
     ("", "task", "add task=sft or task=rm"),
@@ -42,6 +44,10 @@ MISTAKES = [
     ("task=sft hydra.run.folder=x", "hydra.run.folder", "Could not override"),
     ("task=sft hydra/launcher=local hydra.launcher.paralel=2", "hydra.launcher.paralel", "Could not override"),
     ("task=sft --config-dir /nowhere", "--config-dir", "is no folder"),
+    # tools
+    (MERGE, "lora.path", "add lora.path=<folder of a LoRA adapter>"),
+    (MERGE + "lora.path=/nowhere", "lora.path", "holds no adapter_config.json"),
+    (SFT + "ckpt.save_adapter=true", "ckpt.save_adapter", "add ds.lora.rank=<rank>"),
     # names
     (PPO + "algo.advantage.lambda=0.9", "algo.advantage.lambda", "did you mean algo.advantage.lambd?"),
     (PPO + "algo.kl.init_coeff=0", "algo.kl.init_coeff", "did you mean algo.kl.init_coef?"),

@@ -145,6 +145,18 @@ def test_merged_weights_compute_what_the_adapter_computes(load, batch, tokenizer
     assert (token_log_probs(load(), batch).log_probs - expected).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_adapters_of_experts_and_routers_are_merged_into_the_folder(load, batch, tokenizer, tmp_path, family):
+    model = trained_adapter(load(family, tied=False))
+    adapted = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert any("experts" in name for name in adapted) and any("gate.lora" in name for name in adapted)
+    save_hf(model, tokenizer, tmp_path / "merged")
+    expected = token_log_probs(model, batch).log_probs
+    torch.testing.assert_close(token_log_probs(load(path=tmp_path / "merged"), batch).log_probs, expected, **CLOSE)
+    with pytest.raises(UserError, match=r"Set ds.lora.dropout=0"):
+        make_trainable(load(family, tied=False), TrainedModelConfig(), LoRAConfig(rank=2, dropout=0.1))
+
+
 def test_a_saved_adapter_loads_in_peft(load, batch, tokenizer, tmp_path):
     base = load()
     save_hf(base, tokenizer, tmp_path / "base")

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.merge import merge_lora, read_adapter
+from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
 
 CASES = [
@@ -36,6 +38,9 @@ def train_and_export(world, folder, setup, batch, path):
         log_probs = token_log_probs(model, batch).log_probs
     tokenizer = load_tokenizer(str(folder / "plain"), DataConfig())
     export(model, tokenizer, path)
+    if setup.lora:
+        aside = path.with_name("adapter")
+        save_adapter(model.module, tokenizer, aside, gather=model.gathered, is_main=world.is_main)
     return log_probs
 
 
@@ -60,6 +65,11 @@ def test_transformers_loads_what_was_trained(ranks, folder, batch, tmp_path, siz
     matrices = [name for name in saved if "proj" in name]
     assert set(matrices) <= set(moved)
     assert set(moved) == (set(matrices) if setup.lora else set(saved)), "LoRA moves what it adapts, and no more"
+    if setup.lora:
+        adapter = read_adapter(str(tmp_path / "adapter"))
+        merge_lora(str(folder / "lm"), adapter, tmp_path / "merged", None, lambda _: None)
+        for name, weight in load_file(tmp_path / "merged" / "model.safetensors").items():
+            torch.testing.assert_close(weight, saved[name], rtol=1e-5, atol=1e-6)
 
 
 def test_zero_3_exports_what_zero_0_exports(ranks, folder, batch, tmp_path):

@@ -13,10 +13,11 @@ from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, muon_fits
+from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import GenerateRun, PPORun, Run, SupervisedRun
+from rlhf_suite.config.runs import GenerateRun, MergeLoRARun, PPORun, Run, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun
@@ -34,6 +35,8 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         problems += broken(run, (*COMMON, *rl.RULES, *reward.RULES))
     elif isinstance(run, GenerateRun):
         problems += broken(run, (*TEXT, *generate.RULES))
+    elif isinstance(run, MergeLoRARun):
+        problems += broken(run, MERGE)
     return problems
 
 
@@ -44,7 +47,8 @@ def broken(run: R, rules: Iterable[Callable[[R], Iterable[Problem]]]) -> Iterato
 
 def model_is_named(run: Run) -> Iterator[Problem]:
     if flat(asdict(run))[run.MODEL] is None:
-        fix = f"add {run.MODEL}=<HF folder or hub name>, or demo={run.task} for a small built-in example"
+        demo = f", or demo={run.task} for a small built-in example" if run.HAS_DEMO else ""
+        fix = f"add {run.MODEL}=<HF folder or hub name>{demo}"
         yield Problem(run.MODEL, "no model is named", fix)
 
 

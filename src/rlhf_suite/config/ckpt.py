@@ -21,6 +21,7 @@ class CheckpointConfig(ResumeConfig):
     """Checkpoints and the final model"""
 
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
+    save_adapter: bool = flag(False, "With LoRA also export the adapter alone, in peft's format: <output_dir>_adapter")
     path: str | None = flag(None, "Checkpoints; null: <run folder>/checkpoints")
     load_enable: bool = flag(
         False,

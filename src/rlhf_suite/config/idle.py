@@ -93,7 +93,7 @@ NEEDS = (
     ),
     Needs(("actor.eps_clip",), "actor.eps_clip_low_high", lambda value: value is None, "actor.eps_clip_low_high=null"),
     Needs(
-        ("ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules"),
+        ("ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules", "ckpt.save_adapter"),
         "ds.lora.rank",
         is_positive,
         "ds.lora.rank=<rank>",

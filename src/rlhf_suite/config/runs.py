@@ -41,6 +41,7 @@ from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
@@ -54,6 +55,7 @@ class Run:
     """What every task has"""
 
     MODEL: ClassVar[str] = "actor.model_name_or_path"  # the flag without which there is nothing to run
+    HAS_DEMO: ClassVar[bool] = True  # whether conf/demo has a preset that names one
 
     task: str = flag("", "The task; chosen with task=<name>")
     explain: bool = flag(
@@ -183,6 +185,20 @@ class GenerateRun(ResumableRun):
 
 SamplingRun = PPORun | GenerateRun  # what has engines, and rewards for what they say
 
+
+@dataclass
+class MergeLoRARun(Run):
+    """A LoRA adapter merged into its base model; trains nothing"""
+
+    HAS_DEMO: ClassVar[bool] = False
+
+    task: str = flag("merge_lora", "The task; chosen with task=<name>")
+    actor: BaseModelConfig = group(BaseModelConfig)
+    lora: AdapterConfig = group(AdapterConfig)
+    ckpt: MergedConfig = group(MergedConfig)
+    ds: MergedPrecisionConfig = group(MergedPrecisionConfig)
+
+
 TASKS: dict[str, type[Run]] = {
     "sft": SFTRun,
     "rm": RMRun,
@@ -192,4 +208,5 @@ TASKS: dict[str, type[Run]] = {
     "distill": DistillRun,
     "ppo": PPORun,
     "generate": GenerateRun,
+    "merge_lora": MergeLoRARun,
 }

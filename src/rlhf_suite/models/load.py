@@ -56,7 +56,7 @@ def model_folder(path: str, flag: str) -> str:
         return path
     if not (folder / "config.json").exists():
         adapter = (folder / "adapter_config.json").exists()
-        reason = "is a LoRA adapter, not a model: give the folder with its merged weights" if adapter else (
+        reason = "is a LoRA adapter, not a model: merge it with task=merge_lora and give that folder" if adapter else (
             "has no config.json: give the folder that holds the model's weights"
         )  # fmt: skip
         raise UserError(f"{flag}={path}: {reason}")
@@ -68,7 +68,7 @@ def model_digest(path: str, flag: str) -> str:
     name of its revision."""
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
-        with _loading(flag, path):
+        with loading(flag, path):
             return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=False)._commit_hash}"
     digest = hashlib.sha256()
     for file in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]):
@@ -83,18 +83,24 @@ def load_tokenizer(path: str, data: TextConfig, flag: str = "actor.model_name_or
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,
     where transformers finds a row's last token by it; so it must be a token that never ends a sequence.
     """
-    with _loading(flag, path):
-        tokenizer = AutoTokenizer.from_pretrained(model_folder(path, flag), trust_remote_code=False)
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"{flag}={path}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json")
-    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
-        tokenizer.pad_token = padding_token(tokenizer)
+    tokenizer = tokenizer_of(model_folder(path, flag), path, flag)
     if data.tokenizer_chat_template is not None:
         tokenizer.chat_template = chat_template(data.tokenizer_chat_template)
         try:
             tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
         except TemplateError as error:
             raise UserError(f"data.tokenizer_chat_template: {error}. It must be a Jinja chat template") from error
+    return tokenizer
+
+
+def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
+    """The tokenizer in a folder, with EOS and padding. Errors name the flag and its value `path`."""
+    with loading(flag, path):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{flag}={path}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json")
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        tokenizer.pad_token = padding_token(tokenizer)
     return tokenizer
 
 
@@ -163,7 +169,7 @@ def load_model(
     Under ZeRO-3 parameters are partitioned while they load; `writable` makes the given ones whole and keeps changes.
     """
     folder = model_folder(path, flag)
-    with _loading(flag, path), _quiet_transformers():
+    with loading(flag, path), quiet_transformers():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kwargs: dict[str, Any] = {
             "dtype": DTYPES[ds.param_dtype],
@@ -182,7 +188,7 @@ def load_model(
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         raise UserError(
-            f"{flag}={path}: the checkpoint does not hold {_some(absent)}. Give a complete {head} checkpoint"
+            f"{flag}={path}: the checkpoint does not hold {some(absent)}. Give a complete {head} checkpoint"
         )
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
@@ -236,7 +242,7 @@ def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
 
 
 @contextmanager
-def _loading(flag: str, path: str) -> Iterator[None]:
+def loading(flag: str, path: str) -> Iterator[None]:
     """What transformers raises when it finds nothing usable, as an error that names the flag."""
     try:
         yield
@@ -251,7 +257,7 @@ def _loading(flag: str, path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without its load report: missing tensors are checked here, and surplus ones (another head) are expected."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
@@ -261,5 +267,5 @@ def _quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")

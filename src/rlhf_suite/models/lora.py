@@ -38,6 +38,11 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
         try:
             inject_adapter_in_model(settings, model.model, adapter_name=ADAPTER)
         except ValueError as error:
+            if config.dropout > 0 and "lora_dropout" in str(error):
+                raise UserError(
+                    f"ds.lora.dropout={config.dropout}: adapters of a mixture of experts take no dropout. "
+                    "Set ds.lora.dropout=0"
+                ) from error
             names = sorted(
                 {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
             )
@@ -52,8 +57,16 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
 
 def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """W + scale * B A as a new tensor of W's type, added up in fp32; `weight` [out, in], `down` A [r, in], `up` B
-    [out, r]. Merging in place and back again would wear bf16 weights away."""
-    return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
+    [out, r]. Merging in place and back again would wear bf16 weights away.
+
+    Of a stack of experts [E, out, in] peft keeps all A as [E * r, in] and all B as [out, r * E], experts innermost.
+    """
+    if weight.ndim == 2:
+        return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
+    experts = len(weight)
+    downs = down.float().unflatten(0, (experts, -1))  # [E, r, in]
+    ups = up.float().unflatten(1, (-1, experts)).permute(2, 0, 1)  # [E, out, r]
+    return torch.baddbmm(weight.float(), ups, downs, alpha=scale).to(weight.dtype)
 
 
 @contextmanager

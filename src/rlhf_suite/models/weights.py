@@ -13,6 +13,7 @@ from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Gather, whole
 from rlhf_suite.models.lora import ADAPTER, merged
 
+BASE = re.compile(r"\.base_layer(?=\.)")  # one for each adapter around a module
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
 
 
@@ -44,7 +45,7 @@ def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, k
 
 def plain_name(name: str) -> str:
     """The name a weight has in a model without adapters."""
-    return name.replace(".base_layer.", ".")
+    return BASE.sub("", name)
 
 
 def checkpoint_name(model: LanguageModel | ScalarModel, name: str) -> str:
@@ -70,9 +71,13 @@ def _layers(names: list[str]) -> Iterator[list[str]]:
 
 
 def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tensor:
-    owner = name.removesuffix(".base_layer.weight")
-    if owner == name:
-        return tensors[name]
-    layer = hf.get_submodule(owner)
-    down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
-    return merged(tensors[name], down, up, layer.scaling[ADAPTER])
+    owner, leaf = name.rpartition(".")[::2]
+    while owner.endswith(".base_layer"):
+        owner = owner.removesuffix(".base_layer")
+        layer = hf.get_submodule(owner)
+        if getattr(layer, "parameter_name", "weight") == leaf:  # of a stack of experts each matrix has its own adapter
+            down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
+            if getattr(layer.get_base_layer(), "is_transposed", False):  # experts [E, in, out]
+                return merged(tensors[name].mT, down, up, layer.scaling[ADAPTER]).mT.contiguous()
+            return merged(tensors[name], down, up, layer.scaling[ADAPTER])
+    return tensors[name]

@@ -101,4 +101,7 @@ class Saver:
         output = (Path(self.config.output_dir) if self.config.output_dir else self.folder.model).absolute()
         path = output if name == "actor" else output.with_name(f"{output.name}_{name}")
         self.groups[name].call("export", path, what=f"{name}: exporting")
+        if self.config.save_adapter:
+            aside = path.with_name(f"{path.name}_adapter")
+            self.groups[name].call("export_adapter", aside, what=f"{name}: exporting its adapter")
         return path

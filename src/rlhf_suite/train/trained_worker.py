@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.workers import Worker
@@ -30,3 +31,9 @@ class TrainedWorker(Worker):
     def export(self, path: Path) -> None:
         """The model in HF format; rank 0 writes, every rank gathers."""
         export(self.model, self.tokenizer, path)
+
+    def export_adapter(self, path: Path) -> None:
+        """The LoRA adapter alone, in peft's format."""
+        model = self.model
+        save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
+        model.world.barrier()

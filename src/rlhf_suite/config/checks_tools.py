@@ -1,0 +1,28 @@
+"""Rules between the flags of tasks that train nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import MergeLoRARun
+
+
+def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
+    key, path = "lora.path", run.lora.path
+    if path is None:
+        yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
+    elif not (Path(path).expanduser() / "adapter_config.json").is_file():
+        yield Problem(key, f"{path} holds no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
+
+
+def output_is_another_folder(run: MergeLoRARun) -> Iterator[Problem]:
+    """The output replaces what is there."""
+    output = run.ckpt.output_dir
+    for key, path in (("actor.model_name_or_path", run.actor.model_name_or_path), ("lora.path", run.lora.path)):
+        if output and path and Path(output).expanduser().resolve() == Path(path).expanduser().resolve():
+            yield Problem("ckpt.output_dir", f"{output} is also {key}", "write ckpt.output_dir=<another folder>")
+
+
+MERGE: tuple[Callable[[MergeLoRARun], Iterable[Problem]], ...] = (adapter_is_named, output_is_another_folder)

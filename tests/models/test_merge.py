@@ -1,0 +1,151 @@
+"""An adapter merged into its base is the model with the adapter; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.builtin import Shape, create
+from rlhf_suite.models.forward import sequence_scores, token_log_probs
+from rlhf_suite.models.load import load_tokenizer, make_trainable
+from rlhf_suite.models.merge import WEIGHTS, merge_lora, read_adapter
+from rlhf_suite.models.save import save_adapter, save_hf
+
+CLOSE = {"atol": 5e-6, "rtol": 1e-5}
+IDS = torch.tensor([[72, 101, 108, 108, 111, 7, 200]])
+
+
+@pytest.fixture
+def tokenizer(folder):
+    return load_tokenizer(str(folder()), DataConfig())
+
+
+@torch.no_grad()
+def noisy(model):
+    """Every trained weight moved: a fresh adapter is 0."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture
+def adapted(load, tokenizer, tmp_path):
+    """A trained model with adapters; its base and its adapter are in `base` and `adapter`."""
+
+    def make(family="qwen3", tied=True, head="lm"):
+        model = load(family, tied, head)
+        save_hf(model, tokenizer, tmp_path / "base")
+        make_trainable(model, TrainedModelConfig(), LoRAConfig(rank=4))
+        save_adapter(noisy(model), tokenizer, tmp_path / "adapter")
+        return model.eval()
+
+    return make
+
+
+def merge(folder, dtype=None, base="base", adapter="adapter"):
+    output = folder / "merged"
+    count = merge_lora(str(folder / base), read_adapter(str(folder / adapter)), output, dtype, lambda _: None)
+    return output, count
+
+
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("llama", False), ("qwen3_moe", False)])
+def test_the_merged_model_is_the_adapted_one(load, adapted, batch, tmp_path, family, tied):
+    model = adapted(family, tied)
+    path, count = merge(tmp_path)
+    assert count == 2 * 7
+    torch.testing.assert_close(
+        token_log_probs(load(path=path), batch).log_probs, token_log_probs(model, batch).log_probs, **CLOSE
+    )
+    assert load_file(path / "model.safetensors").keys() == load_file(tmp_path / "base/model.safetensors").keys()
+    assert AutoConfig.from_pretrained(path).tie_word_embeddings == tied
+    assert json.loads((path / "config.json").read_text()) == json.loads((tmp_path / "base/config.json").read_text())
+
+
+def test_the_merged_reward_model_has_the_trained_head(load, adapted, batch, tmp_path):
+    model = adapted(head="value")
+    edit(tmp_path / "base/config.json", reward_mean=1.0, reward_std=2.0)
+    path, _ = merge(tmp_path)
+    expected = sequence_scores(model, batch)
+    torch.testing.assert_close(sequence_scores(load(head="value", path=path), batch), expected, **CLOSE)
+    plain = AutoModelForSequenceClassification.from_pretrained(path)
+    ids = batch.ids[: batch.lengths[0]]
+    torch.testing.assert_close(plain(input_ids=ids[None]).logits[0, 0], expected[0], **CLOSE)
+    assert plain.config.pad_token_id is not None and not hasattr(plain.config, "reward_mean")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["embed_tokens", "q_proj"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"], "use_rslora": True},
+        {"target_modules": ["down_proj"], "use_dora": True},
+    ],
+    ids=str,
+)
+def test_any_adapter_of_peft_and_tied_embeddings_only_one_of_which_it_changes(adapted, tmp_path, settings):
+    adapted()
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    wrapped = noisy(get_peft_model(base, LoraConfig(r=4, task_type="CAUSAL_LM", **settings)))
+    wrapped.save_pretrained(tmp_path / "other")
+    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    expected = PeftModel.from_pretrained(fresh, tmp_path / "other")(input_ids=IDS).logits
+    path, _ = merge(tmp_path, adapter="other")
+    found, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    torch.testing.assert_close(found(input_ids=IDS).logits, expected, atol=2e-5, rtol=1e-5)
+    assert found.config.tie_word_embeddings == ("down_proj" in settings["target_modules"])
+
+
+def test_bf16_is_rounded_once(adapted, tmp_path):
+    adapted()
+    exact = load_file(merge(tmp_path)[0] / "model.safetensors")
+    path, _ = merge(tmp_path, dtype="bf16")
+    assert AutoConfig.from_pretrained(path).dtype == torch.bfloat16
+    rounded = load_file(path / "model.safetensors")
+    assert all(torch.equal(rounded[name], weight.bfloat16()) for name, weight in exact.items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (Shape(layers=1), "the model has no place for"),
+        (Shape(layers=3), "the model has 3 layers, the adapter is for 2"),
+        (Shape(hidden=128), "size mismatch"),
+    ],
+    ids=str,
+)
+def test_another_base_is_refused_and_nothing_is_written(adapted, tmp_path, shape, reason):
+    adapted()
+    create(tmp_path / "other", shape)
+    with pytest.raises(UserError, match=rf"does not fit actor.model_name_or_path=.*{reason}"):
+        merge(tmp_path, base="other")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_an_adapter_with_a_broken_weight_is_refused(adapted, tmp_path):
+    adapted()
+    weights = load_file(tmp_path / "adapter" / WEIGHTS)
+    next(iter(weights.values())).fill_(torch.nan)
+    save_file(weights, tmp_path / "adapter" / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="NaN"):
+        merge(tmp_path)
+    (tmp_path / "adapter" / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=f"no {WEIGHTS}"):
+        merge(tmp_path)
+
+
+def edit(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
