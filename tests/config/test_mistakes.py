@@ -134,6 +134,8 @@ MISTAKES = [
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=2"),
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
+    (SFT + "actor.freeze=[model.embed_tokens] ds.lora.rank=8", "actor.freeze", "choose with ds.lora.target_modules"),
+    (PPO + "'critic.freeze=[\"*x\"]'", "critic.freeze", "is no regular expression"),
     (
         SFT + "actor.aux_loss_coef=0.01 actor.gradient_checkpointing_enable=true "
         "actor.gradient_checkpointing_reentrant=true",

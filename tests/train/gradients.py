@@ -129,6 +129,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     ds = ds_config(split)
     config = TrainedModelConfig(
         aux_loss_coef=split.aux,
+        freeze=list(split.freeze),
         max_norm=split.max_norm,
         lr_scheduler="constant",
         gradient_checkpointing_enable=bool(split.checkpointing),

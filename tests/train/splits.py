@@ -23,6 +23,7 @@ class Split:
     checkpointing: str = ""  # "plain" or "re-entrant"
     max_norm: float = 0.0
     aux: float = 0.0  # weight of the load-balancing loss of a mixture of experts
+    freeze: tuple[str, ...] = ()
     rows: tuple[int, ...] | None = None
 
     def chosen(self, count: int) -> list[int]:

@@ -34,6 +34,7 @@ class Setup:
     accumulate: str | None = None
     optim: str = "adam"
     lora: bool = False
+    freeze: tuple[str, ...] = ()
     max_norm: float = 1.0
     lr: float = 1e-2
     objective: str = "next token"
@@ -77,6 +78,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
     )
     config = TrainedModelConfig(
         model_name_or_path=str(folder / "lm"),
+        freeze=list(setup.freeze),
         optim=setup.optim,
         adam=AdamConfig(lr=setup.lr),
         muon=MuonConfig(lr=setup.lr),

@@ -12,7 +12,7 @@ from rlhf_suite.config import checks_generate as generate
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
-from rlhf_suite.config.checks_optim import experts_keep_their_gradient, muon_fits
+from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
@@ -104,6 +104,7 @@ def betas_are_two(run: AnyRun) -> Iterator[Problem]:
 def optimiser_fits(run: AnyRun) -> Iterator[Problem]:
     yield from muon_fits("actor", run.actor, run.ds)
     yield from experts_keep_their_gradient("actor", run.actor)
+    yield from frozen_names_fit("actor", run.actor, run.ds)
 
 
 def zero_stage_fits(run: AnyRun) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rlhf_suite.config.ds import DeepSpeedConfig
@@ -19,6 +20,18 @@ def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> It
     if section.max_norm > 0:
         what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
         yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
+
+
+def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    key = f"{name}.freeze"
+    if section.freeze and ds.lora.rank > 0:
+        what = "LoRA trains its adapters alone, everything else is frozen already"
+        yield Problem(key, what, "leave it away, and choose with ds.lora.target_modules")
+    for pattern in section.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Problem(key, f"{pattern!r} is no regular expression: {error}", f"write '{key}=[model.embed_tokens]'")
 
 
 def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_suite.config.algo import GROUP_ESTIMATORS
-from rlhf_suite.config.checks_optim import experts_keep_their_gradient, muon_fits
+from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
@@ -58,6 +58,7 @@ def critic_betas_are_two(run: PPORun) -> Iterator[Problem]:
 def critic_optimiser_fits(run: PPORun) -> Iterator[Problem]:
     yield from muon_fits("critic", run.critic, run.ds)
     yield from experts_keep_their_gradient("critic", run.critic)
+    yield from frozen_names_fit("critic", run.critic, run.ds)
 
 
 def group_is_large_enough(run: PPORun) -> Iterator[Problem]:

@@ -47,6 +47,9 @@ class TrainedModelConfig:
     lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
     min_lr_ratio: float = flag(0.1, "Final over peak rate (cosine_with_min_lr)", ge=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
+    freeze: list[str] = flag(
+        [], "Modules or parameters that are not trained, as regular expressions of their whole names"
+    )
     aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
     gradient_checkpointing_reentrant: bool = flag(False, "Use the re-entrant variant of checkpointing")

@@ -30,6 +30,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.freeze import freeze
 from rlhf_suite.models.lora import add_lora
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
@@ -208,11 +209,13 @@ def make_trainable(
     seed: int = 0,
     section: str = "actor",
 ) -> None:
-    """Training mode, with adapters, activation checkpointing and the MoE load-balancing loss as configured. `section`
-    is what errors call `config`."""
+    """Training mode, with adapters, frozen parts, activation checkpointing and the MoE load-balancing loss as
+    configured. `section` is what errors call `config`."""
     model.train()
     if lora.rank > 0:
         add_lora(model, lora, seed)
+    if config.freeze:
+        freeze(model.model, config.freeze, f"{section}.freeze")
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
             name = f"{section}.gradient_checkpointing_enable"
