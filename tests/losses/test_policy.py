@@ -7,21 +7,28 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.actor import PolicyConfig
-from rlhf_suite.losses.policy import POLICY_LOSSES, PolicyTokens, clip_range, entropy_term, kl_term, ppo_loss
+from rlhf_suite.config.actor import LOSS_AGG_MODES, POLICY_LOSS_TYPES, PolicyConfig
+from rlhf_suite.losses.policy import POLICY_LOSSES, PolicyTokens, clip_range, entropy_term, kl_term, policy_loss
 from rlhf_suite.losses.reduce import LossSum, num_units, token_weights
 
 CONFIG = PolicyConfig(eps_clip=0.2)
 
 
-def run(ratios, advantages, config=CONFIG, mask=None):
-    """The ppo loss and the gradient with respect to log pi of tokens with these probability ratios."""
-    log_probs = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
-    chosen = torch.ones(len(ratios)) if mask is None else torch.tensor(mask)
-    tokens = PolicyTokens(
-        log_probs, torch.zeros(len(ratios)), torch.tensor(advantages, dtype=torch.float64), chosen, chosen
-    )
-    loss = POLICY_LOSSES["ppo"](tokens, config)
+def loss_of(log_probs, old, advantages, config=CONFIG, *, mask=None, segments=None, correction=None):
+    """The policy loss of tokens that are one sequence, where `segments` does not say otherwise."""
+    mask = torch.ones(len(log_probs)) if mask is None else torch.tensor(mask)
+    segments = torch.zeros(len(mask), dtype=torch.int64) if segments is None else torch.tensor(segments)
+    rows = int(segments.max()) + 1
+    tokens = PolicyTokens(log_probs, old, advantages, mask, segments, rows)
+    weights = token_weights(mask, segments, rows, config.loss_agg_mode, horizon=10)
+    return policy_loss(tokens, config, weights, num_units(mask, segments, rows, config.loss_agg_mode), correction)
+
+
+def run(ratios, advantages, config=CONFIG, **more):
+    """The loss and its gradient with respect to log pi, of tokens with these ratios to pi_old; log pi_old is -1."""
+    log_probs = (torch.tensor(ratios, dtype=torch.float64).log() - 1).requires_grad_()
+    old = torch.full((len(ratios),), -1.0, dtype=torch.float64)
+    loss = loss_of(log_probs, old, torch.tensor(advantages, dtype=torch.float64), config, **more)
     (gradient,) = torch.autograd.grad(loss.total, log_probs)
     return loss, gradient
 
@@ -62,22 +69,29 @@ def test_ppo_gradient_is_the_numerical_derivative():
     log_probs = (0.4 * torch.randn(20, generator=generator, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(20, generator=generator, dtype=torch.float64)
     config = PolicyConfig(eps_clip=0.2, dual_clip=3.0)
-    ones = torch.ones(20, dtype=torch.float64)
 
     def loss(x):
-        return ppo_loss(PolicyTokens(x, torch.zeros_like(ones), advantages, ones, ones), config).total
+        return loss_of(x, torch.zeros_like(advantages), advantages, config).total
 
     assert torch.autograd.gradcheck(loss, (log_probs,))
 
 
-def test_extreme_log_ratios_stay_finite():
-    log_probs = torch.tensor([0.0, -100.0]).requires_grad_()
-    old = torch.tensor([-100.0, 0.0])
-    ones = torch.ones(2)
-    loss = ppo_loss(PolicyTokens(log_probs, old, -ones, ones, ones), CONFIG)
-    loss.total.backward()
-    assert loss.total.item() == pytest.approx(math.exp(20), rel=1e-5)
-    assert log_probs.grad is not None and log_probs.grad.isfinite().all()
+@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+def test_extreme_log_ratios_stay_finite(name):
+    for advantage in (-1.0, 1.0):
+        log_probs = torch.tensor([0.0, -1e4]).requires_grad_()
+        old = torch.tensor([-1e4, 0.0])
+        loss = loss_of(
+            log_probs, old, torch.full((2,), advantage), PolicyConfig(policy_loss_type=name), segments=[0, 1]
+        )
+        loss.total.backward()
+        assert loss.total.isfinite()
+        assert log_probs.grad is not None and log_probs.grad.isfinite().all()
+
+
+def test_a_ratio_is_bounded_by_exp_20():
+    log_probs, old = torch.tensor([0.0, -100.0]), torch.tensor([-100.0, 0.0])
+    assert loss_of(log_probs, old, -torch.ones(2)).total.item() == pytest.approx(math.exp(20), rel=1e-5)
 
 
 def test_ppo_metrics_count_clipped_tokens_and_estimate_kl():
@@ -96,13 +110,88 @@ def test_unmasked_tokens_never_reach_the_policy_gradient():
     assert unmasked.total.item() == pytest.approx(-6.6)
 
 
-def test_policy_loss_metric_is_the_mean_that_is_minimised_in_sequence_mode_too():
-    mask, segments = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0, 0, 1])
-    weights = token_weights(mask, segments, 2, "seq-mean-token-mean")
-    tokens = PolicyTokens(torch.zeros(3), torch.zeros(3), torch.tensor([1.0, 3.0, 5.0]), mask, weights)
-    loss = ppo_loss(tokens, CONFIG)
-    assert loss.total == -(2 + 5)
-    assert loss.metrics["policy_loss"].count == num_units(mask, segments, 2, "seq-mean-token-mean") == 2
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
+    config = PolicyConfig(loss_agg_mode=mode)
+    loss, _ = run([1.0, 1.0, 1.0], [1.0, 3.0, 5.0], config, segments=[0, 0, 1])
+    total, count = {"token-mean": (9, 3), "seq-mean-token-mean": (7, 2), "seq-mean-token-sum-norm": (0.9, 2)}[mode]
+    assert loss.total.item() == pytest.approx(-total)
+    assert loss.metrics["policy_loss"].total.item() == pytest.approx(-total)
+    assert loss.metrics["policy_loss"].count == count
+
+
+# The other losses. Where nothing is said pi_old is exp(-1).
+
+
+def test_every_loss_that_a_flag_names_is_there():
+    assert tuple(POLICY_LOSSES) == POLICY_LOSS_TYPES
+
+
+@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+def test_on_policy_every_loss_has_the_plain_policy_gradient(name):
+    _, gradient = run([1.0, 1.0, 1.0], [2.0, -1.0, 3.0], PolicyConfig(policy_loss_type=name), segments=[0, 0, 1])
+    assert gradient.tolist() == pytest.approx([-2.0, 1.0, -3.0])
+
+
+def test_gspo_gives_every_token_the_geometric_mean_of_its_sequence():
+    """Ratios 1.21 and 1 have the mean 1.1, inside the clip; 4 and 1 have 2, outside."""
+    config = PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
+    loss, gradient = run([1.21, 1.0, 4.0, 1.0], [1.0, 1.0, 1.0, 1.0], config, segments=[0, 0, 1, 1])
+    assert loss.total.item() == pytest.approx(-1.1 - 1.2)
+    assert gradient.tolist() == pytest.approx([-0.55, -0.55, 0.0, 0.0])
+    assert loss.metrics["ppo_clip_ratio"].total == 2
+
+
+def test_gspo_reads_masked_tokens_only():
+    config = PolicyConfig(policy_loss_type="gspo", loss_agg_mode="seq-mean-token-mean")
+    loss, gradient = run([1.1, 9.0, 5.0], [1.0, 1.0, 1.0], config, mask=[1.0, 0.0, 0.0], segments=[0, 0, 1])
+    assert loss.total.item() == pytest.approx(-1.1)
+    assert gradient.tolist() == pytest.approx([-1.1, 0.0, 0.0])
+    assert loss.metrics["policy_loss"].count == 1
+
+
+def test_gspo_with_one_token_a_sequence_is_ppo():
+    ratios, advantages = [1.5, 0.5, 0.5, 1.5], [1.0, 1.0, -1.0, -1.0]
+    ours, gradient = run(ratios, advantages, PolicyConfig(policy_loss_type="gspo"), segments=[0, 1, 2, 3])
+    ppo, ppo_gradient = run(ratios, advantages, segments=[0, 1, 2, 3])
+    assert ours.total.item() == pytest.approx(ppo.total.item())
+    assert gradient.tolist() == pytest.approx(ppo_gradient.tolist())
+
+
+def test_cispo_caps_the_weight_and_keeps_the_gradient():
+    """Weights 1.2 (cut from 1.5), 0.5 (no lower bound) and 1, times log pi = log ratio - 1."""
+    config = PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.2])
+    loss, gradient = run([1.5, 0.5, 1.0], [2.0, 2.0, -1.0], config)
+    assert gradient.tolist() == pytest.approx([-2.4, -1.0, 1.0])
+    wanted = -2.4 * (math.log(1.5) - 1) - 1.0 * (math.log(0.5) - 1) - 1.0
+    assert loss.total.item() == pytest.approx(wanted)
+    assert loss.metrics["ppo_clip_ratio"].total == 1
+
+
+def test_sapo_gates_by_the_sign_of_the_advantage():
+    """4/2 sigmoid(2 x 0.5) and 4/4 sigmoid(4 x 0.5) at ratio 1.5; the gradient is 4 s (1 - s) of plain PPO's."""
+    config = PolicyConfig(policy_loss_type="sapo", sapo_tau_pos=2.0, sapo_tau_neg=4.0)
+    loss, gradient = run([1.5, 1.5], [1.0, -1.0], config)
+    up, down = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))
+    assert loss.total.item() == pytest.approx(-2 * up + down)
+    assert gradient.tolist() == pytest.approx([-4 * up * (1 - up) * 1.5, 4 * down * (1 - down) * 1.5])
+    assert "ppo_clip_ratio" not in loss.metrics
+
+
+def test_reinforce_takes_no_note_of_the_ratio():
+    loss, gradient = run([3.0, 0.1], [2.0, -1.0], PolicyConfig(policy_loss_type="reinforce"))
+    assert gradient.tolist() == pytest.approx([-2.0, 1.0])
+    assert loss.total.item() == pytest.approx(-2 * (math.log(3.0) - 1) + (math.log(0.1) - 1))
+
+
+@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+def test_a_correction_multiplies_the_loss_of_its_token_and_changes_no_count(name):
+    config = PolicyConfig(policy_loss_type=name)
+    plain, gradient = run([1.1, 0.9, 1.0], [2.0, -1.0, 1.0], config, segments=[0, 1, 2])
+    weight = torch.tensor([0.5, 0.0, 2.0])
+    corrected, weighted = run([1.1, 0.9, 1.0], [2.0, -1.0, 1.0], config, segments=[0, 1, 2], correction=weight)
+    assert weighted.tolist() == pytest.approx((gradient * weight).tolist())
+    assert corrected.metrics["policy_loss"].count == plain.metrics["policy_loss"].count == 3
 
 
 def descend(loss: LossSum, leaf: torch.Tensor) -> torch.Tensor:

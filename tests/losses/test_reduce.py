@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.losses.reduce import (
-    MODES,
-    Mean,
-    masked_mean,
-    masked_sum,
-    merge_metrics,
-    num_units,
-    token_weights,
-    weighted_sum,
-)
+from rlhf_suite.config.actor import LOSS_AGG_MODES
+from rlhf_suite.losses.reduce import masked_mean, masked_sum, num_units, token_weights, weighted_sum
 
 # Three sequences of 3, 2 and 2 tokens; the second has no masked token.
 VALUES = torch.tensor([1.0, 2, 4, 8, 16, 32, 64])
@@ -34,7 +26,13 @@ def test_sequence_mean_is_the_sum_of_token_means_and_leaves_out_empty_sequences(
     assert num_units(MASK, SEGMENTS, 3, "seq-mean-token-mean") == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+def test_the_normed_sum_divides_every_sequence_by_the_same_horizon():
+    weights = token_weights(MASK, SEGMENTS, 3, "seq-mean-token-sum-norm", horizon=8)
+    assert weighted_sum(VALUES, weights) == (2 + 4) / 8 + 64 / 8
+    assert num_units(MASK, SEGMENTS, 3, "seq-mean-token-sum-norm") == 2
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_the_weights_of_a_batch_sum_to_its_units(mode):
     generator = torch.Generator().manual_seed(0)
     mask = (torch.rand(100, generator=generator) < 0.4).float()
@@ -44,7 +42,7 @@ def test_the_weights_of_a_batch_sum_to_its_units(mode):
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_splitting_a_batch_between_sequences_changes_nothing(mode):
     whole = weighted_sum(VALUES, token_weights(MASK, SEGMENTS, 3, mode))
     parts, units = torch.tensor(0.0), torch.tensor(0.0)
@@ -56,7 +54,7 @@ def test_splitting_a_batch_between_sequences_changes_nothing(mode):
     assert parts == whole and units == num_units(MASK, SEGMENTS, 3, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_a_batch_without_masked_tokens_weighs_nothing(mode):
     values = VALUES.clone().requires_grad_()
     weights = token_weights(torch.zeros(7), SEGMENTS, 3, mode)
@@ -72,14 +70,6 @@ def test_what_stands_outside_the_mask_has_no_effect_not_even_nan():
     assert masked_sum(dirty, MASK) == 70
     assert weighted_sum(dirty, MASK) == 70
     assert dirty.grad is not None and torch.equal(dirty.grad, MASK)
-
-
-def test_metrics_of_parts_merge_into_the_mean_over_all_tokens():
-    first = {"loss": masked_mean(VALUES[:3], MASK[:3]), "only_first": Mean(torch.tensor(1.0), 2)}
-    second = {"loss": masked_mean(VALUES[3:], MASK[3:]), "only_second": Mean(torch.tensor(5.0), 1)}
-    merged = merge_metrics(first, second)
-    assert merged["loss"].total == 70 and merged["loss"].count == 3
-    assert merged["only_first"] is first["only_first"] and merged["only_second"] is second["only_second"]
 
 
 def test_a_metric_carries_no_gradient():

@@ -6,25 +6,27 @@ import math
 
 import pytest
 import torch
-from reference import ROWS, SEGMENTS, Case, cases, check, gap
+from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 
 from rlhf_suite.algo.kl import estimate_kl
 from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.losses.language import next_token_loss
-from rlhf_suite.losses.policy import PolicyTokens, ppo_loss
+from rlhf_suite.losses.policy import PolicyTokens, policy_loss
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
 from rlhf_suite.losses.value import value_loss
 
-TOKEN, SEQUENCE = "token-mean", "seq-mean-token-mean"
+TOKEN, SEQUENCE, NORMED = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 
 
-def ppo(case: Case, config: PolicyConfig):
+def policy(case: Case, config: PolicyConfig, advantages: str = "adv"):
     """Loss as its mean over units, gradient with respect to logp, metrics as numbers."""
     mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
-    weights = token_weights(mask, SEGMENTS, ROWS, config.loss_agg_mode).double()
-    tokens = PolicyTokens(log_probs, case.flat("old_logp"), case.flat("adv"), mask, weights)
-    result = ppo_loss(tokens, config)
-    loss = result.total / num_units(mask, SEGMENTS, ROWS, config.loss_agg_mode)
+    weights = token_weights(mask, SEGMENTS, ROWS, config.loss_agg_mode, horizon=STEPS).double()
+    units = num_units(mask, SEGMENTS, ROWS, config.loss_agg_mode)
+    given = case.flat("adv") if advantages == "adv" else case.fields[advantages][SEGMENTS]
+    tokens = PolicyTokens(log_probs, case.flat("old_logp"), given, mask, SEGMENTS, ROWS)
+    result = policy_loss(tokens, config, weights, units)
+    loss = result.total / units
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.detach(), gradient, {name: mean.total / mean.count for name, mean in result.metrics.items()}
 
@@ -42,13 +44,21 @@ AGREEING = {
     "trl/policy_loss/dapo_tokenadv": PolicyConfig(),
     "trl/policy_loss/dapo_clip_higher_tokenadv": PolicyConfig(eps_clip_low_high=HIGHER),
     "trl/policy_loss/dapo_delta3_tokenadv": PolicyConfig(dual_clip=3.0),
+    "verl/policy_loss/cispo/token-mean": PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]),
+    "trl/policy_loss/cispo_tokenadv_cap1.28": PolicyConfig(policy_loss_type="cispo", eps_clip_low_high=[1.0, 0.28]),
+    "verl/policy_loss/sapo/seq-mean-token-mean": PolicyConfig(policy_loss_type="sapo", loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/gpg/token-mean": PolicyConfig(policy_loss_type="reinforce"),
+    "verl/policy_loss/gspo/seq-mean-token-mean": PolicyConfig(
+        policy_loss_type="gspo", loss_agg_mode=SEQUENCE, eps_clip_low_high=[3e-4, 4e-4]
+    ),
+    "verl/policy_loss/gspo_wide/seq-mean-token-mean": PolicyConfig(policy_loss_type="gspo", loss_agg_mode=SEQUENCE),
 }
 
 
 @pytest.mark.parametrize("reference", AGREEING)
 def test_ppo_loss_gradient_and_metrics_agree(reference):
     for case in cases(reference):
-        loss, gradient, metrics = ppo(case, AGREEING[reference])
+        loss, gradient, metrics = policy(case, AGREEING[reference])
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
         check(metrics["policy_loss"], case.outputs["loss"])
@@ -59,7 +69,7 @@ def test_ppo_loss_gradient_and_metrics_agree(reference):
 
 def test_ppo_loss_agrees_with_the_ppo_trainer_of_trl():
     for case in cases("trl_1.12/ppo_losses"):
-        loss, gradient, _ = ppo(case, PolicyConfig())
+        loss, gradient, _ = policy(case, PolicyConfig())
         check(loss, case.outputs["pg_loss"])
         check(gradient, case.outputs["pg_grad"], case.fields["mask"])
 
@@ -67,13 +77,53 @@ def test_ppo_loss_agrees_with_the_ppo_trainer_of_trl():
 def test_sequence_mean_agrees_with_trl_but_for_empty_rows_which_trl_counts():
     reference = "trl/policy_loss/grpo_tokenadv"
     for case in cases(reference, "contiguous", "gaps"):
-        loss, gradient, _ = ppo(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=SEQUENCE))
         check(loss, case.outputs["loss"])
         check(gradient, case.outputs["grad"], case.fields["mask"])
     for case in cases(reference, "empty row"):
-        loss, gradient, _ = ppo(case, PolicyConfig(loss_agg_mode=SEQUENCE))
+        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=SEQUENCE))
         check(loss * 7 / 8, case.outputs["loss"])
         check(gradient * 7 / 8, case.outputs["grad"], case.fields["mask"])
+
+
+GSPO = PolicyConfig(policy_loss_type="gspo", loss_agg_mode=SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("reference", "kinds"),
+    [
+        ("openrlhf/policy_loss/gspo_wide_seqadv", ()),
+        ("verl/policy_loss/gspo_wide_seqadv/seq-mean-token-mean", ()),
+        ("trl/policy_loss/gspo_grpo_seqadv", ("contiguous", "gaps")),
+    ],
+)
+def test_gspo_agrees_where_a_sequence_has_one_advantage(reference, kinds):
+    for case in cases(reference, *kinds):
+        loss, gradient, _ = policy(case, GSPO, "adv_seq")
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+
+
+def test_openrlhf_lets_the_gradient_of_a_gspo_token_reach_the_whole_sequence():
+    """Where advantages differ between tokens the paper stops it; the losses are the same."""
+    for case in cases("openrlhf/policy_loss/gspo_wide"):
+        loss, gradient, _ = policy(case, GSPO)
+        check(loss, case.outputs["loss"])
+        assert gap(gradient.view(8, 10), case.outputs["grad"], case.fields["mask"]) > 1e-3
+
+
+def test_sapo_agrees_with_trl():
+    for case in cases("trl/policy_loss/sapo_tokenadv", "contiguous", "gaps"):
+        loss, gradient, _ = policy(case, PolicyConfig(policy_loss_type="sapo", loss_agg_mode=SEQUENCE))
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+
+
+def test_dr_grpo_agrees_with_trl():
+    for case in cases("trl/policy_loss/dr_grpo", "contiguous", "gaps"):
+        loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=NORMED), "adv_seq")
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
 
 
 @pytest.mark.parametrize("name", ["mask", "old_logp", "adv"])
@@ -81,7 +131,7 @@ def test_the_comparison_notices_a_wrong_input(name):
     """A loss that ignored its mask, old log-probs or advantages could not pass the tests above."""
     case = cases("openrlhf/policy_loss/ppo")[0]
     broken = case._replace(fields={**case.fields, name: torch.ones_like(case.fields[name])})
-    _, gradient, _ = ppo(broken, PolicyConfig())
+    _, gradient, _ = policy(broken, PolicyConfig())
     assert gap(gradient.view(8, 10), case.outputs["grad"], case.fields["mask"]) > 1e-3
 
 
@@ -92,12 +142,13 @@ def test_the_comparison_notices_a_wrong_input(name):
         ("openrlhf/aggregate_loss/seq", SEQUENCE),
         ("verl/agg_loss/token-mean", TOKEN),
         ("verl/agg_loss/seq-mean-token-mean", SEQUENCE),
+        ("verl/agg_loss/seq-mean-token-sum-norm", NORMED),
     ],
 )
 def test_aggregation_agrees(reference, mode):
     for case in cases(reference):
         mask = case.flat("mask")
-        total = weighted_sum(case.flat("adv"), token_weights(mask, SEGMENTS, ROWS, mode).double())
+        total = weighted_sum(case.flat("adv"), token_weights(mask, SEGMENTS, ROWS, mode, horizon=STEPS).double())
         check(total / num_units(mask, SEGMENTS, ROWS, mode), case.outputs["loss"])
 
 

@@ -34,7 +34,7 @@ def batch(model) -> TokenBatch:
 
 
 def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
-    return PolicyObjective(PolicyConfig(**actor), kl or KLConfig(), temperature=1.0, kl_coef=0.1)
+    return PolicyObjective(PolicyConfig(**actor), kl or KLConfig(), temperature=1.0, horizon=8, kl_coef=0.1)
 
 
 def test_units_are_masked_tokens_and_sequences_that_have_one(batch):
@@ -52,6 +52,8 @@ def test_on_policy_the_loss_is_minus_the_advantages(model, batch):
     means = chosen[:2].mean() + chosen[2:].mean()
     assert by_sequence.sums["sequences"].item() == pytest.approx(-float(means), rel=1e-5)
     assert by_sequence.sums["tokens"].item() == 0
+    normed = objective(loss_agg_mode="seq-mean-token-sum-norm").loss(model, batch)
+    assert normed.sums["sequences"].item() == pytest.approx(-float(chosen.sum()) / 8, rel=1e-5)
 
 
 def test_only_what_is_asked_for_is_computed_and_reported(model, batch):

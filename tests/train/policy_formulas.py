@@ -16,6 +16,7 @@ from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.train.task import Forward, Objective, StepLoss
 
 TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
+HORIZON = 64  # the longest a response may be
 
 
 @dataclass
@@ -35,7 +36,7 @@ def policy(mode: str) -> PolicyObjective:
     actor = PolicyConfig(
         loss_agg_mode=mode, dual_clip=DUAL_CLIP, entropy_coef=ENTROPY_COEF, eps_clip_low_high=list(CLIP)
     )
-    return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), TEMPERATURE, KL_COEF)
+    return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), TEMPERATURE, HORIZON, KL_COEF)
 
 
 OBJECTIVES: dict[str, Objective] = {

@@ -117,7 +117,7 @@ def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Dr. GRPO (Liu et al. 2025): the group mean as baseline, no division by the deviation.
 
-    The paper also divides the loss by a constant instead of lengths: `actor.loss_agg_mode=token-mean` is nearest to it.
+    The paper also divides the loss by a constant instead of lengths: `actor.loss_agg_mode=seq-mean-token-sum-norm`.
     """
     returns = undiscounted(inputs, inputs.rewards - group_mean(inputs))
     return Credit(returns, returns)

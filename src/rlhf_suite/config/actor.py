@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
 
+POLICY_LOSS_TYPES = ("ppo", "gspo", "cispo", "sapo", "reinforce")
+LOSS_AGG_MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
 
 @dataclass
 class SupervisedActorConfig(TrainedModelConfig):
@@ -25,12 +28,19 @@ class SFTActorConfig(SupervisedActorConfig):
 class PolicyConfig(TrainedModelConfig):
     """The policy that PPO trains"""
 
-    eps_clip: float = flag(0.2, "PPO clip range of the probability ratio", gt=0)
+    policy_loss_type: str = flag(
+        "ppo", "The policy loss: how the ratio of new to old probabilities is bounded", choices=POLICY_LOSS_TYPES
+    )
+    eps_clip: float = flag(0.2, "Clip range of the probability ratio (ppo, gspo, cispo)", gt=0)
     eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
-    dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages", gt=1)
+    dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages (ppo, gspo)", gt=1)
+    sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
+    sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
     entropy_coef: float | None = flag(None, "null: entropy not computed; 0: logged only; > 0: bonus", ge=0)
     loss_agg_mode: str = flag(
-        "token-mean", "What the policy loss averages over", choices=("token-mean", "seq-mean-token-mean")
+        "token-mean",
+        "What the policy loss averages over; seq-mean-token-sum-norm: token sums over the longest response allowed",
+        choices=LOSS_AGG_MODES,
     )
 
 

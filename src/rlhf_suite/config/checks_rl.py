@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_suite.config.algo import GROUP_ESTIMATORS
+from rlhf_suite.config.checks_algo import RULES as ALGO_RULES
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
@@ -211,4 +212,5 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     kl_has_a_coefficient,
     kl_pulls,
     policy_is_not_drawn,
+    *ALGO_RULES,
 )

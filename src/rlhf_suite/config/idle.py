@@ -91,6 +91,24 @@ NEEDS = (
         bool,
         "critic.gradient_checkpointing_enable=true",
     ),
+    Needs(
+        ("actor.eps_clip", "actor.eps_clip_low_high"),
+        "actor.policy_loss_type",
+        ("ppo", "gspo", "cispo").__contains__,
+        "actor.policy_loss_type=ppo, gspo or cispo",
+    ),
+    Needs(
+        ("actor.dual_clip",),
+        "actor.policy_loss_type",
+        ("ppo", "gspo").__contains__,
+        "actor.policy_loss_type=ppo or gspo",
+    ),
+    Needs(
+        ("actor.sapo_tau_pos", "actor.sapo_tau_neg"),
+        "actor.policy_loss_type",
+        "sapo".__eq__,
+        "actor.policy_loss_type=sapo",
+    ),
     Needs(("actor.eps_clip",), "actor.eps_clip_low_high", lambda value: value is None, "actor.eps_clip_low_high=null"),
     Needs(
         ("ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules", "ckpt.save_adapter"),

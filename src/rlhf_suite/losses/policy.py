@@ -1,7 +1,15 @@
-"""What the policy minimises: the clipped surrogate, and the KL and entropy terms beside it.
+"""What the policy minimises: the policy losses by name, and the KL and entropy terms beside them.
 
-Shapes: T tokens laid end to end. The surrogate is summed with `weights` [T] (`reduce.token_weights` of
-`actor.loss_agg_mode`); the KL and entropy terms are sums over masked tokens in either mode.
+Shapes: T tokens laid end to end, B sequences. A policy loss says a number per token; `policy_loss` sums them with the
+weights [T] of `actor.loss_agg_mode` (`reduce.token_weights`). The KL and entropy terms are sums over masked tokens
+whatever the mode.
+
+    name        loss of token t, rho_t = pi / pi_old, sg = stop-gradient                                  paper
+    ppo         -min(rho_t A_t, clip(rho_t) A_t)                                              arXiv:1707.06347
+    gspo        the same with s_t = sg(geometric mean of the sequence's rho) pi / sg(pi)      arXiv:2507.18071
+    cispo       -sg(clip(rho_t)) A_t log pi                                                   arXiv:2506.13585
+    sapo        -(4 / tau) sigmoid(tau (rho_t - 1)) A_t, tau by the sign of A_t               arXiv:2511.20347
+    reinforce   -A_t log pi: no ratio
 """
 
 from __future__ import annotations
@@ -13,7 +21,15 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.config.actor import PolicyConfig
-from rlhf_suite.losses.reduce import LossSum, Mean, masked_mean, masked_sum, weighted_sum
+from rlhf_suite.losses.reduce import (
+    LossSum,
+    Mean,
+    masked_mean,
+    masked_sum,
+    sequence_sums,
+    tokens_per_sequence,
+    weighted_sum,
+)
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: a ratio beyond it carries no information and would overflow fp32
 
@@ -26,10 +42,45 @@ class PolicyTokens:
     old_log_probs: Tensor
     advantages: Tensor
     mask: Tensor  # 1 for the tokens the model sampled
-    weights: Tensor
+    segments: Tensor  # index of each token's sequence
+    num_sequences: int
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log pi - log pi_old, [T]; 0 outside the mask."""
+        return torch.where(self.mask.bool(), self.log_probs - self.old_log_probs, 0)
 
 
-PolicyLoss = Callable[[PolicyTokens, PolicyConfig], LossSum]
+@dataclass(frozen=True)
+class TokenLosses:
+    """What a policy loss says, each [T]; any number outside the mask."""
+
+    losses: Tensor
+    clipped: Tensor | None = None  # bool: where the clip has a hand in it; None for losses without one
+
+
+PolicyLoss = Callable[[PolicyTokens, PolicyConfig], TokenLosses]
+
+
+def policy_loss(
+    tokens: PolicyTokens, config: PolicyConfig, weights: Tensor, num_units: Tensor, correction: Tensor | None = None
+) -> LossSum:
+    """The loss of `actor.policy_loss_type`, summed with `weights` [T].
+
+    `correction` [T] multiplies each token's loss (`algo.correction`); the units stay those of all masked tokens.
+    Metrics: `policy_loss`, a mean over `num_units` units; over masked tokens `ppo_kl` (mean of log pi_old - log pi)
+    and, of losses that clip, `ppo_clip_ratio` (share of the tokens where the clip has a hand in it).
+    """
+    result = POLICY_LOSSES[config.policy_loss_type](tokens, config)
+    losses = result.losses if correction is None else result.losses * correction
+    total = weighted_sum(losses, weights)
+    metrics = {
+        "policy_loss": Mean(total.detach(), num_units),
+        "ppo_kl": masked_mean(-tokens.log_ratio, tokens.mask),
+    }
+    if result.clipped is not None:
+        metrics["ppo_clip_ratio"] = masked_mean(result.clipped.float(), tokens.mask)
+    return LossSum(total, metrics)
 
 
 def clip_range(config: PolicyConfig) -> tuple[float, float]:
@@ -40,36 +91,82 @@ def clip_range(config: PolicyConfig) -> tuple[float, float]:
     return low, high
 
 
-def ppo_loss(tokens: PolicyTokens, config: PolicyConfig) -> LossSum:
-    """Clipped surrogate of PPO (Schulman et al. 2017), summed with `weights`.
+def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """Clipped surrogate of PPO (Schulman et al. 2017).
 
         rho_t = exp(clamp(log pi - log pi_old, -20, 20))
         L_t = -min(rho_t A_t, clip(rho_t, 1 - eps_low, 1 + eps_high) A_t)
 
     Dual clip (Ye et al. 2020): where A_t < 0, L_t is at most -c A_t, c = `actor.dual_clip` > 1.
-    Metrics: `policy_loss`, a mean over units; over masked tokens `ppo_clip_ratio` (share whose clipped term is the
-    smaller one) and `ppo_kl` (mean of log pi_old - log pi).
+    """
+    return clipped_surrogate(bounded_ratio(tokens.log_ratio), tokens.advantages, config)
+
+
+def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """PPO's surrogate on the ratio of the whole sequence y, its geometric mean over tokens (Zheng et al. 2025).
+
+        s = exp(clamp(1/|y| sum_t (log pi - log pi_old), -20, 20))
+
+    In the form for advantages that differ between tokens (GSPO-token, section 4.3): token t has the value s, and the
+    gradient of its own log-prob alone. Where all tokens share one advantage, the gradient is that of plain GSPO.
+    """
+    log_ratio = tokens.log_ratio.detach()
+    counts = tokens_per_sequence(tokens.mask, tokens.segments, tokens.num_sequences).to(log_ratio.dtype)
+    means = sequence_sums(log_ratio, tokens.segments, tokens.num_sequences) / counts.clamp(min=1)  # [B]
+    own = tokens.log_probs - tokens.log_probs.detach()  # 0, with gradient
+    return clipped_surrogate(bounded_ratio(means[tokens.segments] + own), tokens.advantages, config)
+
+
+def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """Clipped importance weights (MiniMax-M1 2025): every token keeps its gradient, none weighs more than the clip.
+
+    L_t = -sg(clip(rho_t, 1 - eps_low, 1 + eps_high)) A_t log pi. The paper sets no lower bound (eps_low >= 1).
     """
     low, high = clip_range(config)
-    chosen = tokens.mask.bool()
-    log_ratio = torch.where(chosen, tokens.log_probs - tokens.old_log_probs, 0)  # [T]
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    plain = ratio * tokens.advantages
-    clipped = ratio.clamp(1 - low, 1 + high) * tokens.advantages
+    ratio = bounded_ratio(tokens.log_ratio.detach())
+    weight = ratio.clamp(1 - low, 1 + high)
+    return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio)
+
+
+def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """A soft gate in place of the clip (Gao et al. 2025): L_t = -(4 / tau) sigmoid(tau (rho_t - 1)) A_t.
+
+    tau = `actor.sapo_tau_pos` where A_t > 0, else `actor.sapo_tau_neg`. At rho = 1 the gradient is that of PPO,
+    whatever tau; it fades as the ratio leaves 1, faster for a larger tau.
+    """
+    ratio = bounded_ratio(tokens.log_ratio)
+    tau = torch.where(tokens.advantages > 0, config.sapo_tau_pos, config.sapo_tau_neg).to(ratio.dtype)
+    return TokenLosses(-4 / tau * torch.sigmoid(tau * (ratio - 1)) * tokens.advantages)
+
+
+def reinforce(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """The plain policy gradient (Williams 1992): L_t = -A_t log pi. Exact on policy; old log-probs do not matter."""
+    return TokenLosses(-tokens.advantages * tokens.log_probs)
+
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+}
+
+
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """exp of a log-ratio within +-20; beyond it the gradient is 0."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyConfig) -> TokenLosses:
+    """-min(rho A, clip(rho) A), bounded by the dual clip. All [T]."""
+    low, high = clip_range(config)
+    plain = ratio * advantages
+    clipped = ratio.clamp(1 - low, 1 + high) * advantages
     gain = torch.minimum(plain, clipped)
     if config.dual_clip is not None:
-        bound = config.dual_clip * tokens.advantages
-        gain = torch.where(tokens.advantages < 0, torch.maximum(gain, bound), gain)
-    total = weighted_sum(-gain, tokens.weights)
-    metrics = {
-        "policy_loss": Mean(total.detach(), tokens.weights.sum()),
-        "ppo_clip_ratio": masked_mean((clipped < plain).float(), tokens.mask),
-        "ppo_kl": masked_mean(-log_ratio, tokens.mask),
-    }
-    return LossSum(total, metrics)
-
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {"ppo": ppo_loss}
+        gain = torch.where(advantages < 0, torch.maximum(gain, config.dual_clip * advantages), gain)
+    return TokenLosses(-gain, clipped < plain)
 
 
 def kl_term(kl: Tensor, mask: Tensor, coef: float) -> LossSum:

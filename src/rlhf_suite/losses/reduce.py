@@ -3,9 +3,12 @@
 A unit is what a loss is a mean over. With N_u units in an optimiser step, counted over all micro-batches and ranks
 before the first forward, the step's loss is (sum of all returned totals) / N_u, whatever the split.
 
-    mode                   unit                                        weight of a masked token
-    token-mean             masked token                                1
-    seq-mean-token-mean    sequence with at least one masked token     1 / (masked tokens of its sequence)
+    mode                       unit                                        weight of a masked token
+    token-mean                 masked token                                1
+    seq-mean-token-mean        sequence with at least one masked token     1 / (masked tokens of its sequence)
+    seq-mean-token-sum-norm    sequence with at least one masked token     1 / horizon, the longest a response may be
+
+The last is Dr. GRPO's (Liu et al. 2025): no response's tokens weigh more because it is short.
 
 Shapes: T tokens of B sequences laid end to end; `mask` [T] holds 0 or 1, `segments` [T] the index of each token's
 sequence.
@@ -17,6 +20,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rlhf_suite.config.actor import LOSS_AGG_MODES
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,6 @@ class LossSum:
 
     total: Tensor  # scalar
     metrics: dict[str, Mean]
-
-
-def merge_metrics(first: dict[str, Mean], second: dict[str, Mean]) -> dict[str, Mean]:
-    """The metrics of two parts of a batch together; a name that only one part has keeps its mean."""
-    both = {name: first[name] + second[name] for name in first.keys() & second.keys()}
-    return first | second | both
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -84,18 +83,20 @@ def counted_sequences(mask: Tensor, segments: Tensor, num_sequences: int) -> Ten
     return (tokens_per_sequence(mask, segments, num_sequences) > 0).float()
 
 
-def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
-    """Weight of each token in the sum of `mode`, [T] float32; the weights of a batch sum to its `num_units`."""
-    assert mode in MODES, mode
+def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Tensor:
+    """Weight of each token in the sum of `mode`, [T] float32. Those of the two means sum to `num_units`."""
+    assert mode in LOSS_AGG_MODES, mode
     if mode == "token-mean":
         return mask.float()
+    if mode == "seq-mean-token-sum-norm":
+        return mask.float() / horizon
     counts = tokens_per_sequence(mask, segments, num_sequences)  # [B]
     return mask.float() / counts.clamp(min=1)[segments]
 
 
 def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
     """How many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens count for nothing."""
-    assert mode in MODES, mode
+    assert mode in LOSS_AGG_MODES, mode
     if mode == "token-mean":
         return mask.float().sum()
     return counted_sequences(mask, segments, num_sequences).sum()
@@ -105,6 +106,3 @@ def log1mexp(x: Tensor) -> Tensor:
     """log(1 - exp(x)) for x < 0, exact near 0 and far from it; x = 0 counts as -1e-7."""
     x = x.clamp(max=-1e-7)
     return torch.where(x > -0.693, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
-
-
-MODES = ("token-mean", "seq-mean-token-mean")

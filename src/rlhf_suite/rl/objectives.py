@@ -11,30 +11,30 @@ from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, ppo_loss
+from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_loss
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
 from rlhf_suite.models.forward import token_log_probs, value_outputs
-from rlhf_suite.train.task import Forward, StepLoss, balanced, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, StepLoss, balanced, counted, counted_tokens, with_balance
 
 
 @dataclass
 class PolicyObjective:
-    """Clipped surrogate + beta * KL (use_loss) - entropy_coef * entropy + aux_loss_coef * MoE auxiliary loss.
+    """Policy loss + beta * KL (use_loss) - entropy_coef * entropy + aux_loss_coef * MoE auxiliary loss.
 
-    The surrogate is a mean over tokens or over sequences by actor.loss_agg_mode; KL and entropy are means over tokens.
+    The policy loss is a mean by actor.loss_agg_mode; KL and entropy are means over tokens.
     """
 
     actor: PolicyConfig
     kl: KLConfig
     temperature: float
+    horizon: int  # the most tokens a response may have
     kl_coef: float = 0.0
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        mask, rows = batch.tokens["mask"], len(batch)
         return {
-            "tokens": num_units(mask, batch.segments, rows, "token-mean"),
-            "sequences": num_units(mask, batch.segments, rows, "seq-mean-token-mean"),
+            "tokens": batch.tokens["mask"].sum(),
+            "sequences": counted(batch).sum(),
             "all_tokens": counted_tokens(batch),
         }
 
@@ -54,16 +54,19 @@ class PolicyObjective:
         return balanced(StepLoss(sums, metrics), output.aux_loss, self.actor.aux_loss_coef, batch)
 
     def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
-        """The clipped surrogate. Without old log-probs the policy has not moved since the rollout."""
-        mask = batch.tokens["mask"]
+        """The policy loss. Without old log-probs the policy has not moved since the rollout."""
+        mask, segments, rows, mode = batch.tokens["mask"], batch.segments, len(batch), self.actor.loss_agg_mode
         tokens = PolicyTokens(
             log_probs=log_probs,
             old_log_probs=batch.tokens.get("old_log_probs", log_probs.detach()),
             advantages=batch.tokens["advantages"],
             mask=mask,
-            weights=token_weights(mask, batch.segments, len(batch), self.actor.loss_agg_mode),
+            segments=segments,
+            num_sequences=rows,
         )
-        return ppo_loss(tokens, self.actor)
+        weights = token_weights(mask, segments, rows, mode, self.horizon)
+        units = num_units(mask, segments, rows, mode)
+        return policy_loss(tokens, self.actor, weights, units, batch.tokens.get("correction"))
 
     def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: TokenBatch) -> list[LossSum]:
         """The terms that are means over tokens whatever the surrogate is."""

@@ -147,7 +147,8 @@ class PolicyRole(TrainedRole):
     ) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
         self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
-        self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature)
+        horizon = config.rollout.max_new_tokens or config.data.max_len
+        self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature, horizon)
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Of the masked tokens, [T] in the order of the shard."""

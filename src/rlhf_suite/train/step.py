@@ -109,10 +109,10 @@ def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
 
 
 def add_metrics(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
+    """Add a micro-batch's metrics to those of the step, in float64; a name need not be in every micro-batch."""
     for name, mean in metrics.items():
-        total, count = mean.total.detach().double().cpu(), torch.as_tensor(mean.count).detach().double().cpu()
-        before = into.get(name)
-        into[name] = Mean(total, count) if before is None else Mean(before.total + total, before.count + count)
+        exact = Mean(mean.total.detach().double().cpu(), torch.as_tensor(mean.count).detach().double().cpu())
+        into[name] = into[name] + exact if name in into else exact
 
 
 def nonfinite(step: int, suspects: list[str]) -> RunError:
