@@ -53,6 +53,9 @@ def test_experiments_choose_their_estimators(checked):
         "rloo": "rloo",
         "grpo": "group_norm",
         "dr_grpo": "dr_grpo",
+        "gspo": "group_norm",
+        "cispo": "group_norm",
+        "sapo": "group_norm",
     }
 
 
