@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.cli.presets import conf_dir, preset_names
+from rlhf_suite.cli.presets import preset_names
+from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS, PPORun, SFTRun
 
 USER_MODEL = (
@@ -35,11 +36,18 @@ def test_a_named_model_or_demo_keeps_the_demo_away(checked):
 @pytest.mark.parametrize("experiment", preset_names("experiment"))
 def test_an_experiment_fits_the_demo_and_a_model_of_the_users(checked, experiment):
     demo = only_run(checked(f"experiment={experiment}"))
-    users = only_run(checked(f"experiment={experiment} {USER_MODEL}"))
+    teacher = "teacher.model_name_or_path=org/teacher" if experiment == "on_policy_distill" else ""
+    users = only_run(checked(f"experiment={experiment} {USER_MODEL} {teacher}"))
     assert isinstance(demo, PPORun)
     assert isinstance(users, PPORun)
     assert demo.algo.advantage == users.algo.advantage
     assert users.actor.model_name_or_path == "org/model"
+
+
+def test_a_teacher_stands_in_for_a_reward(checked):
+    words = USER_MODEL.replace("reward.rule=math", "").replace("data.label_key=label", "")
+    found = checked(f"experiment=on_policy_distill {words} teacher.model_name_or_path=org/teacher")
+    assert only_run(found).reward.rule is None
 
 
 def test_experiments_choose_their_estimators(checked):
@@ -56,6 +64,7 @@ def test_experiments_choose_their_estimators(checked):
         "gspo": "group_norm",
         "cispo": "group_norm",
         "sapo": "group_norm",
+        "on_policy_distill": "on_policy_distill",
     }
 
 

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 from omegaconf import OmegaConf
 
-from rlhf_suite.cli.presets import conf_dir
 from rlhf_suite.config.export import DOCS, markdown, schema
+from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS
 
 SCHEMA = schema()

@@ -19,6 +19,7 @@ DISTILL = (
     "task=distill actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse data.output_key=output "
     "teacher.model_name_or_path=builtin:tiny "
 )
+OPD = "experiment=on_policy_distill teacher.model_name_or_path=builtin:tiny "
 
 WRITTEN = Path(__file__).parents[2] / "benchmarks" / "results" / "sft.jsonl"
 GENERATE = "task=generate actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse "
@@ -230,6 +231,11 @@ MISTAKES = [
     (PPO + "ds.lora.rank=4 ds.lora.dropout=0.1", "ds.lora.dropout", "the one that sampled"),
     (PPO + "algo.kl.use_loss=true", "algo.kl.estimator", "write algo.kl.estimator=k3"),
     (PPO + "algo.kl.target=0.1 algo.kl.horizon=100", "algo.kl.horizon", "could fall to 0"),
+    (PPO + "algo.distill.coef=1", "teacher.model_name_or_path", "add teacher.model_name_or_path=<HF folder"),
+    (PPO + "algo.advantage.estimator=on_policy_distill", "algo.distill.coef", "write algo.distill.coef=1"),
+    (PPO + OPD + "teacher.num_gpus_per_node=3", "teacher.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
+    (PPO + OPD + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "there is no folder"),
+    (PPO + OPD + "reward.rule=null eval.dataset=builtin:reverse_eval eval.steps=1", "reward", "or eval.dataset=null"),
     # the supervised and preference tasks
     ("task=rm actor.model_name_or_path=builtin:tiny", "data.dataset", "no data is named"),
     (RM + "data.input_key=prompt", "data.input_key", "it belongs to"),
@@ -290,6 +296,7 @@ MISTAKES = [
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
     (GENERATE + "launch.device=cpu vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size", "raise vllm.num_engines"),
     # flags that would do nothing
+    (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),
     (SFT + "actor.lr_scheduler=linear actor.min_lr_ratio=0.2", "actor.min_lr_ratio", "has no effect"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.rl.credit import CreditAssigner
 
@@ -73,6 +73,37 @@ def test_gae_gives_returns_for_the_critic(batch):
     assert result.tokens["returns"][own].tolist() == pytest.approx([r for r, m in zip(returns, MASK, strict=True) if m])
     assert result.tokens["advantages"].tolist() == pytest.approx(wanted, abs=1e-6)
     assert metrics["train/values"] == pytest.approx(2.5 / 4)
+
+
+def with_teacher(batch, log_probs):
+    batch.tokens["teacher_log_probs"] = batch.tokens["old_log_probs"] + torch.tensor(log_probs)
+    return batch
+
+
+TEACHER = [9.0, 0.25, 9.0, -0.5, 9.0, -30.0, 0.0]  # log p_teacher - log p_policy
+
+
+def test_on_policy_distillation_gives_every_token_its_own_log_ratio(batch):
+    """Of no reward and no other token; -30 nats are clamped to -10. The KL to a reference counts token by token too."""
+    config = AlgoConfig(
+        advantage=AdvantageConfig(estimator="on_policy_distill"),
+        kl=KLConfig(init_coef=0.1),
+        distill=DistillTermConfig(coef=1.0),
+    )
+    result, metrics = CreditAssigner(config).assign(with_teacher(batch, TEACHER))
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.2, 0, -0.48, 0, -10.01, -0.03], abs=1e-6)
+    assert metrics["train/teacher_kl"] == pytest.approx((-0.25 + 0.5 + 10 + 0) / 4)
+    del batch.tokens["ref_log_probs"]
+    result, _ = CreditAssigner(config).assign(batch)
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.25, 0, -0.5, 0, -10, 0], abs=1e-6)
+
+
+def test_a_teacher_is_added_to_what_the_estimator_makes_of_rewards(batch):
+    """RLOO's 1 and -1, and half of the log-ratio."""
+    del batch.tokens["ref_log_probs"]
+    config = AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), distill=DistillTermConfig(coef=0.5))
+    result, _ = CreditAssigner(config).assign(with_teacher(batch, TEACHER))
+    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1.125, 0, 0.75, 0, -6, -1], abs=1e-6)
 
 
 def test_the_adaptive_controller_learns_from_the_measured_kl(batch):

@@ -15,6 +15,7 @@ The baseline is taken from R before that sum, so the KL penalty is not compared 
     rloo                 R - mean of the group's other rows         reward-to-go, gamma 1                  no
     group_norm           (R - group mean) / (group std + 1e-9)      reward-to-go, gamma 1                  no
     dr_grpo              R - group mean                             reward-to-go, gamma 1                  no
+    on_policy_distill    0                                          reward of the token itself             no
 
 All rows of a rollout go in together: whitening and groups are global.
 """
@@ -123,6 +124,12 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+    """Nothing of a reward: what there is to learn comes from the teacher, token by token (`algo.distill`)."""
+    own = token_rewards(inputs, torch.zeros_like(inputs.rewards))
+    return Credit(own, own)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
     "reinforce": reinforce,
@@ -130,6 +137,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "rloo": rloo,
     "group_norm": group_norm,
     "dr_grpo": dr_grpo,
+    "on_policy_distill": on_policy_distill,
 }
 
 

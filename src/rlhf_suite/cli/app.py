@@ -86,7 +86,7 @@ def hydra(line: CommandLine) -> int:
 
     from rlhf_suite.cli.compose import register
     from rlhf_suite.cli.execute import job
-    from rlhf_suite.cli.presets import conf_dir
+    from rlhf_suite.config.presets import conf_dir
 
     register()
     sys.argv = [sys.argv[0], *line.for_hydra]

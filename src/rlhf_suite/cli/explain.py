@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
-from rlhf_suite.cli.presets import conf_dir
+from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.config.spelling import spelled

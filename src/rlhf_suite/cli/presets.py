@@ -1,17 +1,8 @@
-"""conf/ on disk: where it is and what it offers, told without Hydra."""
+"""What conf/ offers, told without Hydra."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import rlhf_suite
-
-
-def conf_dir() -> Path:
-    """conf/ inside the installed package, else next to src/ in the repository."""
-    package = Path(rlhf_suite.__file__).parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parents[1] / "conf"
+from rlhf_suite.config.presets import conf_dir
 
 
 def group_names() -> list[str]:

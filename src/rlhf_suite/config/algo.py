@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag, group
 
-ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+ON_POLICY_DISTILL = "on_policy_distill"
+ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", ON_POLICY_DISTILL)
 GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 
 
@@ -14,7 +15,9 @@ GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 class AdvantageConfig:
     """Advantages"""
 
-    estimator: str = flag("gae", "Advantage estimator", choices=ESTIMATORS)
+    estimator: str = flag(
+        "gae", "Advantage estimator; on_policy_distill: of no reward, of algo.distill alone", choices=ESTIMATORS
+    )
     gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only (gae, reinforce, reinforce_baseline)")
@@ -32,11 +35,24 @@ class KLConfig:
 
 
 @dataclass
+class DistillTermConfig:
+    """On-policy distillation: a teacher judges every token that the policy samples"""
+
+    coef: float = flag(
+        0.0,
+        "Weight of log p(teacher) - log p(policy) of a sampled token in its advantage, beside what the estimator makes "
+        "of rewards; 0: no teacher at all",
+        ge=0,
+    )
+
+
+@dataclass
 class AlgoConfig:
     """The algorithm"""
 
     advantage: AdvantageConfig = group(AdvantageConfig)
     kl: KLConfig = group(KLConfig)
+    distill: DistillTermConfig = group(DistillTermConfig)
     mismatch_max: float | None = flag(
         None,
         "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16",

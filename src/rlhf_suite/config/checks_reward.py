@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http, urls
-from rlhf_suite.config.runs import SamplingRun
+from rlhf_suite.config.runs import PPORun, SamplingRun
 
 
 def one_reward(run: SamplingRun) -> Iterator[Problem]:
@@ -18,7 +19,11 @@ def one_reward(run: SamplingRun) -> Iterator[Problem]:
         "reward.model_name_or_path": run.reward.model_name_or_path,
     }
     chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
-    if not chosen:
+    if not chosen and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+        if run.eval.dataset is not None:
+            what = "nothing scores the samples of eval.dataset"
+            yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
+    elif not chosen:
         fix = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
         yield Problem("reward", "nothing scores the samples", fix)
     elif len(chosen) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_suite.config.algo import GROUP_ESTIMATORS
+from rlhf_suite.config.algo import GROUP_ESTIMATORS, ON_POLICY_DISTILL
 from rlhf_suite.config.checks_algo import RULES as ALGO_RULES
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.optim import TrainedModelConfig
@@ -13,17 +13,20 @@ from rlhf_suite.config.ref import ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import PPORun, SamplingRun
 from rlhf_suite.config.sources import source_problems
+from rlhf_suite.config.teacher import RLTeacherConfig
 
 DISCOUNTED = {"gamma": ("gae", "reinforce"), "lambd": ("gae",)}  # estimators that read them
 
 
 def ranks(run: PPORun) -> dict[str, int]:
     """Ranks of each model that this run has."""
-    sections: dict[str, TrainedModelConfig | ReferenceConfig | RewardConfig] = {"actor": run.actor}
+    sections: dict[str, TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig] = {"actor": run.actor}
     if run.algo.advantage.estimator == "gae":
         sections["critic"] = run.critic
     if run.algo.kl.init_coef > 0:
         sections["ref"] = run.ref
+    if run.algo.distill.coef > 0:
+        sections["teacher"] = run.teacher
     if run.reward.model_name_or_path is not None:
         sections["reward"] = run.reward
     return {name: section.num_nodes * section.num_gpus_per_node for name, section in sections.items()}
@@ -189,6 +192,15 @@ def kl_pulls(run: PPORun) -> Iterator[Problem]:
         yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")
 
 
+def teacher_is_there(run: PPORun) -> Iterator[Problem]:
+    if run.algo.distill.coef > 0 and run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "algo.distill needs a teacher, and none is named", f"add {key}=<HF folder or hub name>")
+    if run.algo.distill.coef == 0 and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+        what = "0 means no teacher, and estimator=on_policy_distill learns from nothing else"
+        yield Problem("algo.distill.coef", what, "write algo.distill.coef=1, or another estimator")
+
+
 def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
     if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
         what = f"{run.ds.lora.dropout} would train another policy in every forward than the one that sampled"
@@ -211,6 +223,7 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     engines_are_whole,
     kl_has_a_coefficient,
     kl_pulls,
+    teacher_is_there,
     policy_is_not_drawn,
     *ALGO_RULES,
 )

@@ -40,6 +40,7 @@ def is_set(value: object) -> bool:
 NEEDS = (
     Needs(("critic.",), "algo.advantage.estimator", "gae".__eq__, "algo.advantage.estimator=gae"),
     Needs(("ref.",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
+    Needs(("teacher.",), "algo.distill.coef", is_positive, "algo.distill.coef=<number > 0>"),
     Needs(("algo.kl.estimator",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
     Needs(("algo.kl.horizon",), "algo.kl.target", is_set, "algo.kl.target=<number>"),
     Needs(

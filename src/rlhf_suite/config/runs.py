@@ -45,7 +45,7 @@ from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
-from rlhf_suite.config.teacher import TeacherConfig
+from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
 
@@ -160,6 +160,7 @@ class PPORun(TrainedRun):
     actor: PolicyConfig = group(PolicyConfig)
     critic: CriticConfig = group(CriticConfig)
     ref: ReferenceConfig = group(ReferenceConfig)
+    teacher: RLTeacherConfig = group(RLTeacherConfig)
     reward: RewardConfig = group(RewardConfig)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)

@@ -12,3 +12,11 @@ class TeacherConfig:
     """The teacher; it has the student's vocabulary"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+
+
+@dataclass
+class RLTeacherConfig(TeacherConfig):
+    """The teacher of on-policy distillation; exists when algo.distill.coef > 0"""
+
+    num_nodes: int = flag(1, "Nodes of the teacher's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)

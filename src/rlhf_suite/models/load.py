@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from rlhf_suite.config.data import TextConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.experts import ExpertBalance
@@ -103,6 +104,13 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.pad_token = padding_token(tokenizer)
     return tokenizer
+
+
+def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: TextConfig) -> None:
+    """`check_same_vocabulary` with the teacher's own tokenizer."""
+    path = teacher.model_name_or_path
+    assert path is not None
+    check_same_vocabulary(student, load_tokenizer(path, data, "teacher.model_name_or_path"), path)
 
 
 def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The curve of a run, from its metrics.jsonl: reward per step for RL, loss per step for a supervised task."""
+"""The curve of a run, from its metrics.jsonl: reward per step for RL, loss per step for what has none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
 REWARDS = ("train/reward", "rollout/reward_mean")
-LOSSES = ("train/loss", "train/gpt_loss")
+LOSSES = ("train/loss", "train/gpt_loss", "train/teacher_kl")  # the last: distillation without a reward
 REACH = 3  # of the running mean drawn over the raw values: so many steps to either side
 
 Points = list[tuple[int, float]]

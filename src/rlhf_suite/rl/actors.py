@@ -10,7 +10,7 @@ from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.rl.engine_pool import EnginePool
 from rlhf_suite.rl.engines import start_engines
-from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, RewardRole
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, RewardRole, TeacherRole
 from rlhf_suite.train.workers import GroupOptions, WorkerGroup
 
 
@@ -22,11 +22,12 @@ class Actors:
     policy: WorkerGroup
     critic: WorkerGroup | None
     reference: WorkerGroup | None
+    teacher: WorkerGroup | None
     reward: WorkerGroup | None
 
     def ready(self) -> None:
         """Wait until all are up."""
-        for group in (self.policy, self.critic, self.reference, self.reward):
+        for group in (self.policy, self.critic, self.reference, self.teacher, self.reward):
             if group is not None:
                 group.ready()
         self.engines.ready()
@@ -45,4 +46,5 @@ def start_actors(
     policy = group(PolicyRole, "actor", config, optimizer_steps)
     assert policy is not None
     critic = group(CriticRole, "critic", config, optimizer_steps)
-    return Actors(engines, policy, critic, group(ReferenceRole, "ref", config), group(RewardRole, "reward", config))
+    reference, teacher = group(ReferenceRole, "ref", config), group(TeacherRole, "teacher", config)
+    return Actors(engines, policy, critic, reference, teacher, group(RewardRole, "reward", config))

@@ -1,4 +1,4 @@
-"""Rewards to advantages and returns: KL penalty, estimator, and the KL controller that adapts from it."""
+"""Rewards to advantages and returns: KL penalty, estimator, teacher; and the KL controller that adapts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class CreditAssigner:
             self.controller.update(metrics["train/kl"], num_samples)
 
     def assign(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
-        """Adds the tokens `advantages` and, with values, `returns`. Everything is [B, L] in between."""
+        """Adds the tokens `advantages` and, with values, `returns`. Everything is [B, L] in between.
+
+        With a teacher every token also gets algo.distill.coef x (log p_teacher - log p_policy), a reward that no other
+        token shares (discount 0): in the mean over samples the policy falls along its reverse KL to the teacher
+        (Lu et al., "On-Policy Distillation", 2025).
+        """
         mask = batch.tokens["mask"]
         kl = torch.zeros_like(mask)
         metrics: dict[str, float] = {"train/kl_coef": self.kl_coef}
@@ -52,7 +57,12 @@ class CreditAssigner:
             ),
             self.config.advantage,
         )
-        tokens = {**batch.tokens, "advantages": unpad(credit.advantages, batch.lengths)}
+        advantages = unpad(credit.advantages, batch.lengths)
+        if "teacher_log_probs" in batch.tokens:
+            gap = estimate_kl(batch.tokens["old_log_probs"], batch.tokens["teacher_log_probs"], "k1") * mask
+            advantages = advantages - self.config.distill.coef * gap
+            metrics["train/teacher_kl"] = mean(gap, mask)
+        tokens = {**batch.tokens, "advantages": advantages}
         if values is not None:
             tokens["returns"] = unpad(credit.returns, batch.lengths)
             metrics["train/values"] = mean(values, mask)

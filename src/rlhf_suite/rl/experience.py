@@ -1,4 +1,4 @@
-"""Rewarded trajectories to experience: the policy's and the reference's log-probs and the critic's values."""
+"""Rewarded trajectories to experience: log-probs of policy, reference and teacher, and the critic's values."""
 
 from __future__ import annotations
 
@@ -20,23 +20,30 @@ class ExperienceMaker:
     """Runs the forward passes of a rollout, all roles at the same time."""
 
     def __init__(
-        self, config: PPORun, policy: WorkerGroup, reference: WorkerGroup | None, critic: WorkerGroup | None
+        self,
+        config: PPORun,
+        policy: WorkerGroup,
+        reference: WorkerGroup | None,
+        teacher: WorkerGroup | None,
+        critic: WorkerGroup | None,
     ) -> None:
-        self.config, self.policy, self.reference, self.critic = config, policy, reference, critic
+        self.config, self.policy, self.critic = config, policy, critic
+        self.frozen = {"ref_log_probs": reference, "teacher_log_probs": teacher}
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
-        self.needs_old_log_probs = reference is not None or steps_per_rollout(config) > 1
+        self.needs_old_log_probs = any((reference, teacher)) or steps_per_rollout(config) > 1
 
     def make(self, scored: ScoredTrajectories) -> tuple[TokenBatch, dict[str, float]]:
         """Tokens `mask`, `engine_log_probs`, where needed `old_log_probs`, with a reference `ref_log_probs`, with a
-        critic `values`; rows `group`, `index`, `reward`."""
+        teacher `teacher_log_probs`, with a critic `values`; rows `group`, `index`, `reward`."""
         batch = to_batch(scored.trajectories)
         batch.rows["reward"] = torch.from_numpy(scored.rewards)
         temperature = self.config.rollout.temperature
         started = []
         if self.needs_old_log_probs:
             started.append(("old_log_probs", self.policy, *start(self.policy, "log_probs", batch, temperature)))
-        if self.reference is not None:
-            started.append(("ref_log_probs", self.reference, *start(self.reference, "log_probs", batch, temperature)))
+        for name, group in self.frozen.items():
+            if group is not None:
+                started.append((name, group, *start(group, "log_probs", batch, temperature)))
         if self.critic is not None:
             started.append(("values", self.critic, *start(self.critic, "values", batch)))
         for name, group, parts, refs in started:

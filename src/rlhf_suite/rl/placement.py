@@ -6,6 +6,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.ref import ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.teacher import RLTeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
 
@@ -15,11 +16,14 @@ ENGINE = "engine"
 
 
 def roles(config: PPORun) -> list[Role]:
-    """The roles this configuration needs: no reference without a KL term, no critic without GAE."""
+    """The roles this configuration needs: no reference without a KL term, no teacher without its term, no critic
+    without GAE."""
     engines = Role(ENGINE, config.vllm.num_engines, config.vllm.tensor_parallel_size)
     found = [Role("actor", _ranks(config.actor)), engines]
     if config.algo.kl.init_coef > 0:
         found.append(Role("ref", _ranks(config.ref)))
+    if config.algo.distill.coef > 0:
+        found.append(Role("teacher", _ranks(config.teacher)))
     if config.algo.advantage.estimator == "gae":
         found.append(Role("critic", _ranks(config.critic)))
     if config.reward.model_name_or_path is not None:
@@ -35,7 +39,7 @@ def plan(config: PPORun, device: str) -> Plan:
     """
     sharing: list[tuple[str, set[str]]] = []
     if config.train.colocate_all:
-        sharing.append(("train.colocate_all", {"actor", "ref", "critic", "reward", ENGINE}))
+        sharing.append(("train.colocate_all", {"actor", "ref", "teacher", "critic", "reward", ENGINE}))
     else:
         if config.train.colocate_actor_ref:
             sharing.append(("train.colocate_actor_ref", {"actor", "ref"}))
@@ -51,7 +55,7 @@ def plan(config: PPORun, device: str) -> Plan:
     return Plan(device, tuple(pools + [Pool((role,)) for role in left]))
 
 
-def _ranks(section: TrainedModelConfig | ReferenceConfig | RewardConfig) -> int:
+def _ranks(section: TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig) -> int:
     return section.num_nodes * section.num_gpus_per_node
 
 

@@ -13,6 +13,11 @@ from rlhf_suite.train.workers import WorkerGroup
 Source = Callable[[Sequence[Trajectory], list[RewardRow]], Sequence[Outcome]]
 
 
+def no_reward(trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Outcome]:
+    """Of a run that learns from a teacher alone."""
+    return [Scored(0.0, 0.0)] * len(rows)
+
+
 def text_source(reward: TextReward) -> Source:
     """A source that reads the text alone."""
     return lambda trajectories, rows: reward.score(rows)

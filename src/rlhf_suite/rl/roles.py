@@ -1,4 +1,4 @@
-"""The models of a run as worker classes: policy, critic, reference, reward model. One instance per rank."""
+"""The models of a run as worker classes: policy, critic, reference, teacher, reward model. One instance per rank."""
 
 from __future__ import annotations
 
@@ -65,15 +65,23 @@ class Role(Worker):
 class ReferenceRole(Role):
     """The frozen reference policy."""
 
+    section = "ref"
+
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
-        path = config.ref.model_name_or_path or config.actor.model_name_or_path
+        path = getattr(config, self.section).model_name_or_path or config.actor.model_name_or_path
         assert path is not None
-        self.model = load_frozen(path, "lm", config.ds, self.world, "ref.model_name_or_path")
+        self.model = load_frozen(path, "lm", config.ds, self.world, f"{self.section}.model_name_or_path")
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """As the policy's."""
         return self.masked_log_probs(self.model, batch, temperature)
+
+
+class TeacherRole(ReferenceRole):
+    """The frozen teacher of on-policy distillation."""
+
+    section = "teacher"
 
 
 class RewardRole(Role):

@@ -17,7 +17,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.models.save import reward_stats
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rl.reward_sources import Source
+from rlhf_suite.rl.reward_sources import Source, no_reward
 from rlhf_suite.train.journal import Journal
 
 REWARD_LOG = "reward.log"  # in the run folder's logs
@@ -60,7 +60,10 @@ class Scorer:
         self.check(outcomes, all_failed=len(failed) == len({t.group for t in trajectories}))
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
-        return scored, self.metrics(scored, outcomes, len(failed))
+        metrics = self.metrics(scored, outcomes, len(failed))
+        if self.source is no_reward:
+            metrics = {name: value for name, value in metrics.items() if not name.endswith(("reward", "score", "_std"))}
+        return scored, metrics
 
     def check(self, outcomes: Sequence[Outcome], all_failed: bool) -> None:
         """End the run where the failures are more than it may go on with; else say a line about them."""

@@ -15,7 +15,7 @@ from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
 from rlhf_suite.losses.reduce import LossSum, Mean
 from rlhf_suite.models.forward import read_logits
-from rlhf_suite.models.load import check_same_vocabulary, load_tokenizer
+from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted_tokens, with_balance
@@ -82,11 +82,10 @@ class Distillation(Task):
 
 
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
-    path = config.teacher.model_name_or_path
-    assert path is not None
-    check_same_vocabulary(tokenizer, load_tokenizer(path, config.data, "teacher.model_name_or_path"), path)
+    check_teacher(tokenizer, config.teacher, config.data)
     encoder = ConversationEncoder(tokenizer, config.data)
-    return Distillation(encoder, config.algo, path, len(tokenizer), config.actor.aux_loss_coef)
+    teacher = config.teacher.model_name_or_path
+    return Distillation(encoder, config.algo, teacher, len(tokenizer), config.actor.aux_loss_coef)
 
 
 def run(config: DistillRun, folder: Path) -> dict[str, float]:

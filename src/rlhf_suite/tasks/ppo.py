@@ -13,7 +13,7 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
-from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.rewards.sources import open_reward
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.collect import Collector, stop_token_ids
@@ -24,7 +24,7 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
-from rlhf_suite.rl.reward_sources import Source, model_source, text_source
+from rlhf_suite.rl.reward_sources import Source, model_source, no_reward, text_source
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer, normalization
 from rlhf_suite.rl.update import Updater, steps_per_rollout
 from rlhf_suite.tasks.warm_start import warm_started
@@ -43,6 +43,8 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     assert config.actor.model_name_or_path is not None
     tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
     normalization(config.reward)  # a reward model without constants is refused before anything starts
+    if config.algo.distill.coef > 0:
+        check_teacher(tokenizer, config.teacher, config.data)
     prompts = load_prompts(config, tokenizer)
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)
@@ -57,6 +59,8 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         actors = start_actors(config, device, slots, run_folder.logs, steps)
         if actors.reward is not None:
             source = model_source(actors.reward)
+        elif config.reward.rule is None and config.reward.remote_url is None:
+            source = no_reward
         else:
             source = text_source(stack.enter_context(closing(open_reward(config.reward, run_folder.logs / REWARD_LOG))))
         actors.ready()
@@ -66,8 +70,11 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
 def with_models(config: PPORun) -> PPORun:
     """The configuration with every model it needs named: built-in ones warmed up, the critic's default filled in."""
     actor = replace(config.actor, model_name_or_path=warm_started(config.actor.model_name_or_path))
+    teacher = config.teacher
+    if config.algo.distill.coef > 0:
+        teacher = replace(teacher, model_name_or_path=warm_started(teacher.model_name_or_path, "teacher"))
     start = config.critic.model_name_or_path or config.reward.model_name_or_path or actor.model_name_or_path
-    return replace(config, actor=actor, critic=replace(config.critic, model_name_or_path=start))
+    return replace(config, actor=actor, teacher=teacher, critic=replace(config.critic, model_name_or_path=start))
 
 
 def build(
@@ -98,7 +105,7 @@ def build(
         order=order,
         collector=collector,
         scorer=scorer,
-        experience=ExperienceMaker(config, actors.policy, actors.reference, actors.critic),
+        experience=ExperienceMaker(config, actors.policy, actors.reference, actors.teacher, actors.critic),
         credit=credit,
         updater=Updater(config, actors.policy, actors.critic),
         publisher=publisher,

@@ -1,0 +1,14 @@
+"""Where the presets are: the folder conf/, found without Hydra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rlhf_suite
+
+
+def conf_dir() -> Path:
+    """conf/ inside the installed package, else next to src/ in the repository."""
+    package = Path(rlhf_suite.__file__).parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
