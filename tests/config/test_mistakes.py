@@ -23,6 +23,11 @@ OPD = "experiment=on_policy_distill teacher.model_name_or_path=builtin:tiny "
 
 WRITTEN = Path(__file__).parents[2] / "benchmarks" / "results" / "sft.jsonl"
 GENERATE = "task=generate actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse "
+REJECTION = (
+    "task=rejection_sampling actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse "
+    "data.label_key=label reward.rule=exact_match "
+)
+ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
@@ -295,6 +300,31 @@ MISTAKES = [
     ),
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
     (GENERATE + "launch.device=cpu vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size", "raise vllm.num_engines"),
+    # loops: every stage is checked before the first one starts, in the names of the loop's flags
+    (REJECTION + "train.batch_size=100", "train.batch_size", "100 is no multiple of train.micro_batch_size"),
+    (REJECTION + "data.input_template=Q", "data.input_template", "must have one {}"),
+    (REJECTION + "eval.dataset=nowhere.jsonl", "eval.dataset", "there is no file nowhere.jsonl"),
+    (REJECTION + "data.prompt_dataset=nowhere.jsonl", "data.prompt_dataset", "there is no file nowhere.jsonl"),
+    (REJECTION + "rollout.max_new_tokens=3000", "rollout.max_new_tokens", "leaves no room for a prompt"),
+    (REJECTION + "rollout.temperature=0", "rollout.n_samples_per_prompt", "would all be the same"),
+    (REJECTION + "rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt", "none is better"),
+    (REJECTION + "reward.rule=null", "reward.rule", "nothing scores the answers"),
+    (REJECTION + "ds.zero_stage=0", "ds.zero_stage", "keeps no fp32 master weights"),
+    (REJECTION + "ckpt.path=x", "ckpt.path", "it belongs to task=sft"),
+    (REJECTION + "algo.beta=1", "algo.beta", "it belongs to task=dpo"),
+    (REJECTION + "eval.split=test", "eval.split", "add eval.dataset=<source>"),
+    (ITERATIVE + "algo.loss=ipo algo.label_smoothing=0.1", "algo.label_smoothing", "has no label smoothing"),
+    (ITERATIVE + "algo.loss=simpo ref.cache_enable=true", "ref.cache_enable", "has no reference"),
+    (
+        ITERATIVE + "algo.loss=simpo loop.fixed_reference_enable=true",
+        "loop.fixed_reference_enable",
+        "algo.loss=simpo has no reference",
+    ),
+    (
+        ITERATIVE + "ref.model_name_or_path=org/x loop.fixed_reference_enable=true",
+        "loop.fixed_reference_enable",
+        "the reference is named already",
+    ),
     # flags that would do nothing
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),

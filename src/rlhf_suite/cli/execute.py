@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf_suite.config.resolve import fingerprint, save
-from rlhf_suite.config.runs import Run, TrainedRun
+from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.errors import RunError, UserError
 
@@ -68,7 +68,7 @@ def train(run: Run, folder: Path) -> None:
         record.failed(error)
         raise
     record.done(metrics)
-    if isinstance(run, TrainedRun):
+    if isinstance(run, TrainedRun | LoopRun):
         from rlhf_suite.report.summary import summarise
 
         lines = summarise(record, run)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhf_suite.config import checks_generate as generate
+from rlhf_suite.config import checks_loops as loops
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
@@ -17,7 +18,7 @@ from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import GenerateRun, MergeLoRARun, PPORun, Run, SupervisedRun
+from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun
@@ -37,6 +38,11 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         problems += broken(run, (*TEXT, *generate.RULES))
     elif isinstance(run, MergeLoRARun):
         problems += broken(run, MERGE)
+    elif isinstance(run, LoopRun):
+        problems += broken(run, loops.RULES)
+        told = {problem.key for problem in problems}
+        found = loops.stage_problems(run, lambda stage: check(stage, ()), set(flat(asdict(run))))
+        problems += [problem for problem in found if problem.key not in told]
     return problems
 
 

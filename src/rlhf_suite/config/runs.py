@@ -36,11 +36,19 @@ from rlhf_suite.config.data import (
     StepDataConfig,
 )
 from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig
-from rlhf_suite.config.eval import EvalConfig, RLEvalConfig
+from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.loop import (
+    LoopCheckpointConfig,
+    LoopConfig,
+    PreferenceLoopActorConfig,
+    PreferenceLoopConfig,
+    RejectionActorConfig,
+    RejectionLoopConfig,
+)
 from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig
@@ -200,6 +208,43 @@ class MergeLoRARun(Run):
     ds: MergedPrecisionConfig = group(MergedPrecisionConfig)
 
 
+@dataclass
+class LoopRun(ResumableRun):
+    """What every loop over answering, scoring and training has: the sections of those tasks"""
+
+    actor: SupervisedActorConfig = group(SupervisedActorConfig)
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
+    data: RowRangeConfig = group(RowRangeConfig)
+    rollout: GenerationConfig = group(GenerationConfig, n_samples_per_prompt=8)
+    vllm: EngineConfig = group(EngineConfig)
+    reward: RewardConfig = group(RewardConfig)
+    train: TrainConfig = group(TrainConfig)
+    eval: LoopEvalConfig = group(LoopEvalConfig)
+    loop: LoopConfig = group(LoopConfig)
+    ckpt: LoopCheckpointConfig = group(LoopCheckpointConfig)
+    logger: LoggerConfig = group(LoggerConfig)
+
+
+@dataclass
+class RejectionSamplingRun(LoopRun):
+    """Rejection sampling: supervised tuning on the best of the model's own answers, again and again"""
+
+    task: str = flag("rejection_sampling", "The task; chosen with task=<name>")
+    actor: RejectionActorConfig = group(RejectionActorConfig)
+    loop: RejectionLoopConfig = group(RejectionLoopConfig)
+
+
+@dataclass
+class IterativeDPORun(LoopRun):
+    """Iterative DPO: preferring the best of the model's own answers to the worst, again and again"""
+
+    task: str = flag("iterative_dpo", "The task; chosen with task=<name>")
+    actor: PreferenceLoopActorConfig = group(PreferenceLoopActorConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    algo: DPOAlgoConfig = group(DPOAlgoConfig)
+    loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
+
+
 TASKS: dict[str, type[Run]] = {
     "sft": SFTRun,
     "rm": RMRun,
@@ -210,4 +255,6 @@ TASKS: dict[str, type[Run]] = {
     "ppo": PPORun,
     "generate": GenerateRun,
     "merge_lora": MergeLoRARun,
+    "rejection_sampling": RejectionSamplingRun,
+    "iterative_dpo": IterativeDPORun,
 }

@@ -1,4 +1,4 @@
-"""The curve of a run, from its metrics.jsonl: reward per step for RL, loss per step for what has none."""
+"""The curve of a run, from its metrics.jsonl: reward per step for RL or per iteration of a loop, else loss per step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def draw_curves(folder: RunFolder) -> Path:
     main = next((name for name in (*REWARDS, *LOSSES) if name in found), None)
     if main is None:
         raise UserError(f"{folder.metrics} has none of {', '.join((*REWARDS, *LOSSES))}: is this the folder of a run?")
-    last = main.split("/")[-1]
+    last, unit = main.split("/")[-1], "optimiser step" if main in LOSSES else "RL step"
+    unit = "iteration" if folder.loop.exists() else unit
     wanted = "pass1" if main in REWARDS else last
     evaluations = {name: points for name, points in sorted(found.items()) if _is_evaluation(name, wanted)}
     path = folder.path / "curves.png"
-    _draw(path, f"{folder.path.resolve().name}: {_words(last)} per step", {main: found[main]}, evaluations)
+    title = f"{folder.path.resolve().name}: {_words(last)} per {unit.split()[-1]}"
+    _draw(path, title, unit, {main: found[main]}, evaluations)
     return path
 
 
@@ -60,7 +62,7 @@ def _words(metric: str) -> str:
     return {"reward_mean": "reward", "gpt_loss": "loss (nats per token)", "pass1": "pass@1"}.get(metric, metric)
 
 
-def _draw(path: Path, title: str, train: dict[str, Points], evaluations: dict[str, Points]) -> None:
+def _draw(path: Path, title: str, unit: str, train: dict[str, Points], evaluations: dict[str, Points]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -69,6 +71,9 @@ def _draw(path: Path, title: str, train: dict[str, Points], evaluations: dict[st
     axes = figure.add_subplot()
     for name, points in train.items():
         steps, values = zip(*points, strict=True)
+        if len(points) <= 2 * REACH:
+            axes.plot(steps, values, color="tab:blue", marker="o", linewidth=2, label=name)
+            continue
         axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
         _, means = zip(*running_mean(points, REACH), strict=True)
         axes.plot(steps, means, color="tab:blue", linewidth=2, label="its running mean")
@@ -76,7 +81,8 @@ def _draw(path: Path, title: str, train: dict[str, Points], evaluations: dict[st
         steps, values = zip(*points, strict=True)
         axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=name)
     axes.set_title(title)
-    axes.set_xlabel("optimiser step" if "loss" in title else "RL step")
+    axes.set_xlabel(unit)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(" and ".join(dict.fromkeys(_words(name.split("/")[-1]) for name in [*train, *evaluations])))
     axes.grid(alpha=0.3)
     axes.legend()

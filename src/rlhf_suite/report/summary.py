@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from rlhf_suite.config.runs import TrainedRun
+from rlhf_suite.config.runs import LoopRun, TrainedRun
 from rlhf_suite.report.curves import draw_curves, series
 from rlhf_suite.report.samples import write_samples
 from rlhf_suite.train.console import Sample, show_samples
@@ -15,7 +15,7 @@ from rlhf_suite.train.run_folder import RunFolder
 SAMPLES = 8
 
 
-def summarise(folder: RunFolder, run: TrainedRun) -> list[str]:
+def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     """Write `curves.png` and, where the run evaluated samples, `samples.md`; show the table; lines that say where."""
     if not folder.metrics.exists():  # a task that trains nothing
         return []

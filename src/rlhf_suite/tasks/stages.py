@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,7 @@ class Stages:
             code = run_child(command, keep=[self.lock])
             if code or stage.status()["state"] != "done":
                 raise failure(name, stage, code)
+        shutil.rmtree(stage.checkpoints, ignore_errors=True)  # only a stage that goes on needs them
         self.tell(stages=self.state["stages"] | {name: "done"})
         return stage
 
@@ -74,7 +76,7 @@ class Stages:
     def tell(self, **values: Any) -> None:
         """Put values into loop.json."""
         self.state |= values
-        write_whole(self.folder / "loop.json", json.dumps(self.state, indent=1) + "\n")
+        write_whole(RunFolder(self.folder).loop, json.dumps(self.state, indent=1) + "\n")
 
 
 @contextmanager

@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def loop(self) -> Path:
+        """Where a loop is (`tasks/stages.py`)."""
+        return self.path / "loop.json"
+
+    @property
     def status_file(self) -> Path:
         return self.path / "status.json"
 

@@ -1,0 +1,58 @@
+"""`loop`: how often a loop generates, selects and trains, and what it selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.actor import SupervisedActorConfig
+from rlhf_suite.config.ckpt import ResumeConfig
+from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.optim import AdamConfig
+
+
+@dataclass
+class LoopConfig:
+    """Iterations: each answers prompts of its own with the model of the one before, and trains that model on"""
+
+    num_iterations: int = flag(2, "Iterations", ge=1)
+    prompts_per_iteration: int | None = flag(
+        None, "Prompts of an iteration, taken in order, from the start again after the last; null: an equal share", ge=1
+    )
+
+
+@dataclass
+class RejectionLoopConfig(LoopConfig):
+    """The iterations: each tunes the model on its own best answers to prompts of its own"""
+
+    min_score: float | None = flag(None, "Leave out prompts whose best answer scores less; null: none")
+
+
+@dataclass
+class PreferenceLoopConfig(LoopConfig):
+    """The iterations: each lets the model prefer the best of its own answers to the worst"""
+
+    fixed_reference_enable: bool = flag(
+        False, "The first model is the reference in every iteration, not the one that the iteration starts from"
+    )
+
+
+@dataclass
+class RejectionActorConfig(SupervisedActorConfig):
+    """The model that answers and learns from its best answers"""
+
+    adam: AdamConfig = group(AdamConfig, lr=2e-6)
+
+
+@dataclass
+class PreferenceLoopActorConfig(SupervisedActorConfig):
+    """The model that answers and learns which of its answers are better"""
+
+    adam: AdamConfig = group(AdamConfig, lr=5e-7)
+
+
+@dataclass
+class LoopCheckpointConfig(ResumeConfig):
+    """Checkpoints within an iteration's training, and the final model"""
+
+    output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
+    save_steps: int = flag(-1, "Every so many steps of a training; -1: never", ge=-1)

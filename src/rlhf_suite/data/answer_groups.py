@@ -1,0 +1,81 @@
+"""Scored answers, prompt by prompt, and what a loop trains on of each prompt: its best answer, or best and worst."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
+from rlhf_suite.data.row import Row, joined
+
+# The columns that task=generate makes; a given column of that name is called `input_<name>` in its output.
+MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score")
+CUT = "every answer is cut off"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer to a prompt."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to one prompt, in the order of their sampling, without those that max_new_tokens cut off: they have
+    no end, and would be learned with one."""
+
+    prompt: object  # as the row has it: text or messages
+    answers: list[Answer]
+
+
+def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
+    """The groups of an output of task=generate whose prompts were in column `input_key`."""
+    group: Answers | None = None
+    for row in read_lines(path):
+        if row["sample"] == 0:
+            if group is not None:
+                yield group
+            group = Answers(prompt_of(row, input_key), [])
+        assert group is not None
+        if row["finish_reason"] != "length":
+            group.answers.append(Answer(row["response"], row["score"]))
+    if group is not None:
+        yield group
+
+
+def prompt_of(row: dict[str, Any], input_key: str) -> object:
+    """What the row that was answered has in column `input_key`, or in the columns of that comma list."""
+    names = [name.strip() for name in input_key.split(",")]
+    given = {name: row.get(f"input_{name}" if name in MADE else name) for name in names}
+    return joined(Row(given, "the answers", row["sample"]), input_key)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def best_answer(group: Answers, min_score: float | None) -> dict[str, Any] | str:
+    """The row of the first answer with the highest score, or why there is none."""
+    if not group.answers:
+        return CUT
+    best = max(group.answers, key=lambda answer: answer.score)
+    if min_score is not None and best.score < min_score:
+        return f"no answer scores {min_score:g}"
+    return {INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}
+
+
+def best_and_worst(group: Answers) -> dict[str, Any] | str:
+    """The row of the first answers with the highest and the lowest score, or why there is none."""
+    if not group.answers:
+        return CUT
+    best, worst = (choose(group.answers, key=lambda answer: answer.score) for choose in (max, min))
+    if best.score == worst.score:
+        return "all answers score the same"
+    scores = {f"{CHOSEN}_{SCORE}": best.score, f"{REJECTED}_{SCORE}": worst.score}
+    return {INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}

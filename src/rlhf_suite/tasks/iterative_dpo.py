@@ -1,0 +1,21 @@
+"""task=iterative_dpo: answer prompts, prefer the best answer to the worst by DPO; again with the model of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_suite.config.loop_stages import dpo_run
+from rlhf_suite.config.runs import IterativeDPORun
+from rlhf_suite.data.answer_groups import best_and_worst
+from rlhf_suite.tasks.loop import Recipe, first_model, run_loop
+
+
+def run(config: IterativeDPORun, folder: Path) -> dict[str, float]:
+    """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
+    reference = first_model(config) if config.loop.fixed_reference_enable else config.ref.model_name_or_path
+    recipe = Recipe(
+        trained="dpo",
+        select=best_and_worst,
+        train=lambda model, rows, output: dpo_run(config, (model, reference), rows, output),
+    )
+    return run_loop(config, folder, recipe)

@@ -1,0 +1,20 @@
+"""task=rejection_sampling: answer prompts, keep the best answer to each, tune on those; again with the tuned model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_suite.config.loop_stages import sft_run
+from rlhf_suite.config.runs import RejectionSamplingRun
+from rlhf_suite.data.answer_groups import best_answer
+from rlhf_suite.tasks.loop import Recipe, run_loop
+
+
+def run(config: RejectionSamplingRun, folder: Path) -> dict[str, float]:
+    """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
+    recipe = Recipe(
+        trained="sft",
+        select=lambda answers: best_answer(answers, config.loop.min_score),
+        train=lambda model, rows, output: sft_run(config, model, rows, output),
+    )
+    return run_loop(config, folder, recipe)

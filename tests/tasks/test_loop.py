@@ -1,0 +1,132 @@
+"""A loop's iterations: which prompts, which model, what is trained on and recorded. The stages are done already."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhf_suite.config.actor import SupervisedActorConfig
+from rlhf_suite.config.data import RowRangeConfig
+from rlhf_suite.config.eval import LoopEvalConfig
+from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.loop import LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
+from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, sft_run
+from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.runs import IterativeDPORun, LoopRun, RejectionSamplingRun
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.report.curves import draw_curves
+from rlhf_suite.tasks import iterative_dpo, rejection_sampling
+from rlhf_suite.tasks.loop import apart, shares_of
+from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.run_folder import RunFolder
+
+DATA = RowRangeConfig(prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
+SECTIONS = {
+    "actor": SupervisedActorConfig(model_name_or_path="org/first"),
+    "data": DATA,
+    "reward": RewardConfig(rule="exact_match"),
+    "logger": LoggerConfig(progress=False),
+}
+
+
+def done(folder, run, answers=(), score=0.0):
+    """A stage that has ended. `answers`: for each prompt, its answers' scores."""
+    record = RunFolder(folder)
+    record.start(fingerprint(run))
+    save(run, folder / "config.yaml")
+    rows = [
+        {"input": f"q{n}", "sample": s, "response": f"a{s}", "score": value, "finish_reason": "stop"}
+        for n, scores in enumerate(answers)
+        for s, value in enumerate(scores)
+    ]
+    (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record.done({"score": score})
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rejection_sampling_tunes_each_model_on_its_own_best_answers(tmp_path):
+    config = RejectionSamplingRun(
+        **SECTIONS, eval=LoopEvalConfig(dataset="builtin:reverse_eval"), loop=RejectionLoopConfig(min_score=1.0)
+    )
+    models = ["org/first", str(tmp_path / "iter_0/sft/model"), str(tmp_path / "model")]
+    for i, model in enumerate(models):
+        done(tmp_path / f"evaluate_{i}", evaluate_run(config, model), answers=[[1.0]] * i + [[0.0]] * (4 - i))
+    for i, model in enumerate(models[:2]):
+        share, output = Share(1024 * i, 1024), models[2] if i == 1 else None
+        answers = [[0.0, 1.0, 1.0], [0.0, 0.5, 0.0], [1.0, 0.0, 0.0]]
+        done(tmp_path / f"iter_{i}/generate", generate_run(config, model, i, share), answers, 0.25 + i / 4)
+        done(tmp_path / f"iter_{i}/sft", sft_run(config, model, tmp_path / f"iter_{i}/rows.jsonl", output))
+    assert rejection_sampling.run(config, tmp_path)["eval/pass1"] == 0.5
+    best = [{"input": "q0", "output": "a1", "score": 1.0}, {"input": "q2", "output": "a0", "score": 1.0}]
+    assert rows_of(tmp_path / "iter_1/rows.jsonl") == best
+    state = json.loads((tmp_path / "loop.json").read_text())
+    before = [
+        {"eval/pass1": i / 4, "eval/reward": i / 4, "train/reward": 0.25 + i / 4, "loop/rows": 2, "loop/dropped": 1}
+        for i in (0, 1)
+    ]
+    assert state["metrics"] == [*before, {"eval/pass1": 0.5, "eval/reward": 0.5}]
+    assert set(state["stages"].values()) == {"done"}
+    logged = [row["eval/pass1"] for row in read_rows(tmp_path / "metrics.jsonl") if "eval/pass1" in row]
+    assert logged == [0.0, 0.25, 0.5]
+    assert draw_curves(RunFolder(tmp_path)).exists()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_iterative_dpo_measures_against_the_iterations_model_or_the_first(tmp_path, fixed):
+    config = IterativeDPORun(**SECTIONS, loop=PreferenceLoopConfig(fixed_reference_enable=fixed))
+    models = ["org/first", str(tmp_path / "iter_0/dpo/model"), str(tmp_path / "model")]
+    for i, model in enumerate(models[:2]):
+        rows, output = tmp_path / f"iter_{i}/rows.jsonl", models[2] if i == 1 else None
+        answers = [[0.0, 1.0], [1.0, 1.0], [0.5, 0.25]]
+        done(tmp_path / f"iter_{i}/generate", generate_run(config, model, i, Share(1024 * i, 1024)), answers)
+        expected = dpo_run(config, (model, "org/first" if fixed else None), rows, output)
+        done(tmp_path / f"iter_{i}/dpo", expected)
+    assert iterative_dpo.run(config, tmp_path) == {"train/reward": 0.0, "loop/rows": 2, "loop/dropped": 1}
+    pairs = [(row["input"], row["chosen"], row["rejected"]) for row in rows_of(tmp_path / "iter_0/rows.jsonl")]
+    assert pairs == [("q0", "a1", "a0"), ("q2", "a0", "a1")]
+
+
+def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
+    config = RejectionSamplingRun(**SECTIONS, loop=RejectionLoopConfig(min_score=1.0))
+    done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
+    with pytest.raises(RunError, match=r"nothing to train on; 2 without: no answer scores 1"):
+        rejection_sampling.run(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("loop", "data", "expected"),
+    [
+        (LoopConfig(num_iterations=3), DATA, [(0, 682), (682, 683), (1365, 683)]),
+        (LoopConfig(num_iterations=2), replace(DATA, skip_samples=8, max_samples=100), [(8, 50), (58, 50)]),
+        (LoopConfig(num_iterations=4, prompts_per_iteration=900), DATA, [(0, 900), (900, 900), (0, 900), (900, 900)]),
+        (LoopConfig(num_iterations=2, prompts_per_iteration=9000), DATA, [(0, 2048), (0, 2048)]),
+    ],
+)
+def test_each_iteration_has_its_share_of_the_prompts(loop, data, expected):
+    assert shares_of(LoopRun(data=data, loop=loop)) == [Share(*each) for each in expected]
+
+
+def test_fewer_prompts_than_iterations_are_refused():
+    with pytest.raises(UserError, match="only 3 prompts"):
+        shares_of(LoopRun(data=replace(DATA, max_samples=3), loop=LoopConfig(num_iterations=4)))
+
+
+def test_prompts_that_come_again_get_other_answers():
+    config = LoopRun(data=DATA)
+    first, again = (generate_run(config, "m", i, Share(0, 10)).rollout for i in (0, 2))
+    assert (first.seed, again.seed) == (42, 44)
+    assert replace(again, seed=42) == first
+
+
+def test_each_training_has_curves_of_its_own(tmp_path):
+    logger = LoggerConfig(tensorboard_dir="/tb", wandb=WandbConfig(enable=True))
+    run = sft_run(LoopRun(logger=logger), "m", "rows.jsonl", None)
+    named = apart(run, tmp_path / "my_loop", "iter_1/sft").logger
+    assert named.tensorboard_dir == "/tb/my_loop/iter_1"
+    assert (named.wandb.group, named.wandb.run_name) == ("my_loop", "my_loop/iter_1/sft")
