@@ -65,6 +65,7 @@ def _words(metric: str) -> str:
 def _draw(path: Path, title: str, unit: str, train: dict[str, Points], evaluations: dict[str, Points]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -82,7 +83,7 @@ def _draw(path: Path, title: str, unit: str, train: dict[str, Points], evaluatio
         axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=name)
     axes.set_title(title)
     axes.set_xlabel(unit)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(" and ".join(dict.fromkeys(_words(name.split("/")[-1]) for name in [*train, *evaluations])))
     axes.grid(alpha=0.3)
     axes.legend()
