@@ -1,11 +1,11 @@
 """How far each gradient is from its formula in float64: `python benchmarks/gradient_equality.py` computes every loss in
-every split and writes docs/gradient_equality.md; with the name of a part (`supervised`, `rl`) that part alone."""
+every split and writes docs/gradient_equality.md; with words only the losses whose names have one of them, beside the
+rows that the page has."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from ranks import Ranks  # noqa: E402
 from splits import SPLITS, Split  # noqa: E402
 from task_cases import CASES, ROWS  # noqa: E402
 
-from rlhf_suite.data.batch import take  # noqa: E402
+from rlhf_suite.data.batch import TokenBatch, take  # noqa: E402
 
 PAGE = ROOT / "docs" / "gradient_equality.md"
 HEAD = """# One batch, one gradient
@@ -44,66 +44,86 @@ forgotten rank.
 
 @dataclass(frozen=True)
 class Part:
-    """One table: its losses, and (found, wanted) of a loss in a split."""
+    """One table: its losses, the gradient that the optimiser is given, and that of the formula."""
 
     title: str
     losses: list[str]
-    both: Callable[[Path, dict[int, Ranks], str, Split], tuple[Gradients, Gradients]]
+    found: Callable[[Path, Ranks, str, Split], Gradients]
+    wanted: Callable[[Path, str, Split], Gradients]
 
 
-def masked_tokens(folder: Path, ranks: dict[int, Ranks], loss: str, split: Split) -> tuple[Gradients, Gradients]:
+def token_batch(folder: Path, split: Split) -> TokenBatch:
     batch = gradients.make_batch(folder)
-    batch = take(batch, split.chosen(len(batch)))
-    found = ranks[split.ranks].call(gradients.gradient, folder, loss, split, batch)[0]
-    return found, gradients.reference(folder, loss, batch, split.lora)
+    return take(batch, split.chosen(len(batch)))
 
 
-def task(folder: Path, ranks: dict[int, Ranks], loss: str, split: Split) -> tuple[Gradients, Gradients]:
-    found = ranks[split.ranks].call(task_gradients.gradient, folder, loss, split)[0]
-    return found, task_gradients.wanted(folder, loss, split)
+def of_tokens(folder: Path, ranks: Ranks, loss: str, split: Split) -> Gradients:
+    return ranks.call(gradients.gradient, folder, loss, split, token_batch(folder, split))[0]
+
+
+def tokens_wanted(folder: Path, loss: str, split: Split) -> Gradients:
+    return gradients.reference(folder, loss, token_batch(folder, split), split.lora)
+
+
+def of_task(folder: Path, ranks: Ranks, loss: str, split: Split) -> Gradients:
+    return ranks.call(task_gradients.gradient, folder, loss, split)[0]
 
 
 LENGTHS = gradients.LENGTHS
-PARTS = {
-    "supervised": Part(
-        f"Supervised tasks: {ROWS} rows (pairs, answers or solutions) of up to {2 * 64} tokens", list(CASES), task
+PARTS = (
+    Part(
+        f"Supervised tasks: {ROWS} rows (pairs, answers or solutions) of up to {2 * 64} tokens",
+        list(CASES),
+        of_task,
+        task_gradients.wanted,
     ),
-    "rl": Part(
+    Part(
         f"Tokens with a mask: {len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens, masks with gaps, "
         "one sequence without a masked token; the policy losses with asymmetric clips, the dual clip, a k3 KL term and "
         "an entropy bonus",
         list(OBJECTIVES),
-        masked_tokens,
+        of_tokens,
+        tokens_wanted,
     ),
-}
+)
+HEADER = "| loss | " + " | ".join(split.name for split in SPLITS) + " |"
 
 
-def errors(part: Part) -> Iterator[tuple[str, list[float]]]:
+def errors(part: Part, losses: list[str]) -> Iterator[tuple[str, list[float]]]:
     """For each loss its error in each split."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_models(Path(temporary))
         ranks = {size: Ranks(size) for size in (1, 2)}
-        for loss in part.losses:
-            yield loss, [relative_error(*part.both(folder, ranks, loss, split)) for split in SPLITS]
+        for loss in losses:
+            formula = {(split.lora, split.rows): split for split in SPLITS}
+            wanted = {key: part.wanted(folder, loss, split) for key, split in formula.items()}
+            row = []
+            for split in SPLITS:
+                found = part.found(folder, ranks[split.ranks], loss, split)
+                row.append(relative_error(found, wanted[split.lora, split.rows]))
+            yield loss, row
         for group in ranks.values():
             group.close()
 
 
-def table(part: Part) -> str:
+def table(part: Part, words: list[str], known: dict[str, str]) -> str:
     """Rows are losses, columns are splits."""
-    lines = ["| loss | " + " | ".join(split.name for split in SPLITS) + " |", "|---" * (1 + len(SPLITS)) + "|"]
-    for loss, row in errors(part):
+    for loss, row in errors(part, [loss for loss in part.losses if not words or any(word in loss for word in words)]):
         print(json.dumps({"loss": loss} | {s.name: error for s, error in zip(SPLITS, row, strict=True)}), flush=True)
-        lines.append(f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |")
-    return "\n".join(lines)
+        known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
+    return "\n".join(
+        [HEADER, "|---" * (1 + len(SPLITS)) + "|", *(known.get(loss, f"| {loss} |") for loss in part.losses)]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="*", choices=[[], *PARTS], help="all of them by default")
-    chosen = parser.parse_args().part or list(PARTS)
-    known = dict(re.findall(r"^## (.*?)\n\n(.*?)\n*(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
-    tables = {part.title: table(part) if name in chosen else known[part.title] for name, part in PARTS.items()}
+    parser.add_argument("words", nargs="*")
+    words = parser.parse_args().words
+    text = PAGE.read_text()
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    known = known if HEADER in text else {}  # rows of other columns
+    tables = {part.title: table(part, words, known) for part in PARTS}
     PAGE.write_text(HEAD + "\n\n".join(f"## {title}\n\n{rows}" for title, rows in tables.items()) + "\n")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.config.runs import TASKS, SupervisedRun
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -27,12 +29,25 @@ def test_what_trains_nothing_imports_nothing_heavy():
 
 
 @pytest.mark.e2e
-def test_sft_prints_rates_memory_and_phases():
-    found = line("sft.py", "--model", "builtin:tiny", "--steps", "6", "--lengths", "20", "60")
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+def test_supervised_prints_rates_memory_and_phases(task):
+    tiny = ["--model", "builtin:tiny", "--steps", "6", "--lengths", "20", "60"]
+    found = line("supervised.py", "--task", task, *tiny, *(["--cached"] if task == "dpo" else []))
     assert found["tokens_per_cpu_s"] > 0 and found["tokens_per_s"] > 0 and found["samples_per_s"] > 0
     assert 0 < found["peak_pss_mb"] <= found["peak_rss_mb"] and found["startup_s"] > 0
     assert sum(found["phase_share"].values()) == pytest.approx(1, abs=0.01)
-    assert found["command"].startswith("python benchmarks/sft.py") and found["date"] and found["config"]["tokens"] > 0
+    assert (
+        found["command"].startswith("python benchmarks/supervised.py")
+        and found["date"]
+        and found["config"]["tokens"] > 0
+    )
+
+
+def test_every_supervised_task_has_a_workload():
+    sys.path.insert(0, str(BENCHMARKS))
+    from supervised import TASKS as WORKLOADS
+
+    assert set(WORKLOADS) == {task for task, run in TASKS.items() if issubclass(run, SupervisedRun)}
 
 
 @pytest.mark.e2e

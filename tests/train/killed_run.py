@@ -1,11 +1,13 @@
-"""A small SFT run, killed with SIGKILL again and again until it is through: `python killed_run.py <folder> <seed>`.
+"""Small runs of supervised tasks, killed with SIGKILL again and again until they are through:
+`python killed_run.py <folder> <seed> <task> ...`.
 
-Each attempt is a process of its own, forked from this one so that the imports are paid once. Prints, as JSON, the step
-each attempt started from.
+Each attempt is a process of its own, forked from this one so that the imports are paid once. `<folder>/<task>/whole` is
+never killed, `<folder>/<task>/killed` is. Prints {task: the steps its attempts started from}, one line for each task.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -15,41 +17,47 @@ import time
 import traceback
 from pathlib import Path
 
-from rlhf_suite.config.actor import SFTActorConfig
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.optim import AdamConfig
-from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.train.checkpoint import CheckpointStore
 from rlhf_suite.train.run_folder import RunFolder
 
-STEPS = 12
+THOROUGH = "sft"  # killed until it is nearly through; the others a few times
+STEPS, FEW_STEPS, FEW_KILLS = 12, 5, 2
 # Adapters with dropout: a resume that forgets the random state, the moments or the data order gives other weights.
-CONFIG = SFTRun(
-    actor=SFTActorConfig(model_name_or_path="builtin:tiny", adam=AdamConfig(lr=1e-2)),
-    data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=40),
-    train=TrainConfig(batch_size=8, micro_batch_size=4, max_epochs=3, max_steps=STEPS),
-    eval=EvalConfig(dataset="builtin:reverse_eval", steps=4, max_samples=8),
-    ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True, lora=LoRAConfig(rank=8, dropout=0.2)),
-    ckpt=CheckpointConfig(save_steps=1, max_num=2, load_enable=True),
-    logger=LoggerConfig(progress=False),
-)
+LINE = """
+    demo={task} actor.model_name_or_path=builtin:tiny actor.adam.lr=1e-2 actor.lr_scheduler=cosine_with_min_lr
+    data.max_samples=40 train.batch_size=8 train.micro_batch_size=4 train.max_epochs=3 train.max_steps={steps}
+    eval.steps=4 eval.max_samples=8 ds.lora.rank=8 ds.lora.dropout=0.2
+    ckpt.save_steps=1 ckpt.max_num=2 ckpt.load_enable=true logger.progress=false launch.device=cpu
+"""
 
 
-def attempt(folder: Path) -> int:
+def steps_of(task: str) -> int:
+    return STEPS if task == THOROUGH else FEW_STEPS
+
+
+def configured(task: str, root: Path) -> SupervisedRun:
+    words = [f"task={task}", *LINE.format(task=task, steps=steps_of(task)).split()]
+    if task == "distill":  # other random weights than the student's
+        create_tiny(root / "teacher", seed=1)
+        words.append(f"teacher.model_name_or_path={root / 'teacher'}")
+    found = preflight(parse(words))
+    assert not found.problems, found.problems
+    return found.runs[0]
+
+
+def attempt(config: SupervisedRun, folder: Path) -> int:
     """The process id of a run that goes on from the newest checkpoint."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        from rlhf_suite.tasks import sft
-
         RunFolder(folder).start("killed")
-        sft.run(CONFIG, folder)
+        importlib.import_module(f"rlhf_suite.tasks.{config.task}").run(config, folder)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -64,14 +72,15 @@ def newest(folder: Path) -> int:
     return found.step if found else 0
 
 
-def run(folder: Path, generator: random.Random | None) -> list[int]:
+def run(config: SupervisedRun, folder: Path, generator: random.Random | None) -> list[int]:
     """Run to the end, killed at random instants if there is a generator; the step each attempt started from."""
     starts = []
     while True:
         starts.append(newest(folder))
-        pid = attempt(folder)
-        if generator is not None and starts[-1] < STEPS - 2:
-            patience = generator.choice((0, 1, 2))
+        pid = attempt(config, folder)
+        thorough = config.task == THOROUGH
+        if generator is not None and starts[-1] < steps_of(config.task) - 2 and (thorough or len(starts) <= FEW_KILLS):
+            patience = generator.choice((0, 1, 2)) if thorough else 1
             while newest(folder) < starts[-1] + patience:
                 assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the run ended before it was killed"
                 time.sleep(0.002)
@@ -84,8 +93,11 @@ def run(folder: Path, generator: random.Random | None) -> list[int]:
 
 
 if __name__ == "__main__":
-    import rlhf_suite.tasks.sft  # noqa: F401 - for the forks
-
-    root, seed = Path(sys.argv[1]), int(sys.argv[2])
-    run(root / "whole", None)
-    print(json.dumps(run(root / "killed", random.Random(seed))))
+    root, generator = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+    os.environ["XDG_CACHE_HOME"] = str(root / "cache")
+    for task in sys.argv[3:]:
+        importlib.import_module(f"rlhf_suite.tasks.{task}")  # for the forks
+        config = configured(task, root)
+        run(config, root / task / "whole", None)
+        starts = run(config, root / task / "killed", generator)
+        print(json.dumps({task: starts}), flush=True)

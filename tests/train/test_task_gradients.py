@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from plain_models import reference_model, relative_error
-from splits import SPLITS, sampled
+from splits import SPLITS, Split, sampled
 from task_cases import CASES, ROWS, Plain
 from task_gradients import gradient, setup, wanted
 
@@ -37,6 +37,13 @@ def test_full_rows_have_the_gradient_of_their_examples(ranks, folder, name, spli
     assert len(PackedRows(items, capacity)) < len(items) / 2
     found = ranks(split.ranks).call(gradient, folder, name, split, capacity)[0]
     assert relative_error(found, wanted(folder, name, split)) <= LIMIT
+
+
+def test_the_reference_point_of_kto_is_one_for_all_ranks(ranks, folder):
+    split = Split("2 ranks", ranks=2, zero=2, micro=1)
+    for name in ("kto", "kto vanilla"):
+        found = ranks(2).call(gradient, folder, name, split)[0]
+        assert relative_error(found, wanted(folder, name, split)) <= LIMIT, name
 
 
 def selectable():
