@@ -32,6 +32,7 @@ ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
+FOUR_BITS = "ds.load_in_4bit=true "
 MERGE = "task=merge_lora actor.model_name_or_path=builtin:tiny "
 
 MISTAKES = [
@@ -140,6 +141,8 @@ MISTAKES = [
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=2"),
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
+    (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "add ds.lora.rank=<rank>"),
+    (SFT + FOUR_BITS + "ds.zero_stage=3 ds.lora.rank=8", "ds.load_in_4bit", "write ds.zero_stage=2"),
     (SFT + "actor.freeze=[model.embed_tokens] ds.lora.rank=8", "actor.freeze", "choose with ds.lora.target_modules"),
     (PPO + "'critic.freeze=[\"*x\"]'", "critic.freeze", "is no regular expression"),
     (
@@ -345,6 +348,12 @@ def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
     (problem,) = checked(line).problems
     assert problem.key == key
     assert words in f"{problem.what} {problem.fix}"
+
+
+def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
+    monkeypatch.setattr("rlhf_suite.config.checks.find_spec", lambda _: None)
+    (problem,) = checked(SFT + FOUR_BITS + "ds.lora.rank=8").problems
+    assert problem.key == "ds.load_in_4bit" and "pip install 'rlhf-suite[qlora]'" in problem.fix
 
 
 def test_all_mistakes_are_told_at_once(checked):

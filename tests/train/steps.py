@@ -35,6 +35,7 @@ class Setup:
     optim: str = "adam"
     lora: bool = False
     freeze: tuple[str, ...] = ()
+    four_bits: bool = False
     max_norm: float = 1.0
     lr: float = 1e-2
     objective: str = "next token"
@@ -74,6 +75,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         adam_offload=setup.offload,
         grad_accum_dtype=setup.accumulate,
         packing_samples=True,
+        load_in_4bit=setup.four_bits,
         lora=LORA if setup.lora else LoRAConfig(),
     )
     config = TrainedModelConfig(

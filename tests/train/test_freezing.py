@@ -56,3 +56,14 @@ def test_they_stay_as_they_were_also_over_a_resume(ranks, folder, batch, tmp_pat
     assert {name for name in before if torch.equal(before[name], after[name])} == {
         name for name in before if name.startswith(FROZEN)
     }
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1, "fp32"), (2, "bf16")])
+def test_adapters_of_4_bit_weights_train_also_over_a_resume(ranks, folder, batch, tmp_path, size, dtype):
+    pytest.importorskip("bitsandbytes")
+    setup = Setup(zero=2, lora=True, four_bits=True, dtype=dtype)
+    before, after, resumed = ranks(size).call(stopped_and_resumed, folder, setup, batch, tmp_path / "state")[0]
+    assert same(after, resumed)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        name for name in before if "_proj" in name
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -131,6 +132,19 @@ def zero_stage_fits(run: AnyRun) -> Iterator[Problem]:
         yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
 
 
+def four_bits_fit(run: AnyRun) -> Iterator[Problem]:
+    key = "ds.load_in_4bit"
+    if not run.ds.load_in_4bit:
+        return
+    if run.ds.lora.rank == 0:
+        yield Problem(key, "4-bit weights cannot be trained themselves", "add ds.lora.rank=<rank>")
+    elif run.ds.zero_stage == 3:
+        what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
+        yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
+    elif find_spec("bitsandbytes") is None:
+        yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
+
+
 def attention_fits(run: AnyRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
     if name in ("sdpa", "eager") and run.ds.packing_samples:
@@ -181,6 +195,7 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     betas_are_two,
     optimiser_fits,
     zero_stage_fits,
+    four_bits_fit,
     attention_fits,
     *TEXT,
     evaluation_has_data,

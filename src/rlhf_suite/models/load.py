@@ -33,6 +33,7 @@ from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.freeze import freeze
 from rlhf_suite.models.lora import add_lora
+from rlhf_suite.models.quantize import four_bit, keep_exact
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
@@ -186,6 +187,8 @@ def load_model(
             "trust_remote_code": False,
             "output_loading_info": True,
         }
+        if ds.load_in_4bit:
+            kwargs["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
         if head == "lm":
             check_head(config, flag, path)
             model, info = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
@@ -199,6 +202,7 @@ def load_model(
         raise UserError(
             f"{flag}={path}: the checkpoint does not hold {some(absent)}. Give a complete {head} checkpoint"
         )
+    keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
     if head == "lm":

@@ -72,6 +72,7 @@ def _config(
     stats: tuple[float, float] | None,
 ) -> PretrainedConfig:
     config = copy.deepcopy(model.model.config)
+    config.__dict__.pop("quantization_config", None)  # the folder's weights are whole
     config.architectures = [type(model.model).__name__]
     config.dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
     config.pad_token_id = tokenizer.pad_token_id

@@ -12,6 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Gather, whole
 from rlhf_suite.models.lora import ADAPTER, merged
+from rlhf_suite.models.quantize import STATE, whole_precision
 
 BASE = re.compile(r"\.base_layer(?=\.)")  # one for each adapter around a module
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
@@ -19,14 +20,14 @@ LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
 
 @torch.no_grad()
 def named_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor) of every weight, adapters merged, tied heads left out.
+    """(checkpoint name, tensor) of every weight, whole precision, adapters merged, tied heads left out.
 
     `gather` makes parameters whole that ZeRO-3 partitions; it is entered for one layer at a time and on every rank in
     the same order, so every rank iterates to the end. A tensor may be the parameter itself, and is whole only until
     the next one is asked for: copy it to keep it.
     """
     hf = model.model
-    tensors = _distinct(hf.state_dict(keep_vars=True))
+    tensors = _distinct({name: t for name, t in hf.state_dict(keep_vars=True).items() if not STATE.search(name)})
     for names in _layers(list(tensors)):
         with gather([tensors[name] for name in names]):
             layer = {plain_name(name): _merged(hf, name, tensors) for name in names if ".lora_" not in name}
@@ -71,6 +72,7 @@ def _layers(names: list[str]) -> Iterator[list[str]]:
 
 
 def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tensor:
+    weight = whole_precision(tensors[name])
     owner, leaf = name.rpartition(".")[::2]
     while owner.endswith(".base_layer"):
         owner = owner.removesuffix(".base_layer")
@@ -78,6 +80,6 @@ def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tenso
         if getattr(layer, "parameter_name", "weight") == leaf:  # of a stack of experts each matrix has its own adapter
             down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
             if getattr(layer.get_base_layer(), "is_transposed", False):  # experts [E, in, out]
-                return merged(tensors[name].mT, down, up, layer.scaling[ADAPTER]).mT.contiguous()
-            return merged(tensors[name], down, up, layer.scaling[ADAPTER])
-    return tensors[name]
+                return merged(weight.mT, down, up, layer.scaling[ADAPTER]).mT.contiguous()
+            return merged(weight, down, up, layer.scaling[ADAPTER])
+    return weight

@@ -47,7 +47,8 @@ def annotated_once(
 
 def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path:
     """Where the annotations of `items` are, or will be."""
-    digest = hashlib.sha256(f"{config.ds.param_dtype} {config.ds.attn_implementation}".encode())
+    ds = config.ds
+    digest = hashlib.sha256(f"{ds.param_dtype} {ds.load_in_4bit} {ds.attn_implementation}".encode())
     for name, role in sorted(task.roles().items()):
         path = role.path or config.actor.model_name_or_path
         assert path is not None

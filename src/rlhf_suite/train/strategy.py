@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -134,12 +135,15 @@ class TrainedModel:
 
     def save_state(self, folder: Path) -> None:
         """Weights, optimiser state and this rank's RNG state. Every rank calls it."""
-        self.engine.save_checkpoint(str(folder), tag="engine", client_state={}, save_latest=False)
+        frozen_4bit = self.ds.load_in_4bit  # such weights do not load again, and come from the model's folder
+        self.engine.save_checkpoint(
+            str(folder), tag="engine", client_state={}, save_latest=False, exclude_frozen_parameters=frozen_4bit
+        )
         torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
 
     def load_state(self, folder: Path) -> None:
         """The inverse of `save_state`, on the same number of ranks."""
-        path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+        path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.ds.load_in_4bit)
         assert path is not None, f"no engine state in {folder}"
         set_rng_state(torch.load(folder / f"rng_{self.world.rank}.pt", weights_only=True))
 
@@ -164,7 +168,9 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
 
 
 def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, world: World, flag: str) -> nn.Module:
-    """Load a model that only runs forward."""
+    """Load a model that only runs forward. With ds.load_in_4bit a reference is held as its policy is; a judge whose
+    word counts (reward model, teacher) keeps its precision."""
+    ds = replace(ds, load_in_4bit=ds.load_in_4bit and flag.startswith("ref."))
     with loading_context(ds):
         module = load_model(path, head=head, ds=ds, flag=flag)
     if isinstance(module, ScalarModel) and module.head_is_new:

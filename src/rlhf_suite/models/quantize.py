@@ -1,0 +1,50 @@
+"""QLoRA (Dettmers et al., arXiv:2305.14314): frozen matrices in 4 bits (nf4, double quantisation), adapters as ever.
+
+Matrices compute in the model's own precision, one dequantised at a time; embeddings, norms and heads are not quantised.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
+
+from rlhf_suite.errors import UserError
+
+# What bitsandbytes puts into a state dict beside a quantised weight.
+STATE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)$")
+
+
+def four_bit(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How `from_pretrained` is to load."""
+    if find_spec("bitsandbytes") is None:
+        raise UserError("ds.load_in_4bit=true: bitsandbytes is not installed. Run pip install 'rlhf-suite[qlora]'")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=torch.uint8,
+    )
+
+
+def keep_exact(model: nn.Module) -> None:
+    """Keep a pass without gradient from packing the weights for the CPU, which rounds their scales: training and
+    inference would be two models."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def whole_precision(weight: Tensor) -> Tensor:
+    """The matrix that a 4-bit weight stands for; any other tensor as it is."""
+    state = getattr(weight, "quant_state", None)
+    if state is None:
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    dequantized: Tensor = dequantize_4bit(weight.detach(), state)
+    return dequantized
