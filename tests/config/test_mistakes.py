@@ -143,6 +143,11 @@ MISTAKES = [
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "add ds.lora.rank=<rank>"),
     (SFT + FOUR_BITS + "ds.zero_stage=3 ds.lora.rank=8", "ds.load_in_4bit", "write ds.zero_stage=2"),
+    (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "no GPU that weights could be brought to"),
+    (DPO + "ref.offload=true ds.lora.rank=8", "ref.offload", "the actor without its adapters"),
+    (DPO + "ref.offload=true algo.loss=simpo", "ref.offload", "has no reference"),
+    (DISTILL + "teacher.offload=true launch.device=cpu", "teacher.offload", "write teacher.offload=false"),
+    (PPO + "reward.offload=true", "reward.offload", "add reward.model_name_or_path=<reward model>"),
     (SFT + "actor.freeze=[model.embed_tokens] ds.lora.rank=8", "actor.freeze", "choose with ds.lora.target_modules"),
     (PPO + "'critic.freeze=[\"*x\"]'", "critic.freeze", "is no regular expression"),
     (

@@ -14,6 +14,7 @@ from rlhf_suite.config import checks_loops as loops
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config import checks_supervised as supervised
+from rlhf_suite.config.checks_frozen import offloads_fit
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
@@ -196,6 +197,7 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     optimiser_fits,
     zero_stage_fits,
     four_bits_fit,
+    offloads_fit,
     attention_fits,
     *TEXT,
     evaluation_has_data,

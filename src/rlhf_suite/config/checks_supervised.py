@@ -88,8 +88,8 @@ def preference_loss_fits(run: SupervisedRun) -> Iterator[Problem]:
         what = "orpo is the odds ratio beside the loss of the chosen answer, which is off"
         yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
     if loss in REFERENCE_FREE:
-        for key, is_on in (("model_name_or_path", run.ref.model_name_or_path), ("cache_enable", run.ref.cache_enable)):
-            if is_on:
+        for key in ("model_name_or_path", "cache_enable", "offload"):
+            if getattr(run.ref, key):
                 what = f"algo.loss={loss} has no reference"
                 yield Problem(f"ref.{key}", what, "leave it away, or write algo.loss=sigmoid, ipo or hinge")
 

@@ -50,7 +50,7 @@ NEEDS = (
         "algo.advantage.estimator=gae, reinforce or reinforce_baseline",
     ),
     Needs(
-        ("reward.num_nodes", "reward.num_gpus_per_node"),
+        ("reward.num_nodes", "reward.num_gpus_per_node", "reward.offload"),
         "reward.model_name_or_path",
         is_set,
         "reward.model_name_or_path=<reward model>",

@@ -27,6 +27,9 @@ class RewardConfig:
     )
     http: HttpConfig = group(HttpConfig)
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
+    offload: bool = flag(
+        False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
+    )
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
     clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1)

@@ -12,6 +12,7 @@ class TeacherConfig:
     """The teacher; it has the student's vocabulary"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
 
 
 @dataclass

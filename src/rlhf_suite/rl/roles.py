@@ -69,9 +69,11 @@ class ReferenceRole(Role):
 
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
-        path = getattr(config, self.section).model_name_or_path or config.actor.model_name_or_path
+        section = getattr(config, self.section)
+        path = section.model_name_or_path or config.actor.model_name_or_path
         assert path is not None
-        self.model = load_frozen(path, "lm", config.ds, self.world, f"{self.section}.model_name_or_path")
+        flag = f"{self.section}.model_name_or_path"
+        self.model = load_frozen(path, "lm", config.ds, self.world, flag, section.offload)
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """As the policy's."""
@@ -91,7 +93,8 @@ class RewardRole(Role):
         super().__init__(rank, world_size, addr, port, device, config)
         path = config.reward.model_name_or_path
         assert path is not None
-        self.model = load_frozen(path, "value", config.ds, self.world, "reward.model_name_or_path")
+        flag = "reward.model_name_or_path"
+        self.model = load_frozen(path, "value", config.ds, self.world, flag, config.reward.offload)
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """[B], as the model gives them."""

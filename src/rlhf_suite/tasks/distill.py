@@ -33,9 +33,10 @@ class Distillation(Task):
     teacher: str | None
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
     aux_loss_coef: float
+    offload: bool  # the teacher
 
     def roles(self) -> dict[str, FrozenRole]:
-        return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path")}
+        return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path", self.offload)}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
@@ -84,8 +85,8 @@ class Distillation(Task):
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
     check_teacher(tokenizer, config.teacher, config.data)
     encoder = ConversationEncoder(tokenizer, config.data)
-    teacher = config.teacher.model_name_or_path
-    return Distillation(encoder, config.algo, teacher, len(tokenizer), config.actor.aux_loss_coef)
+    coef, teacher = config.actor.aux_loss_coef, config.teacher
+    return Distillation(encoder, config.algo, teacher.model_name_or_path, len(tokenizer), coef, teacher.offload)
 
 
 def run(config: DistillRun, folder: Path) -> dict[str, float]:

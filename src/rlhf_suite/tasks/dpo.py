@@ -28,12 +28,13 @@ class DPO(Task):
     reference: str | None  # its path; null: the policy's starting weights
     aux_loss_coef: float
     annotates_once: bool
+    offload: bool  # the reference
     main_metric: str = "acc"
 
     def roles(self) -> dict[str, FrozenRole]:
         if self.algo.loss in REFERENCE_FREE:
             return {}
-        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path")}
+        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
     def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
@@ -53,7 +54,7 @@ class DPO(Task):
 def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
     encoder = PairEncoder(tokenizer, config.data)
     ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
-    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable)
+    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable, ref.offload)
 
 
 def run(config: DPORun, folder: Path) -> dict[str, float]:

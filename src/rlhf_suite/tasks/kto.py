@@ -32,6 +32,7 @@ class KTO(Task):
     reference: str | None  # its path; null: the policy's starting weights
     aux_loss_coef: float
     annotates_once: bool
+    offload: bool  # the reference
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         if self.algo.loss == "vanilla":
@@ -39,7 +40,7 @@ class KTO(Task):
         return with_mismatched([sequences(item)[0] for item in items], self.encoder.config.max_len)
 
     def roles(self) -> dict[str, FrozenRole]:
-        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path")}
+        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
     def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
@@ -77,7 +78,7 @@ def every_second(batch: TokenBatch, first: int) -> TokenBatch:
 def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
     ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
     encoder = LabelledEncoder(tokenizer, config.data)
-    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable)
+    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable, ref.offload)
 
 
 def run(config: KTORun, folder: Path) -> dict[str, float]:

@@ -27,7 +27,7 @@ def load_role(role: FrozenRole, config: SupervisedRun, actor: TrainedModel) -> F
         return WithoutAdapters(actor)
     path = role.path or start
     assert path is not None
-    return load_frozen(path, "lm", config.ds, actor.world, role.flag)
+    return load_frozen(path, "lm", config.ds, actor.world, role.flag, role.offload)
 
 
 class WithoutAdapters:

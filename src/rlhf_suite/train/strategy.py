@@ -19,6 +19,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
 from rlhf_suite.models.load import load_model, make_trainable
+from rlhf_suite.models.offload import stream_from_host
 from rlhf_suite.train import optim
 from rlhf_suite.train.world import World
 
@@ -167,7 +168,9 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
 
 
-def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, world: World, flag: str) -> nn.Module:
+def load_frozen(
+    path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, world: World, flag: str, offload: bool = False
+) -> nn.Module:
     """Load a model that only runs forward. With ds.load_in_4bit a reference is held as its policy is; a judge whose
     word counts (reward model, teacher) keeps its precision."""
     ds = replace(ds, load_in_4bit=ds.load_in_4bit and flag.startswith("ref."))
@@ -178,19 +181,26 @@ def load_frozen(path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, wo
             f"{flag}={path}: the checkpoint has no head named {ds.value_head_prefix!r} (ds.value_head_prefix), so it "
             "cannot score; give a reward model, or the name of its head"
         )
-    return frozen_model(module, ds, world)
+    if offload and world.device.type == "cpu":
+        key = f"{flag.partition('.')[0]}.offload"
+        raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")
+    return frozen_model(module, ds, world, offload)
 
 
-def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World) -> nn.Module:
-    """A model that only runs forward: whole on its device, or under ZeRO-3 partitioned over the ranks."""
+def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: bool = False) -> nn.Module:
+    """A model that only runs forward: whole on its device, or under ZeRO-3 partitioned over the ranks; with `offload`
+    from host memory."""
     module.eval().requires_grad_(False)
     if ds.zero_stage != 3:
-        return module.to(world.device)
+        return stream_from_host(module, world.device) if offload else module.to(world.device)
     import deepspeed
 
+    zero: dict[str, Any] = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    if offload:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     settings = {
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        "zero_optimization": zero,
         "bf16": {"enabled": ds.param_dtype == "bf16"},
         "steps_per_print": None,
     }

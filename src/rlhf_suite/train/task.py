@@ -44,6 +44,7 @@ class FrozenRole:
 
     path: str | None
     flag: str
+    offload: bool = False  # its weights stay in host memory
 
 
 class Task:

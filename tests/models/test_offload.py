@@ -1,0 +1,45 @@
+"""A model streamed from host memory computes what it computes on the device, and holds nothing there in between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_suite.models.forward import sequence_scores, token_log_probs
+from rlhf_suite.models.offload import stream_from_host
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+def test_a_streamed_model_says_the_same_and_holds_nothing_between_passes(load, batch, family):
+    model = load(family).requires_grad_(False)
+    expected = token_log_probs(model, batch).log_probs
+    streamed = stream_from_host(model, torch.device("cpu"))
+    for _ in range(2):
+        assert all(parameter.is_meta for parameter in streamed.parameters())
+        torch.testing.assert_close(token_log_probs(streamed, batch).log_probs, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_streamed_reward_model_scores_the_same(load, batch):
+    model = load(head="value").requires_grad_(False)
+    expected = sequence_scores(model, batch)
+    torch.testing.assert_close(
+        sequence_scores(stream_from_host(model, torch.device("cpu")), batch), expected, rtol=0, atol=0
+    )
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_on_a_gpu_only_the_modules_at_work_are_there(load, batch):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model = load().requires_grad_(False)
+    expected = token_log_probs(model, batch).log_probs
+    device = torch.device("cuda", 0)
+    streamed = stream_from_host(model, device)
+    before = torch.cuda.memory_allocated()
+    found = token_log_probs(streamed, batch.to(device)).log_probs
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+    del found
+    assert torch.cuda.memory_allocated() - before < 1 << 20
