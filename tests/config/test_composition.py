@@ -73,6 +73,11 @@ def test_a_demo_makes_one_task_complete(checked, demo):
     assert any(not checked(f"task={task} demo={demo}").problems for task in TASKS)
 
 
+def test_a_process_reward_model_replaces_the_rule_of_the_demo(checked):
+    reward = only_run(checked("task=ppo reward=prm")).reward
+    assert (reward.rule, reward.process.enable, reward.process.model_name_or_path) == (None, True, "builtin:tiny")
+
+
 @pytest.mark.parametrize("actor", preset_names("actor"))
 def test_an_actor_preset_names_a_model(checked, actor):
     assert only_run(checked(f"task=sft actor={actor} data.dataset=builtin:reverse")).actor.model_name_or_path

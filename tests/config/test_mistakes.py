@@ -19,6 +19,7 @@ DISTILL = (
     "task=distill actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse data.output_key=output "
     "teacher.model_name_or_path=builtin:tiny "
 )
+PROCESS = "reward=prm reward.rule=null reward.process.model_name_or_path=prm "
 OPD = "experiment=on_policy_distill teacher.model_name_or_path=builtin:tiny "
 
 WRITTEN = Path(__file__).parents[2] / "benchmarks" / "results" / "sft.jsonl"
@@ -249,6 +250,16 @@ MISTAKES = [
     (PPO + OPD + "teacher.num_gpus_per_node=3", "teacher.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
     (PPO + OPD + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "there is no folder"),
     (PPO + OPD + "reward.rule=null eval.dataset=builtin:reverse_eval eval.steps=1", "reward", "or eval.dataset=null"),
+    (PPO + "reward=prn", "reward", "did you mean reward=prm?"),
+    (PPO + "reward=prm reward.rule=null", "reward.process.model_name_or_path", "folder that task=prm wrote"),
+    (PPO + "reward.process.enable=true reward.process.model_name_or_path=prm", "reward", "several sources"),
+    (
+        PPO + PROCESS + "reward.process.aggregate=max",
+        "reward.process.aggregate",
+        "not one of min, product",
+    ),
+    (PPO + PROCESS + "reward.process.num_nodes=3", "reward.process.num_gpus_per_node", "evenly by 3 ranks"),
+    (PPO + PROCESS.replace("path=prm", "path=/no/prm"), "reward.process.model_name_or_path", "there is no folder"),
     # the supervised and preference tasks
     ("task=rm actor.model_name_or_path=builtin:tiny", "data.dataset", "no data is named"),
     (RM + "data.input_key=prompt", "data.input_key", "it belongs to"),
@@ -334,6 +345,7 @@ MISTAKES = [
         "the reference is named already",
     ),
     # flags that would do nothing
+    (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),
     (PPO + "algo.kl.init_coef=0 ref.num_nodes=2", "ref.num_nodes", "has no effect with algo.kl.init_coef=0"),
     (SFT + "actor.muon.lr=0.01", "actor.muon.lr", "add actor.optim=muon"),

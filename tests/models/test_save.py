@@ -83,7 +83,7 @@ def test_the_precision_is_kept(folder, tokenizer, tmp_path):
 
 def test_a_reward_model_scores_the_same_as_a_sequence_classifier(load, batch, tokenizer, tmp_path):
     model = load(head="value")
-    save_hf(model, tokenizer, tmp_path / "saved", reward_stats=(0.25, 2.0))
+    save_hf(model, tokenizer, tmp_path / "saved", extras={"reward_mean": 0.25, "reward_std": 2.0})
     ids = batch.ids[: batch.lengths[0]]
     found = transformers_logits(tmp_path / "saved", ids, AutoModelForSequenceClassification)[0, 0]
     torch.testing.assert_close(found, sequence_scores(model, batch)[0], **CLOSE)

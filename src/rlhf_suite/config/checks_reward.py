@@ -18,6 +18,8 @@ def one_reward(run: SamplingRun) -> Iterator[Problem]:
         "reward.remote_url": run.reward.remote_url,
         "reward.model_name_or_path": run.reward.model_name_or_path,
     }
+    if isinstance(run, PPORun) and run.reward.process.enable:
+        sources["reward.process.enable"] = "true"
     chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
     if not chosen and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
         if run.eval.dataset is not None:
@@ -58,6 +60,12 @@ def rule_has_labels(run: SamplingRun) -> Iterator[Problem]:
         yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
+def process_has_a_model(run: SamplingRun) -> Iterator[Problem]:
+    key = "reward.process.model_name_or_path"
+    if isinstance(run, PPORun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
+        yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
+
+
 def constants_have_a_model(run: SamplingRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and run.reward.model_name_or_path is None:
         what = "the constants are stored in a reward model, and there is none"
@@ -68,5 +76,6 @@ RULES: tuple[Callable[[SamplingRun], Iterable[Problem]], ...] = (
     one_reward,
     remote_url_is_usable,
     rule_has_labels,
+    process_has_a_model,
     constants_have_a_model,
 )

@@ -10,17 +10,18 @@ from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_n
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig
 from rlhf_suite.config.runs import PPORun, SamplingRun
 from rlhf_suite.config.sources import source_problems
 from rlhf_suite.config.teacher import RLTeacherConfig
 
+RankedConfig = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
 DISCOUNTED = {"gamma": ("gae", "reinforce"), "lambd": ("gae",)}  # estimators that read them
 
 
 def ranks(run: PPORun) -> dict[str, int]:
     """Ranks of each model that this run has."""
-    sections: dict[str, TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig] = {"actor": run.actor}
+    sections: dict[str, RankedConfig] = {"actor": run.actor}
     if run.algo.advantage.estimator == "gae":
         sections["critic"] = run.critic
     if run.algo.kl.init_coef > 0:
@@ -29,6 +30,8 @@ def ranks(run: PPORun) -> dict[str, int]:
         sections["teacher"] = run.teacher
     if run.reward.model_name_or_path is not None:
         sections["reward"] = run.reward
+    if run.reward.process.enable:
+        sections["reward.process"] = run.reward.process
     return {name: section.num_nodes * section.num_gpus_per_node for name, section in sections.items()}
 
 

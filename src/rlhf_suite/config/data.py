@@ -136,3 +136,6 @@ class StepDataConfig(SourceDataConfig):
         None, "Column with the list of steps; each goes on a line of its own, a placeholder behind it"
     )
     label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")
+    step_separator: str = flag(
+        "\n", "What ends a step in solutions that the trained model is to score; empty: every character is a step"
+    )

@@ -55,6 +55,7 @@ NEEDS = (
         is_set,
         "reward.model_name_or_path=<reward model>",
     ),
+    Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
     Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
     Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag, group
 
+AGGREGATES = ("min", "product", "last", "mean")
+
 
 @dataclass
 class HttpConfig:
@@ -15,6 +17,20 @@ class HttpConfig:
     concurrency: int = flag(8, "Requests under way at once", ge=1)
     num_retries: int = flag(5, "Further tries of a failed request, after 1, 2, 4, ... seconds", ge=0)
     timeout_s: float = flag(180.0, "Deadline of one request", gt=0)
+
+
+@dataclass
+class ProcessRewardConfig:
+    """A process reward model (task=prm) that scores every step of a response; reward=prm turns it on"""
+
+    enable: bool = flag(False, "Score responses step by step")
+    model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer")
+    aggregate: str = flag("min", "A response's reward from P(good) of its steps", choices=AGGREGATES)
+    step_separator: str | None = flag(
+        None, "What ends a step of a response; empty: every character is one; null: as the model was trained"
+    )
+    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
 
 
 @dataclass
@@ -43,6 +59,13 @@ class RewardConfig:
     max_error_rate: float = flag(
         0.5, "End the run when a larger share of a batch's samples has no reward (reward.on_error=drop)", ge=0, le=1
     )
+
+
+@dataclass
+class RLRewardConfig(RewardConfig):
+    """One source of reward: a rule, a .py file, HTTP servers, a reward model or a process reward model"""
+
+    process: ProcessRewardConfig = group(ProcessRewardConfig)
 
 
 def is_http(remote_url: str | None) -> bool:

@@ -51,7 +51,7 @@ from rlhf_suite.config.loop import (
 )
 from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.reward import RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
@@ -169,7 +169,7 @@ class PPORun(TrainedRun):
     critic: CriticConfig = group(CriticConfig)
     ref: ReferenceConfig = group(ReferenceConfig)
     teacher: RLTeacherConfig = group(RLTeacherConfig)
-    reward: RewardConfig = group(RewardConfig)
+    reward: RLRewardConfig = group(RLRewardConfig)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
     vllm: VLLMConfig = group(VLLMConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
@@ -67,7 +68,11 @@ class StepEncoder:
         steps = required(row, steps_key)
         if not isinstance(steps, list) or not all(isinstance(step, str) and step.strip() for step in steps):
             raise RowError(row.where, f"column {steps_key!r} is no list of texts")
-        ids, places = tokens(self.tokenizer, self.text(row, generation_prompt=True), self.begin), []
+        return self.behind(self.text(row, generation_prompt=True), steps)
+
+    def behind(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Ids of a rendered prompt and steps behind it, and where their placeholders are."""
+        ids, places = tokens(self.tokenizer, prompt, self.begin), []
         for index, step in enumerate(steps):
             begins_a_line = index == 0 and self.config.apply_chat_template
             ids += [*tokens(self.tokenizer, step if begins_a_line else f"\n{step}"), self.placeholder]

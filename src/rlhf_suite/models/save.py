@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,13 +23,13 @@ def save_hf(
     path: Path,
     *,
     state_dict: dict[str, Tensor] | None = None,
-    reward_stats: tuple[float, float] | None = None,
+    extras: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model folder; adapters are merged into the weights. `state_dict` has checkpoint names (`weights_on_cpu`)
-    and defaults to the model's own. `reward_stats`: mean and standard deviation of a reward model's scores."""
+    and defaults to the model's own. `extras`: what config.json says beside the architecture, as plain JSON values."""
     weights = weights_on_cpu(model) if state_dict is None else state_dict
     with written_aside(path) as folder:
-        _config(model, tokenizer, weights, reward_stats).save_pretrained(folder)
+        _config(model, tokenizer, weights, extras or {}).save_pretrained(folder)
         if isinstance(model, LanguageModel):
             _generation_config(model, tokenizer).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -35,7 +37,7 @@ def save_hf(
 
 
 def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
-    """The mean and standard deviation that `save_hf` was given, if it was."""
+    """The mean and standard deviation of a reward model's scores, where its config.json has them."""
     if not hasattr(config, "reward_mean"):
         return None
     return float(config.reward_mean), float(config.reward_std)
@@ -69,15 +71,15 @@ def _config(
     model: LanguageModel | ScalarModel,
     tokenizer: Tokenizer,
     weights: dict[str, Tensor],
-    stats: tuple[float, float] | None,
+    extras: Mapping[str, Any],
 ) -> PretrainedConfig:
     config = copy.deepcopy(model.model.config)
     config.__dict__.pop("quantization_config", None)  # the folder's weights are whole
     config.architectures = [type(model.model).__name__]
     config.dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
     config.pad_token_id = tokenizer.pad_token_id
-    if stats is not None:
-        config.reward_mean, config.reward_std = stats
+    for name, value in extras.items():
+        setattr(config, name, value)
     return config
 
 

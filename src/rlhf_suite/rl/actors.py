@@ -10,7 +10,8 @@ from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.rl.engine_pool import EnginePool
 from rlhf_suite.rl.engines import start_engines
-from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, RewardRole, TeacherRole
+from rlhf_suite.rl.placement import PROCESS
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
 from rlhf_suite.train.workers import GroupOptions, WorkerGroup
 
 
@@ -24,10 +25,11 @@ class Actors:
     reference: WorkerGroup | None
     teacher: WorkerGroup | None
     reward: WorkerGroup | None
+    process: WorkerGroup | None  # the process reward model
 
     def ready(self) -> None:
         """Wait until all are up."""
-        for group in (self.policy, self.critic, self.reference, self.teacher, self.reward):
+        for group in (self.policy, self.critic, self.reference, self.teacher, self.reward, self.process):
             if group is not None:
                 group.ready()
         self.engines.ready()
@@ -47,4 +49,5 @@ def start_actors(
     assert policy is not None
     critic = group(CriticRole, "critic", config, optimizer_steps)
     reference, teacher = group(ReferenceRole, "ref", config), group(TeacherRole, "teacher", config)
-    return Actors(engines, policy, critic, reference, teacher, group(RewardRole, "reward", config))
+    reward, process = group(RewardRole, "reward", config), group(ProcessRole, PROCESS, config)
+    return Actors(engines, policy, critic, reference, teacher, reward, process)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from rlhf_suite.config.optim import TrainedModelConfig
-from rlhf_suite.config.ref import ReferenceConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.checks_rl import RankedConfig
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.config.teacher import RLTeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
 
 __all__ = ["Plan", "plan", "reserve", "resources", "roles"]
 
 ENGINE = "engine"
+PROCESS = "reward.process"  # the process reward model; also its section of flags
 
 
 def roles(config: PPORun) -> list[Role]:
@@ -28,6 +26,8 @@ def roles(config: PPORun) -> list[Role]:
         found.append(Role("critic", _ranks(config.critic)))
     if config.reward.model_name_or_path is not None:
         found.append(Role("reward", _ranks(config.reward)))
+    if config.reward.process.enable:
+        found.append(Role(PROCESS, _ranks(config.reward.process)))
     return found
 
 
@@ -39,7 +39,7 @@ def plan(config: PPORun, device: str) -> Plan:
     """
     sharing: list[tuple[str, set[str]]] = []
     if config.train.colocate_all:
-        sharing.append(("train.colocate_all", {"actor", "ref", "teacher", "critic", "reward", ENGINE}))
+        sharing.append(("train.colocate_all", {"actor", "ref", "teacher", "critic", "reward", PROCESS, ENGINE}))
     else:
         if config.train.colocate_actor_ref:
             sharing.append(("train.colocate_actor_ref", {"actor", "ref"}))
@@ -55,7 +55,7 @@ def plan(config: PPORun, device: str) -> Plan:
     return Plan(device, tuple(pools + [Pool((role,)) for role in left]))
 
 
-def _ranks(section: TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig) -> int:
+def _ranks(section: RankedConfig) -> int:
     return section.num_nodes * section.num_gpus_per_node
 
 

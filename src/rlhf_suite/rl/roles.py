@@ -13,6 +13,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
+from rlhf_suite.models.process import step_probabilities
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
@@ -100,6 +101,21 @@ class RewardRole(Role):
         """[B], as the model gives them."""
         groups, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
         return reassemble_rows(groups, results)
+
+
+class ProcessRole(Role):
+    """The frozen process reward model: P(good) of every step."""
+
+    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
+        super().__init__(rank, world_size, addr, port, device, config)
+        path = config.reward.process.model_name_or_path
+        assert path is not None
+        self.model = load_frozen(path, "lm", config.ds, self.world, "reward.process.model_name_or_path")
+
+    def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
+        """At the masked tokens, [T] in the order of the shard; the batch holds the model's own tokens."""
+        groups, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
+        return reassemble(batch, groups, results)
 
 
 class TrainedRole(Role, TrainedWorker):

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.config.reward import ProcessRewardConfig, RLRewardConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import check_teacher, load_tokenizer
+from rlhf_suite.models.process import solution_encoder
 from rlhf_suite.rewards.sources import open_reward
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.collect import Collector, stop_token_ids
@@ -24,7 +27,7 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
-from rlhf_suite.rl.reward_sources import Source, model_source, no_reward, text_source
+from rlhf_suite.rl.reward_sources import Source, model_source, no_reward, process_source, text_source
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer, normalization
 from rlhf_suite.rl.update import Updater, steps_per_rollout
 from rlhf_suite.tasks.warm_start import warm_started
@@ -45,6 +48,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     normalization(config.reward)  # a reward model without constants is refused before anything starts
     if config.algo.distill.coef > 0:
         check_teacher(tokenizer, config.teacher, config.data)
+    judge = process_judge(config.reward.process)
     prompts = load_prompts(config, tokenizer)
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)
@@ -57,14 +61,22 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         slots = reserve(placement, config.launch.timeout_s)
         steps = total_steps(order, config.train) * steps_per_rollout(config)
         actors = start_actors(config, device, slots, run_folder.logs, steps)
-        if actors.reward is not None:
-            source = model_source(actors.reward)
-        elif config.reward.rule is None and config.reward.remote_url is None:
-            source = no_reward
-        else:
-            source = text_source(stack.enter_context(closing(open_reward(config.reward, run_folder.logs / REWARD_LOG))))
+        source = reward_source(config.reward, actors, judge, run_folder.logs / REWARD_LOG, stack)
         actors.ready()
         return build(config, run_folder, journal, (tokenizer, prompts, order), actors, source).run()
+
+
+def reward_source(
+    config: RLRewardConfig, actors: Actors, judge: SolutionEncoder | None, log: Path, stack: ExitStack
+) -> Source:
+    """What `reward` names; what it opens is closed with `stack`."""
+    if actors.reward is not None:
+        return model_source(actors.reward)
+    if actors.process is not None and judge is not None:
+        return process_source(actors.process, judge, config.process.aggregate)
+    if config.rule is None and config.remote_url is None:
+        return no_reward
+    return text_source(stack.enter_context(closing(open_reward(config, log))))
 
 
 def with_models(config: PPORun) -> PPORun:
@@ -73,8 +85,21 @@ def with_models(config: PPORun) -> PPORun:
     teacher = config.teacher
     if config.algo.distill.coef > 0:
         teacher = replace(teacher, model_name_or_path=warm_started(teacher.model_name_or_path, "teacher"))
+    reward = config.reward
+    if reward.process.enable:
+        path = warm_started(reward.process.model_name_or_path, "prm", task="prm")
+        reward = replace(reward, process=replace(reward.process, model_name_or_path=path))
     start = config.critic.model_name_or_path or config.reward.model_name_or_path or actor.model_name_or_path
-    return replace(config, actor=actor, teacher=teacher, critic=replace(config.critic, model_name_or_path=start))
+    critic = replace(config.critic, model_name_or_path=start)
+    return replace(config, actor=actor, teacher=teacher, reward=reward, critic=critic)
+
+
+def process_judge(config: ProcessRewardConfig) -> SolutionEncoder | None:
+    """How the process reward model is asked; a model that does not say is refused before anything starts."""
+    if not config.enable:
+        return None
+    assert config.model_name_or_path is not None
+    return solution_encoder(config.model_name_or_path, "reward.process.model_name_or_path", config.step_separator)
 
 
 def build(

@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.losses.steps import step_loss
 from rlhf_suite.models.forward import read_logits
+from rlhf_suite.models.process import KEY
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
 
@@ -23,7 +25,12 @@ class ProcessRewardModel(Task):
 
     encoder: StepEncoder
     aux_loss_coef: float
+    form: StepFormat | None
     main_metric: str = "acc"
+
+    def extras(self) -> dict[str, object]:
+        """What scoring with the model needs to know."""
+        return {} if self.form is None else {KEY: self.form.saved()}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"steps": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
@@ -40,7 +47,8 @@ class ProcessRewardModel(Task):
 
 
 def make_task(config: PRMRun, tokenizer: PreTrainedTokenizerBase) -> ProcessRewardModel:
-    return ProcessRewardModel(StepEncoder(tokenizer, config.data, config.algo), config.actor.aux_loss_coef)
+    encoder, form = StepEncoder(tokenizer, config.data, config.algo), StepFormat.of(config.data, config.algo)
+    return ProcessRewardModel(encoder, config.actor.aux_loss_coef, form)
 
 
 def run(config: PRMRun, folder: Path) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,11 +14,11 @@ from rlhf_suite.train.strategy import TrainedModel
 
 
 def export(
-    model: TrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, reward_stats: tuple[float, float] | None = None
+    model: TrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, extras: Mapping[str, Any] | None = None
 ) -> None:
-    """Every rank calls it. LoRA adapters are merged into the weights. `reward_stats` as for `save_hf`."""
+    """Every rank calls it. LoRA adapters are merged into the weights. `extras` as for `save_hf`."""
     main = model.world.is_main
     weights = weights_on_cpu(model.module, model.gathered, keep=main)
     if main:
-        save_hf(model.module, tokenizer, path, state_dict=weights, reward_stats=reward_stats)
+        save_hf(model.module, tokenizer, path, state_dict=weights, extras=extras)
     model.world.barrier()

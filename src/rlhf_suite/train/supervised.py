@@ -108,8 +108,11 @@ class SupervisedWorker(TrainedWorker):
         return prepared(self.task, self.model, batches)
 
     def export(self, path: Path) -> None:
-        """The model in HF format; a reward model with the mean and deviation of its scores."""
-        export(self.model, self.tokenizer, path, self.reward_stats() if self.task.head == "value" else None)
+        """The model in HF format, with what its task has to say about it."""
+        extras = dict(self.task.extras())
+        if self.task.head == "value":
+            extras["reward_mean"], extras["reward_std"] = self.reward_stats()
+        export(self.model, self.tokenizer, path, extras)
 
     def reward_stats(self) -> tuple[float, float]:
         """Mean and standard deviation of the scores of the held-out sets, or of the training set without one."""

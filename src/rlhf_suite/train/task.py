@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -72,6 +72,10 @@ class Task:
         """This rank's annotated micro-batches with what the loss needs of the step as a whole; `total` sums over the
         ranks. No gradient."""
         return batches
+
+    def extras(self) -> Mapping[str, Any]:
+        """What the saved config.json is to say beside the architecture, as plain JSON values."""
+        return {}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         raise NotImplementedError

@@ -1,0 +1,102 @@
+"""A trained process reward model as a judge of solutions: P(good) of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlhf_suite.algo.step_scores import aggregated
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.data.batch import TokenBatch, collate
+from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.data.solutions import SolutionEncoder, StepFormat
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.forward import read_logits
+from rlhf_suite.models.load import load_model, load_tokenizer, model_folder
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+KEY = "process_reward"  # in config.json
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """P(good) of the steps of a solution, in order; `truncated`: it was too long, and its last steps are missing."""
+
+    scores: list[float]
+    truncated: bool = False
+
+    def aggregated(self, how: str) -> float:
+        """min, product, last or mean of them; 0 of none."""
+        return aggregated(self.scores, how)
+
+
+class ProcessScorer:
+    """A process reward model in this process."""
+
+    def __init__(
+        self,
+        path: str,
+        ds: DeepSpeedConfig,
+        *,
+        flag: str = "model_name_or_path",
+        step_separator: str | None = None,
+        micro_batch_size: int = 8,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.encoder = solution_encoder(path, flag, step_separator)
+        self.micro_batch_size, self.device = micro_batch_size, device
+        self.model: Module = load_model(path, head="lm", ds=ds, flag=flag).to(device)
+
+    @torch.no_grad()
+    def score(self, solutions: Sequence[tuple[str, str]]) -> list[StepScores]:
+        """Of (prompt, response) pairs, in their order."""
+        examples = [self.encoder.encode(prompt, response) for prompt, response in solutions]
+        results: list[StepScores] = []
+        for group in micro_batches([len(example) for example in examples], count=self.micro_batch_size):
+            chosen = [examples[index] for index in group]
+            batch = collate(chosen)
+            found = step_probabilities(self.model, batch.to(self.device), self.encoder.columns).cpu()
+            results += scores_of(batch, found, [example.truncated for example in chosen])
+        return results
+
+
+def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Sequence[int]) -> Tensor:
+    """P(good) at every masked token, a placeholder, [T]; 0 elsewhere. It is the softmax of the logits at the
+    placeholder itself over the reward tokens `columns`, the good one first."""
+    at = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+
+    def good(logits: Tensor, _: slice) -> Tensor:
+        return logits[:, list(columns)].softmax(-1)[:, 0]
+
+    found = read_logits(model, batch, at, good).values  # [N]
+    return found.new_zeros(batch.num_tokens).index_copy(0, at, found)
+
+
+def scores_of(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:
+    """`probabilities` [T] sorted by solution."""
+    rows = zip(batch.tokens["mask"].bool().split(batch.lengths.tolist()), truncated, strict=True)
+    values = probabilities.split(batch.lengths.tolist())
+    return [StepScores(own[mask].tolist(), cut) for own, (mask, cut) in zip(values, rows, strict=True)]
+
+
+def solution_encoder(path: str, flag: str, step_separator: str | None = None) -> SolutionEncoder:
+    """How the model at `path` is to be asked: its own tokenizer, placeholder, reward tokens and template.
+
+    Raises:
+        UserError: it does not say; so it was not trained by task=prm with reward tokens.
+    """
+    saved = getattr(AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False), KEY, None)
+    if saved is None:
+        raise UserError(
+            f"{flag}={path}: its config.json has no {KEY}, so it is no model of task=prm with algo.reward_tokens. "
+            "Train one: python run.py task=prm 'algo.reward_tokens=[+,-]' ..."
+        )
+    return SolutionEncoder(load_tokenizer(path, DataConfig(), flag), StepFormat.read(saved), step_separator)

@@ -1,0 +1,37 @@
+"""A solution's score from those of its steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.algo.step_scores import AGGREGATES, aggregated
+from rlhf_suite.config.reward import AGGREGATES as FLAG_CHOICES
+
+SCORES = [0.5, 0.8, 0.25, 0.9]
+
+
+def test_every_aggregate_can_be_chosen():
+    assert tuple(AGGREGATES) == FLAG_CHOICES
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("min", 0.25), ("product", 0.09), ("last", 0.9), ("mean", 0.6125)])
+def test_aggregates_by_hand(name, wanted):
+    assert aggregated(SCORES, name) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_one_step_is_the_solution_and_no_step_is_worth_nothing(name):
+    assert aggregated([0.7], name) == pytest.approx(0.7)
+    assert aggregated([1.0] * 5, name) == 1
+    assert aggregated([], name) == 0
+
+
+def test_they_are_ordered():
+    """A product of probabilities is at most the least of them, that at most the mean."""
+    assert aggregated(SCORES, "product") <= aggregated(SCORES, "min") <= aggregated(SCORES, "mean")
+
+
+@pytest.mark.parametrize("name", ["min", "product", "mean"])
+def test_the_order_of_steps_matters_to_the_last_alone(name):
+    assert aggregated(SCORES[::-1], name) == pytest.approx(aggregated(SCORES, name))
+    assert aggregated(SCORES[::-1], "last") == SCORES[0]

@@ -1,0 +1,32 @@
+"""A process reward model in RL: trained by task=prm, then every response is scored step by step, on the real stack."""
+
+from __future__ import annotations
+
+import jobs
+import numpy as np
+import pytest
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.models.process import ProcessScorer
+
+
+@pytest.fixture(scope="module")
+def judge(runs):
+    jobs.run(runs / "judge", ["task=prm", "train.max_steps=40", "eval.max_samples=8"])
+    return runs / "judge" / "model"
+
+
+def test_the_reward_is_the_least_step_of_the_response(runs, warm, judge):
+    folder = runs / "process_reward"
+    words = ["reward=prm", f"reward.process.model_name_or_path={judge}", "reward.process.num_gpus_per_node=2"]
+    small = [*jobs.SMALL, f"actor.model_name_or_path={warm}", "algo.advantage.estimator=rloo"]
+    jobs.run(folder, [*small, *words, "train.max_steps=1", "eval.steps=1"])
+    samples, (metrics,) = jobs.rollout(folder, 1), jobs.train_rows(folder)
+    scorer = ProcessScorer(str(judge), DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    steps = scorer.score([(row["prompt"], row["response"]) for row in samples])
+    assert [row["reward"] for row in samples] == pytest.approx([each.aggregated("min") for each in steps], abs=1e-5)
+    assert np.std([row["reward"] for row in samples]) > 0
+    assert [len(each.scores) for each in steps] == [len(row["response"].replace(" ", "")) for row in samples]
+    assert metrics["reward/num_steps"] == pytest.approx(np.mean([len(each.scores) for each in steps]))
+    assert metrics["reward/step_mean"] == pytest.approx(np.mean([each.aggregated("mean") for each in steps]), abs=1e-5)
+    assert {log.stem for log in (folder / "logs").glob("reward*.log")} >= {"reward.process-0", "reward.process-1"}
