@@ -144,6 +144,7 @@ MISTAKES = [
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "add ds.lora.rank=<rank>"),
     (SFT + FOUR_BITS + "ds.zero_stage=3 ds.lora.rank=8", "ds.load_in_4bit", "write ds.zero_stage=2"),
+    (SFT + "ds.use_liger_kernel=true launch.device=cpu", "ds.use_liger_kernel", "kernels need a GPU"),
     (DPO + "ref.offload=true launch.device=cpu", "ref.offload", "no GPU that weights could be brought to"),
     (DPO + "ref.offload=true ds.lora.rank=8", "ref.offload", "the actor without its adapters"),
     (DPO + "ref.offload=true algo.loss=simpo", "ref.offload", "has no reference"),
@@ -369,8 +370,9 @@ def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
     monkeypatch.setattr("rlhf_suite.config.checks.find_spec", lambda _: None)
-    (problem,) = checked(SFT + FOUR_BITS + "ds.lora.rank=8").problems
-    assert problem.key == "ds.load_in_4bit" and "pip install 'rlhf-suite[qlora]'" in problem.fix
+    for flags, extra in ((FOUR_BITS + "ds.lora.rank=8", "qlora"), ("ds.use_liger_kernel=true", "liger")):
+        (problem,) = checked(SFT + flags).problems
+        assert problem.key == flags.partition("=")[0] and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
 
 
 def test_all_mistakes_are_told_at_once(checked):

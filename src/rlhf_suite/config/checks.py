@@ -146,6 +146,14 @@ def four_bits_fit(run: AnyRun) -> Iterator[Problem]:
         yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
 
 
+def liger_fits(run: AnyRun) -> Iterator[Problem]:
+    key = "ds.use_liger_kernel"
+    if run.ds.use_liger_kernel and run.launch.device == "cpu":
+        yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
+    elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
+        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
+
+
 def attention_fits(run: AnyRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
     if name in ("sdpa", "eager") and run.ds.packing_samples:
@@ -198,6 +206,7 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     zero_stage_fits,
     four_bits_fit,
     offloads_fit,
+    liger_fits,
     attention_fits,
     *TEXT,
     evaluation_has_data,

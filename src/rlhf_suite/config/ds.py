@@ -44,5 +44,6 @@ class DeepSpeedConfig(PrecisionConfig):
     )
     packing_samples: bool = flag(False, "Run sequences end to end without padding")
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+    use_liger_kernel: bool = flag(False, "Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)")
     lora: LoRAConfig = group(LoRAConfig)

@@ -18,6 +18,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
+from rlhf_suite.models.fused import fuse_layers
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.models.offload import stream_from_host
 from rlhf_suite.train import optim
@@ -164,6 +165,8 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
     with loading_context(ds):
         writable = partial(gathered, ds, modifier_rank=0)
         module = load_model(section.model_name_or_path, head=head, ds=ds, seed=seed, flag=flag, writable=writable)
+    if ds.use_liger_kernel:
+        fuse_layers(module.model, world.device.type)
     make_trainable(module, section, ds.lora, seed=seed, section=flag.partition(".")[0])
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
 
