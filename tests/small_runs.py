@@ -27,3 +27,18 @@ def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
 
 def column(rows: list[dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
+
+
+def batch_run(world: Any, folder: Path, line: str) -> dict[str, float]:
+    """Run a command line that writes rows, not metrics; the metrics of its end."""
+    import importlib
+
+    from rlhf_suite.cli.arguments import parse
+    from rlhf_suite.cli.preflight import preflight
+
+    found = preflight(parse(shlex.split(line)))
+    assert not found.problems, found.problems
+    (run,) = found.runs
+    folder.mkdir(parents=True, exist_ok=True)
+    result: dict[str, float] = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    return result

@@ -29,6 +29,7 @@ REJECTION = (
     "data.label_key=label reward.rule=exact_match "
 )
 ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
+SCORE = "task=score data.dataset=builtin:reverse data.input_key=input data.output_key=output "
 
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
@@ -345,6 +346,15 @@ MISTAKES = [
         "loop.fixed_reference_enable",
         "the reference is named already",
     ),
+    ("task=score demo=score data.dataset=null", "data.dataset", "no data is named"),
+    (SCORE, "reward", "nothing scores"),
+    (SCORE + "reward.rule=math", "data.label_key", "compares with a label"),
+    (SCORE + "reward.model_name_or_path=/no/model", "reward.model_name_or_path", "there is no folder"),
+    (SCORE + "reward.model_name_or_path=rm data.max_len=20000", "score.max_tokens_per_gpu", "20000 or more"),
+    (SCORE + "reward.remote_url=http://x score.pairs=true score.best_of_n=true", "score.best_of_n", "has the best"),
+    (SCORE + "reward.remote_url=http://x score.output_path=x.csv", "score.output_path", "score.output_path=x.jsonl"),
+    (SCORE + "reward.remote_url=http://x score.shard=0", "score.shard", "write score.shard=0/4"),
+    (SCORE + "reward.remote_url=http://x score.max_tokens_per_gpu=9", "score.max_tokens_per_gpu", "has no effect"),
     # flags that would do nothing
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),

@@ -63,34 +63,28 @@ def test_the_status_counts_what_was_written(whole):
     assert metrics["score"] == pytest.approx(sum(row["score"] for row in rows) / len(rows))
 
 
-def test_a_killed_run_writes_the_same_file_and_so_do_shards(runs, words, whole):
-    """The killed run is one of two shards, with chunks of another size and another number of engines."""
-    target = runs / "shared" / "answers.jsonl"
-    shared = [f"generate.output_path={target}", "generate.chunk_size=3", "ckpt.load_enable=true"]
-    folder = runs / "shard-1"
-    job = jobs.Job(folder, [*words, *shared, "generate.shard=1/2"])
+def test_a_killed_shard_continues_and_its_best_of_n_are_lines_of_the_whole(runs, words, whole):
+    """The killed run has small chunks and takes the second half; the one that continues it has two engines."""
+    target, folder = runs / "shared" / "best.jsonl", runs / "shard"
+    more = [f"generate.output_path={target}", "generate.chunk_size=3", "generate.best_of_n=true"]
+    more += ["generate.shard=1/2", "ckpt.load_enable=true"]
+    job = jobs.Job(folder, [*words, *more])
     while next_row(folder) <= PROMPTS // 2:
         assert job.process.poll() is None, job.text()
         time.sleep(0.01)
-    family = job.kill()
+    jobs.survivors(job.kill(), 15)
     assert PROMPTS // 2 < next_row(folder) < PROMPTS
-    jobs.survivors(family, 15)
-    parts = [target.with_name(f"answers-0000{part}-of-00002.jsonl") for part in (0, 1)]
-    assert not parts[1].exists()
-    for part, more in ((1, []), (0, ["vllm.num_engines=2"])):
-        jobs.run(runs / f"shard-{part}", [*words, *shared, f"generate.shard={part}/2", *more])
-    assert b"".join(part.read_bytes() for part in parts) == (whole / "generations.jsonl").read_bytes()
+    written = target.with_name("best-00001-of-00002.jsonl")
+    assert not written.exists()
+    jobs.run(folder, [*words, *more, "vllm.num_engines=2"])
+    groups = {}
+    for line in (whole / "generations.jsonl").read_bytes().splitlines(keepends=True):
+        groups.setdefault(json.loads(line)["id"], []).append(line)
+    best = [max(groups[n], key=lambda line: json.loads(line)["score"]) for n in range(PROMPTS // 2, PROMPTS)]
+    assert written.read_bytes() == b"".join(best)
 
 
 def next_row(folder):
     """The row that the run's progress is at."""
     record = folder / "progress.json"
     return json.loads(record.read_text())["next_row"] if record.exists() else 0
-
-
-def test_the_best_of_n_is_a_sample_with_the_highest_score(runs, words, whole):
-    groups = {}
-    for row in rows_of(whole):
-        groups.setdefault(row["id"], []).append(row)
-    jobs.run(runs / "best", [*words, "generate.best_of_n=true", "data.max_samples=20"])
-    assert rows_of(runs / "best") == [max(groups[n], key=lambda row: row["score"]) for n in range(20) if n != 7]

@@ -13,6 +13,7 @@ from rlhf_suite.config import checks_generate as generate
 from rlhf_suite.config import checks_loops as loops
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config import checks_rl as rl
+from rlhf_suite.config import checks_score as score
 from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_frozen import offloads_fit
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
@@ -20,10 +21,10 @@ from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, SupervisedRun
+from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, ScoreRun, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
-TextRun = AnyRun | GenerateRun
+TextRun = AnyRun | GenerateRun | ScoreRun
 R = TypeVar("R", bound=Run)
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
@@ -40,6 +41,8 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         problems += broken(run, (*TEXT, *generate.RULES))
     elif isinstance(run, MergeLoRARun):
         problems += broken(run, MERGE)
+    elif isinstance(run, ScoreRun):
+        problems += broken(run, (*TEXT, *score.RULES))
     elif isinstance(run, LoopRun):
         problems += broken(run, loops.RULES)
         told = {problem.key for problem in problems}
@@ -54,7 +57,7 @@ def broken(run: R, rules: Iterable[Callable[[R], Iterable[Problem]]]) -> Iterato
 
 
 def model_is_named(run: Run) -> Iterator[Problem]:
-    if flat(asdict(run))[run.MODEL] is None:
+    if run.MODEL.endswith("model_name_or_path") and flat(asdict(run))[run.MODEL] is None:
         demo = f", or demo={run.task} for a small built-in example" if run.HAS_DEMO else ""
         fix = f"add {run.MODEL}=<HF folder or hub name>{demo}"
         yield Problem(run.MODEL, "no model is named", fix)

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http, urls
-from rlhf_suite.config.runs import PPORun, SamplingRun
+from rlhf_suite.config.runs import PPORun, RewardedRun
 
 
-def one_reward(run: SamplingRun) -> Iterator[Problem]:
+def one_reward(run: RewardedRun) -> Iterator[Problem]:
     sources = {
         "reward.rule": run.reward.rule,
         "reward.remote_url": run.reward.remote_url,
@@ -32,7 +32,7 @@ def one_reward(run: SamplingRun) -> Iterator[Problem]:
         yield Problem("reward", f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
 
 
-def remote_url_is_usable(run: SamplingRun) -> Iterator[Problem]:
+def remote_url_is_usable(run: RewardedRun) -> Iterator[Problem]:
     yield from url_problems("reward.remote_url", run.reward.remote_url)
 
 
@@ -54,25 +54,25 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
             yield Problem(key, what, "leave it away, and export RLHF_SUITE_REWARD_TOKEN")
 
 
-def rule_has_labels(run: SamplingRun) -> Iterator[Problem]:
+def rule_has_labels(run: RewardedRun) -> Iterator[Problem]:
     if run.reward.rule is not None and run.data.label_key is None:
         what = f"reward.rule={run.reward.rule} compares with a label"
         yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
-def process_has_a_model(run: SamplingRun) -> Iterator[Problem]:
+def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
     key = "reward.process.model_name_or_path"
     if isinstance(run, PPORun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
         yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
 
 
-def constants_have_a_model(run: SamplingRun) -> Iterator[Problem]:
+def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and run.reward.model_name_or_path is None:
         what = "the constants are stored in a reward model, and there is none"
         yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
 
 
-RULES: tuple[Callable[[SamplingRun], Iterable[Problem]], ...] = (
+RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
     one_reward,
     remote_url_is_usable,
     rule_has_labels,

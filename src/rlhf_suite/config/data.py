@@ -51,6 +51,24 @@ class RowRangeConfig(PromptTextConfig):
 
 
 @dataclass
+class ScoreDataConfig(TextConfig):
+    """Prompts with responses"""
+
+    dataset: str | None = flag(
+        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
+    )
+    dataset_split: str = flag("train", "Split of sources that have several")
+    input_key: str = flag("prompt", INPUT_KEY)
+    output_key: str = flag("response", "Column of the response: text, or messages")
+    label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
+    input_template: str | None = flag(
+        None, "Prompt template with one {} for a reward model; used without a chat template"
+    )
+    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
+    max_samples: int | None = flag(None, "Rows taken after those; null: all", ge=1)
+
+
+@dataclass
 class SourceDataConfig(DataConfig):
     """Rows to learn from"""
 

@@ -27,6 +27,13 @@ class PrecisionConfig:
 
 
 @dataclass
+class RewardModelConfig(PrecisionConfig):
+    """Precision and head of a reward model"""
+
+    value_head_prefix: str = flag("score", "Name of its scalar head")
+
+
+@dataclass
 class DeepSpeedConfig(PrecisionConfig):
     """DeepSpeed, precision, attention"""
 

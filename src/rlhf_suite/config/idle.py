@@ -58,6 +58,12 @@ NEEDS = (
     Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
     Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
+    Needs(
+        ("score.max_tokens_per_gpu",),
+        "reward.model_name_or_path",
+        is_set,
+        "reward.model_name_or_path=<reward model>",
+    ),
     Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),
     Needs(("critic.muon.",), "critic.optim", "muon".__eq__, "critic.optim=muon"),
     Needs(

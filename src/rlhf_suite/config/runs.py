@@ -31,11 +31,12 @@ from rlhf_suite.config.data import (
     PromptDataConfig,
     RewardPairDataConfig,
     RowRangeConfig,
+    ScoreDataConfig,
     SFTDataConfig,
     SourceDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
@@ -53,6 +54,7 @@ from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
+from rlhf_suite.config.score import ScoreConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
@@ -192,7 +194,17 @@ class GenerateRun(ResumableRun):
     generate: GenerateConfig = group(GenerateConfig)
 
 
-SamplingRun = PPORun | GenerateRun  # what has engines, and rewards for what they say
+@dataclass
+class ScoreRun(ResumableRun):
+    """Scores of the responses in a file, by a rule, a file, servers or a reward model"""
+
+    MODEL: ClassVar[str] = "data.dataset"
+
+    task: str = flag("score", "The task; chosen with task=<name>")
+    ds: RewardModelConfig = group(RewardModelConfig)
+    data: ScoreDataConfig = group(ScoreDataConfig)
+    reward: RewardConfig = group(RewardConfig)
+    score: ScoreConfig = group(ScoreConfig)
 
 
 @dataclass
@@ -245,6 +257,9 @@ class IterativeDPORun(LoopRun):
     loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
 
 
+SamplingRun = PPORun | GenerateRun  # what has engines
+RewardedRun = SamplingRun | ScoreRun
+
 TASKS: dict[str, type[Run]] = {
     "sft": SFTRun,
     "rm": RMRun,
@@ -254,6 +269,7 @@ TASKS: dict[str, type[Run]] = {
     "distill": DistillRun,
     "ppo": PPORun,
     "generate": GenerateRun,
+    "score": ScoreRun,
     "merge_lora": MergeLoRARun,
     "rejection_sampling": RejectionSamplingRun,
     "iterative_dpo": IterativeDPORun,

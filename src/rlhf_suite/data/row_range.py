@@ -1,45 +1,88 @@
-"""A range of the rows of a list of sources, read as they are needed: the sources may be larger than memory."""
+"""A range of the rows of a list of sources, read as they are needed: the sources may be larger than memory.
+
+Consecutive rows may belong together (the samples of a prompt): neither the parts of shards nor chunks divide them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from rlhf_suite.config.data import RowRangeConfig
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.data.rows import source_names
-from rlhf_suite.data.sources import PROMPTS, read_source
+from rlhf_suite.data.rows import PROMPTS, source_names
+from rlhf_suite.data.sources import SourceFlags, read_source
 from rlhf_suite.errors import UserError
 
+Given = Row | RowError
 
-def all_rows(config: RowRangeConfig) -> Iterator[Row | RowError]:
-    """The rows of all sources, one source after the other; a malformed row counts as one too."""
+
+@dataclass(frozen=True)
+class RowSource:
+    """Which rows: of all sources one after the other, without the first `skip`, `limit` at most. Rows next to each
+    other with the same `key` belong together; without a key each is alone."""
+
+    spec: str
+    split: str
+    skip: int
+    limit: int | None
+    flags: SourceFlags
+    key: Callable[[Row], object] | None = None
+
+    def __iter__(self) -> Iterator[Given]:
+        """The rows of all sources; a malformed row counts as one too."""
+        for name in source_names(self.spec):
+            yield from read_source(name, self.split, self.flags)
+
+    def beginnings(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
+        """Each row, and whether it begins a new group. A malformed row goes with those before it."""
+        last: object = None
+        is_first = True
+        for row in rows:
+            if self.key is None:
+                yield row, True
+            elif isinstance(row, RowError):
+                yield row, is_first
+            else:
+                key = self.key(row)
+                yield row, is_first or key != last
+                last, is_first = key, False
+
+    def part(self, part: int, parts: int) -> range:
+        """The numbers of the rows that part i of n takes. Reads all rows once, to count them.
+
+        The parts follow each other, so that their outputs, one after the other, are the output of the whole.
+        """
+        total, starts = 0, list[int]()  # of groups of several rows
+        for _, is_new in self.beginnings(iter(self)):
+            starts += [total] if is_new and self.key is not None else []
+            total += 1
+        start = min(self.skip, total)
+        stop = total if self.limit is None else min(total, start + self.limit)
+        if start == stop:
+            raise UserError(
+                f"{self.flags.dataset}={self.spec}: no rows are left of {total} (data.skip_samples={self.skip})"
+            )
+        edges = [start + (stop - start) * i // parts for i in range(parts)]
+        if self.key is not None:  # on to the next group, but for the first
+            edges[1:] = [min([*starts, stop][bisect_left(starts, edge)], stop) for edge in edges[1:]]
+        return range(edges[part], [*edges, stop][part + 1])
+
+    def chunks(self, rows: range, size: int) -> Iterator[tuple[range, list[Given]]]:
+        """The rows of `rows` in chunks of `size`, or a few more so as to divide no group, each with their numbers."""
+        start, chunk = rows.start, list[Given]()
+        for row, is_new in self.beginnings(islice(iter(self), rows.start, rows.stop)):
+            if len(chunk) >= size and is_new:
+                yield range(start, start + len(chunk)), chunk
+                start, chunk = start + len(chunk), []
+            chunk.append(row)
+        if chunk:
+            yield range(start, start + len(chunk)), chunk
+
+
+def prompt_rows(config: RowRangeConfig) -> RowSource:
+    """The rows of `data.prompt_dataset`."""
     assert config.prompt_dataset is not None
-    for name in source_names(config.prompt_dataset):
-        yield from read_source(name, config.prompt_split, PROMPTS)
-
-
-def row_range(config: RowRangeConfig, shard: tuple[int, int]) -> range:
-    """The numbers of the rows that part i of n, (i, n), takes. Reads all rows once, to count them.
-
-    The parts follow each other, so that their outputs, one after the other, are the output of the whole.
-    """
-    total = sum(1 for _ in all_rows(config))
-    start = min(config.skip_samples, total)
-    stop = total if config.max_samples is None else min(total, start + config.max_samples)
-    if start == stop:
-        raise UserError(
-            f"data.prompt_dataset={config.prompt_dataset}: no rows are left of {total} "
-            f"(data.skip_samples={config.skip_samples})"
-        )
-    part, parts = shard
-    taken, count = start, stop - start
-    return range(taken + count * part // parts, taken + count * (part + 1) // parts)
-
-
-def chunks(config: RowRangeConfig, rows: range, size: int) -> Iterator[tuple[range, list[Row | RowError]]]:
-    """The rows of `rows` in groups of `size`, each with their numbers."""
-    source = islice(all_rows(config), rows.start, rows.stop)
-    for start in range(rows.start, rows.stop, size):
-        chunk = list(islice(source, size))
-        yield range(start, start + len(chunk)), chunk
+    return RowSource(config.prompt_dataset, config.prompt_split, config.skip_samples, config.max_samples, PROMPTS)

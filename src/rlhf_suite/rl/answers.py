@@ -13,15 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.chat import Prompt, PromptEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
+from rlhf_suite.data.row_range import Given
 from rlhf_suite.data.scored_rows import best, with_columns
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.dispatch import Dispatcher
 from rlhf_suite.rl.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.train.batch_job import Done
 
 MAX_CHUNKS = 64  # held at a time, when a few long answers keep the first of them waiting
 
-Chunk = tuple[range, list[Row | RowError]]
 Group = list[Generation]  # the samples of one prompt
 
 
@@ -32,15 +33,6 @@ class Work:
     numbers: range
     rows: list[tuple[int, Row, Prompt]]
     answers: dict[int, Generation] = field(default_factory=dict)  # by request
-
-
-@dataclass(frozen=True)
-class Done:
-    """A chunk's rows for the output, which cover the input up to `stop`, and sums over all its samples."""
-
-    stop: int
-    rows: list[dict[str, Any]]
-    sums: dict[str, float]
 
 
 class Answerer:
@@ -60,7 +52,7 @@ class Answerer:
         self.sampling = replace(sampling, log_probs=False)
         self.samples = config.rollout.n_samples_per_prompt
 
-    def answer(self, chunks: Iterable[Chunk]) -> Iterator[Done]:
+    def answer(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
         """The finished chunks, in order. Later ones are handed out while the first are still under way."""
         source, under_way, has_more = iter(chunks), deque[Work](), True
         while has_more or under_way:
@@ -75,7 +67,7 @@ class Answerer:
             elif under_way:
                 self.hand_over(self.dispatcher.collect(), list(under_way))
 
-    def begin(self, numbers: range, rows: Sequence[Row | RowError]) -> Work:
+    def begin(self, numbers: range, rows: Sequence[Given]) -> Work:
         """Encode a chunk and line its requests up."""
         work = Work(numbers, [])
         for number, row in zip(numbers, rows, strict=True):

@@ -57,30 +57,14 @@ class Scorer:
         rows = self.rows(trajectories)
         outcomes = self.source(trajectories, rows)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
-        self.check(outcomes, all_failed=len(failed) == len({t.group for t in trajectories}))
+        all_failed = len(failed) == len({t.group for t in trajectories})
+        check_failures(self.config, self.journal, outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
         metrics = self.metrics(scored, outcomes, len(failed))
         if self.source is no_reward:
             metrics = {name: value for name, value in metrics.items() if not name.endswith(("reward", "score", "_std"))}
         return scored, metrics
-
-    def check(self, outcomes: Sequence[Outcome], all_failed: bool) -> None:
-        """End the run where the failures are more than it may go on with; else say a line about them."""
-        failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
-        if not failures:
-            return
-        told = f"{len(failures)} of {len(outcomes)} samples have no reward ({failures[0].kind}: {failures[0].reason})"
-        log = self.journal.folder.logs / REWARD_LOG
-        if log.exists() and log.stat().st_size:
-            told += f"; what the reward code printed is in {log}"
-        if self.config.on_error == "stop":
-            raise RunError(f"{told}; mend the reward, or leave such groups out with reward.on_error=drop")
-        if all_failed:
-            raise RunError(f"{told}; no group is left to train on")
-        if len(failures) > self.config.max_error_rate * len(outcomes):
-            raise RunError(f"{told}; that is more than reward.max_error_rate={self.config.max_error_rate:g}")
-        self.journal.say(f"{told}; their groups are left out")
 
     def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
         """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
@@ -141,6 +125,24 @@ class Scorer:
         for name in sorted({name for extra in scored.extra for name in extra}):
             result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
         return result
+
+
+def check_failures(config: RewardConfig, journal: Journal, outcomes: Sequence[Outcome], all_failed: bool) -> None:
+    """End the run where the failures are more than it may go on with; else say a line about them."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
+    if not failures:
+        return
+    told = f"{len(failures)} of {len(outcomes)} samples have no reward ({failures[0].kind}: {failures[0].reason})"
+    log = journal.folder.logs / REWARD_LOG
+    if log.exists() and log.stat().st_size:
+        told += f"; what the reward code printed is in {log}"
+    if config.on_error == "stop":
+        raise RunError(f"{told}; mend the reward, or leave such groups out with reward.on_error=drop")
+    if all_failed:
+        raise RunError(f"{told}; no group is left")
+    if len(failures) > config.max_error_rate * len(outcomes):
+        raise RunError(f"{told}; that is more than reward.max_error_rate={config.max_error_rate:g}")
+    journal.say(f"{told}; their groups are left out")
 
 
 def kind_of(outcome: Outcome) -> str | None:

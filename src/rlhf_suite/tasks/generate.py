@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from rlhf_suite.config.generate import output_file, shard_of
-from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.runs import GenerateRun
-from rlhf_suite.data.part_file import PartFile
-from rlhf_suite.data.row_range import chunks, row_range
-from rlhf_suite.errors import UserError
+from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -25,49 +21,23 @@ from rlhf_suite.rl.engines import start_generators
 from rlhf_suite.rl.reward_sources import text_source
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.train.console import Progress
+from rlhf_suite.train.batch_job import BatchJob
 from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.run_folder import RunFolder
 
 
 def run(config: GenerateRun, folder: Path) -> dict[str, float]:
     """Write the answers; returns how many there are, their mean score and the speed."""
-    shard = shard_of(config.generate.shard)
+    shard, samples = shard_of(config.generate.shard), config.rollout.n_samples_per_prompt
     assert shard is not None
-    rows = row_range(config.data, shard)
-    output = output_file(config.generate.output_path, config.generate.shard, folder / "generations.jsonl")
-    part = PartFile(output, folder / "progress.json", rows.start, config.ckpt.load_enable)
-    left, speed = range(part.progress.next_row, rows.stop), 0.0
-    journal = Journal(LoggerConfig(), RunFolder(folder), config.task)
-    if left and not part.progress.done:
-        with answerer(config, journal) as answers:
-            speed = write(config, answers, part, rows, left)
-            journal.say(answers.bad.summary())
-    totals = part.progress.totals
-    if rows and not totals.get("prompts"):
-        raise UserError(f"none of {len(rows)} rows of data.prompt_dataset={config.data.prompt_dataset} can be used")
-    part.finish()
-    metrics = summary(totals) | ({"tokens_per_s": speed} if speed else {})
-    journal.say(", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
-    journal.say(f"Output: {output}")
-    return metrics
-
-
-def write(config: GenerateRun, answers: Answerer, part: PartFile, rows: range, left: range) -> float:
-    """Answer the rows that are left; returns new tokens per second."""
-    samples = config.vllm.num_engines * config.vllm.max_num_seqs
-    size = config.generate.chunk_size or max(1, samples // config.rollout.n_samples_per_prompt)
-    progress = Progress(LoggerConfig(), "generate", len(rows), left.start - rows.start)
-    began, tokens, speed = time.perf_counter(), 0.0, 0.0
-    try:
-        for done in answers.answer(chunks(config.data, left, size)):
-            part.append(done.rows, done.stop, done.sums)
-            tokens += done.sums["tokens"]
-            speed = tokens / (time.perf_counter() - began)
-            progress.update(done.stop - rows.start, summary(part.progress.totals) | {"tokens_per_s": speed})
-    finally:
-        progress.close()
-    return speed
+    source = prompt_rows(config.data)
+    rows = source.part(*shard)
+    job = BatchJob(config.task, config.generate, folder / "generations.jsonl", rows, config.ckpt.load_enable)
+    size = config.generate.chunk_size or max(1, config.vllm.num_engines * config.vllm.max_num_seqs // samples)
+    if job.left:
+        with answerer(config, job.journal) as answers:
+            job.write(answers.answer(source.chunks(job.left, size)), "tokens")
+            job.journal.say(answers.bad.summary())
+    return job.finish()
 
 
 @contextmanager
@@ -88,13 +58,3 @@ def answerer(config: GenerateRun, journal: Journal) -> Iterator[Answerer]:
         engines.ready()
         dispatcher = Dispatcher(engines, vllm.max_num_seqs)
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
-
-
-def summary(totals: dict[str, float]) -> dict[str, float]:
-    """Counts, and means over samples of the sums."""
-    result = {name: totals.get(name, 0.0) for name in ("prompts", "skipped", "samples", "tokens")}
-    if totals.get("samples"):
-        result["truncated_rate"] = totals["truncated"] / totals["samples"]
-    if totals.get("scored"):
-        result["score"] = totals["score"] / totals["scored"]
-    return result

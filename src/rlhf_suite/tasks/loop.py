@@ -20,7 +20,7 @@ from rich.table import Table
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run
 from rlhf_suite.config.runs import LoopRun, SupervisedRun
 from rlhf_suite.data.answer_groups import Answers, answer_groups, read_lines
-from rlhf_suite.data.row_range import row_range
+from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_started
@@ -129,7 +129,7 @@ def first_model(config: LoopRun) -> str:
 
 def shares_of(config: LoopRun) -> list[Share]:
     """The prompts of each iteration."""
-    rows, count = row_range(config.data, (0, 1)), config.loop.num_iterations
+    rows, count = prompt_rows(config.data).part(0, 1), config.loop.num_iterations
     size = config.loop.prompts_per_iteration
     if size is not None:
         size = min(size, len(rows))

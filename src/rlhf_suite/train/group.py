@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rlhf_suite.train.workers import LOOPBACK, Worker
@@ -18,6 +19,10 @@ class Group(Protocol):
         """`method` of every rank with the same arguments: the list of results. `what` names the wait in errors."""
         ...
 
+    def call_sharded(self, method: str, shards: Sequence[Any], *args: Any, what: str | None = None) -> list[Any]:
+        """As `call`, but rank i gets `shards[i]` as its first argument."""
+        ...
+
 
 class LocalGroup:
     """Rank 0 of 1 in this process: no Ray, so a debugger works and nothing has to start."""
@@ -32,3 +37,7 @@ class LocalGroup:
     def call(self, method: str, *args: Any, what: str | None = None) -> list[Any]:
         """`method` of the worker, as a list of one; there is nothing to wait for."""
         return [getattr(self._worker, method)(*args)]
+
+    def call_sharded(self, method: str, shards: Sequence[Any], *args: Any, what: str | None = None) -> list[Any]:
+        """The same with the only shard."""
+        return self.call(method, shards[0], *args)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,17 +14,14 @@ from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import load_items
 from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.rows import EVAL, BadRows, Sources, source_names
-from rlhf_suite.launch.environment import device_kind, runtime_env
-from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
-from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.annotations import annotated_once
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
-from rlhf_suite.train.group import Group, LocalGroup
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.loader import StepLoader
+from rlhf_suite.train.ranks import running
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.step import optimizer_step
@@ -33,7 +29,6 @@ from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import Task
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.trainer import Trainer
-from rlhf_suite.train.workers import GroupOptions, WorkerGroup
 from rlhf_suite.train.world import seed_process
 
 if TYPE_CHECKING:
@@ -128,7 +123,8 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
     run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
     data = encode(config, task, journal)
-    with workers(config, run_folder, (config, make_task, data)) as group:
+    ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
+    with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
         total_steps, steps_per_epoch = group.call("steps")[0]
         saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}")
         try:
@@ -165,20 +161,3 @@ def set_names(sources: Sequence[str]) -> dict[str, str]:
     """What each source is called in metrics: its last part, or all of it where several have the same."""
     stems = [Path(source).stem for source in sources]
     return {source if stems.count(stem) > 1 else stem: source for stem, source in zip(stems, sources, strict=True)}
-
-
-@contextmanager
-def workers(config: SupervisedRun, folder: RunFolder, args: tuple[object, ...]) -> Iterator[Group]:
-    """The ranks of the trained model: this process when there is one, else Ray actors."""
-    device = device_kind(config.launch)
-    ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
-    if ranks == 1:
-        yield LocalGroup(SupervisedWorker, "actor", device, args)
-        return
-    plan = Plan(device, (Pool((Role("actor", ranks),)),))
-    options = GroupOptions(device, folder.logs, config.launch.timeout_s, runtime_env(device))
-    with ray_cluster(config.launch, folder.path, ranks):
-        slots = reserve(plan, config.launch.timeout_s)["actor"]
-        group = WorkerGroup(SupervisedWorker, "actor", slots, options, args)
-        group.ready()
-        yield group

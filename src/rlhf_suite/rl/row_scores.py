@@ -1,0 +1,172 @@
+"""Rows with a prompt and a response to rows with scores: by a reward that reads text, or by a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rlhf_suite.algo.shaping import normalize_scores
+from rlhf_suite.config.data import ScoreDataConfig, SFTDataConfig
+from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.render import label_text
+from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
+from rlhf_suite.data.row_range import Given, RowSource
+from rlhf_suite.data.rows import DATASET
+from rlhf_suite.data.scored_rows import best, pair, with_columns
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.sources import TextReward
+from rlhf_suite.rl.scoring import check_failures
+from rlhf_suite.rl.sharding import balanced_parts, reassemble_rows, shards
+from rlhf_suite.train.batch_job import Done
+from rlhf_suite.train.group import Group
+from rlhf_suite.train.journal import Journal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+class Judge(Protocol[T]):
+    """What gives scores."""
+
+    def read(self, row: Row) -> T:
+        """What it needs of a row; RowError says why the row cannot be scored."""
+        ...
+
+    def judge(self, items: Sequence[T]) -> Sequence[Outcome]:
+        """One outcome per item."""
+        ...
+
+
+class TextJudge:
+    """A rule, a file or servers."""
+
+    def __init__(self, data: ScoreDataConfig, reward: TextReward) -> None:
+        self.data, self.reward = data, reward
+
+    def read(self, row: Row) -> RewardRow:
+        prompt, response = (label_text(joined(row, key)) for key in (self.data.input_key, self.data.output_key))
+        label = "" if self.data.label_key is None else label_text(required(row, self.data.label_key))
+        source = row.values.get("datasource")
+        return RewardRow(prompt + response, prompt, response, label, "default" if source is None else str(source))
+
+    def judge(self, items: Sequence[RewardRow]) -> Sequence[Outcome]:
+        return self.reward.score(list(items))
+
+
+class ModelJudge:
+    """A reward model. `constants`: mean and deviation by which its scores are standardised."""
+
+    def __init__(
+        self,
+        data: ScoreDataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        group: Group,
+        constants: tuple[float, float] | None,
+    ) -> None:
+        self.encoder = ConversationEncoder(tokenizer, answer_config(data))
+        self.group, self.constants = group, constants
+
+    def read(self, row: Row) -> Example:
+        """Encoded as `task=rm` encodes an answer."""
+        return self.encoder.encode(row)
+
+    def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
+        batch = collate(items)
+        parts = balanced_parts(batch, self.group.world_size)
+        scores = reassemble_rows(parts, self.group.call_sharded("scores", shards(batch, parts)))
+        if self.constants is not None:
+            scores = normalize_scores(scores, *self.constants)
+        return [Scored(score, score) for score in scores.tolist()]
+
+
+class RowScorer:
+    """Scores chunks of rows."""
+
+    def __init__(self, config: ScoreRun, rows: RowSource, judge: Judge[Any], journal: Journal) -> None:
+        self.config, self.rows, self.judge, self.journal = config, rows, judge, journal
+        self.bad = BadRows(config.data.on_bad_row)
+
+    def score(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
+        """The chunks with their scores, in order."""
+        for numbers, rows in chunks:
+            yield self.scored(numbers, rows)
+
+    def scored(self, numbers: range, given: Sequence[Given]) -> Done:
+        """A chunk. The rows of a prompt one of whose scores failed are left out (reward.on_error=drop)."""
+        groups = self.groups(given)
+        outcomes = self.judge.judge([item for group in groups for _, item in group]) if groups else []
+        by_group, left = [], iter(outcomes)
+        for group in groups:
+            by_group.append([next(left) for _ in group])
+        failed = [any(isinstance(outcome, RewardFailure) for outcome in some) for some in by_group]
+        check_failures(self.config.reward, self.journal, outcomes, all(failed))
+        written: list[dict[str, Any]] = []
+        scores: list[float] = []
+        for group, some, has_failed in zip(groups, by_group, failed, strict=True):
+            if not has_failed:
+                known = [outcome.reward for outcome in some if isinstance(outcome, Scored)]
+                scores += known
+                written += self.chosen([row.values for row, _ in group], known)
+        sums = {
+            "rows": len(outcomes),
+            "skipped": len(given) - len(outcomes),
+            "written": len(written),
+            "scored": len(scores),
+            "score": sum(scores),
+        }
+        return Done(numbers.stop, written, sums)
+
+    def groups(self, given: Sequence[Given]) -> list[list[tuple[Row, Any]]]:
+        """The rows that can be scored with what the judge reads of them, those of one prompt together."""
+        groups: list[list[tuple[Row, Any]]] = []
+        is_new = True
+        for row, begins in self.rows.beginnings(iter(given)):
+            is_new = is_new or begins
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                item = self.judge.read(row)
+            except RowError as error:
+                self.bad.add(error.where, error.reason)
+                continue
+            if isinstance(item, Example) and item.truncated:
+                self.bad.note(row.where, "cut off at data.max_len")
+            groups += [[]] if is_new else []
+            groups[-1].append((row, item))
+            is_new = False
+        return groups
+
+    def chosen(self, rows: Sequence[dict[str, object]], scores: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """What is written of the rows of one prompt."""
+        score = self.config.score
+        if score.pairs:
+            made = pair(rows, scores, self.config.data.output_key)
+            if made is not None:
+                yield made
+            return
+        for index in [best(scores)] if score.best_of_n else range(len(rows)):
+            yield with_columns(rows[index], {"score": scores[index]})
+
+
+def answer_config(data: ScoreDataConfig) -> SFTDataConfig:
+    """The configuration of supervised tuning that encodes the response as the answer to the prompt."""
+    return SFTDataConfig(
+        max_len=data.max_len,
+        apply_chat_template=data.apply_chat_template,
+        tokenizer_chat_template=data.tokenizer_chat_template,
+        input_template=data.input_template,
+        input_key=data.input_key,
+        output_key=data.output_key,
+    )
+
+
+def row_source(config: ScoreRun) -> RowSource:
+    """The rows of `data.dataset`; those of one prompt, next to each other, belong together."""
+    data, columns = config.data, [name.strip() for name in config.data.input_key.split(",")]
+    assert data.dataset is not None
+    key = (lambda row: [row.values.get(name) for name in columns]) if config.score.needs_groups else None
+    return RowSource(data.dataset, data.dataset_split, data.skip_samples, data.max_samples, DATASET, key)

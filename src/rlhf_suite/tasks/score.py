@@ -1,0 +1,47 @@
+"""task=score: scores for the responses of a file, by a rule, a file, servers or a reward model; resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.rewards.sources import open_reward
+from rlhf_suite.rl.row_scores import Judge, ModelJudge, RowScorer, TextJudge, row_source
+from rlhf_suite.rl.score_worker import ScoreWorker
+from rlhf_suite.rl.scoring import REWARD_LOG, normalization
+from rlhf_suite.train.batch_job import BatchJob
+from rlhf_suite.train.ranks import running
+
+
+def run(config: ScoreRun, folder: Path) -> dict[str, float]:
+    """Write the scored rows; returns how many there are and their mean score."""
+    shard, source = shard_of(config.score.shard), row_source(config)
+    assert shard is not None
+    rows = source.part(*shard)
+    job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
+    if job.left:
+        with judge(config, job) as judging:
+            scorer = RowScorer(config, source, judging, job.journal)
+            job.write(scorer.score(source.chunks(job.left, config.score.chunk_size)), "rows")
+            job.journal.say(scorer.bad.summary())
+    return job.finish()
+
+
+@contextmanager
+def judge(config: ScoreRun, job: BatchJob) -> Iterator[Judge[Any]]:
+    """What gives the scores, ready."""
+    path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
+    if path is None:
+        with closing(open_reward(reward, folder.logs / REWARD_LOG)) as text:
+            yield TextJudge(config.data, text)
+        return
+    constants = normalization(reward)
+    tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
+    ranks = reward.num_nodes * reward.num_gpus_per_node
+    with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:
+        yield ModelJudge(config.data, tokenizer, group, constants)

@@ -1,0 +1,122 @@
+"""`task=score`: scores by a reward model are transformers' own; by a file they survive a failure; best of n, pairs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rlhf_suite.data.builtin import rows
+from rlhf_suite.errors import RunError
+from rlhf_suite.models.builtin import create_tiny
+from small_runs import batch_run
+
+SAMPLES = 3
+REWARD = """
+from pathlib import Path
+
+def reward_func(queries, prompts, labels):
+    responses = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
+    if "1007" in labels and not (Path(__file__).parent / "mended").exists():
+        raise ValueError("not yet")
+    return {"rewards": [sum(a == b for a, b in zip(r, label)) for r, label in zip(responses, labels)]}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A reward model whose head says something, with the statistics that normalisation needs."""
+    folder = tmp_path_factory.mktemp("rm") / "model"
+    create_tiny(folder)
+    torch.manual_seed(0)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    plain.config.reward_mean, plain.config.reward_std = 0.5, 2.0
+    plain.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """40 prompts of three samples each, whose labels are 1000 to 1039; the responses match in 0 to 4 digits."""
+    path = tmp_path_factory.mktemp("data") / "answers.jsonl"
+    made = [
+        {"id": n, "prompt": f"say {1000 + n}:", "response": answer, "label": str(1000 + n), "sample": sample}
+        for n in range(40)
+        for sample, answer in enumerate([f"{1000 + n + n % 2}", f"9{n:03d}", "10x" if n % 5 else f"{1000 + n}"])
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@torch.no_grad()
+def test_a_reward_model_scores_as_transformers_does(ranks, model, tmp_path):
+    """Rows that are out of order by length, in micro-batches of a few tokens, one of them cut at data.max_len."""
+    line = (
+        "task=score data.dataset=builtin:addition_eval data.input_key=input data.output_key=output ds.param_dtype=fp32 "
+        f"data.max_samples=50 score.chunk_size=7 data.max_len=15 score.max_tokens_per_gpu=40 "
+        f"reward.model_name_or_path={model} score.output_path="
+    )
+    metrics = ranks(1).call(batch_run, tmp_path / "a", f"{line}{tmp_path}/raw.jsonl")[0]
+    ranks(1).call(batch_run, tmp_path / "b", f"{line}{tmp_path}/normal.jsonl reward.normalize_enable=true")
+    plain = AutoModelForSequenceClassification.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    written = [read(tmp_path / f"{name}.jsonl") for name in ("raw", "normal")]
+    lengths = set()
+    for row, normal, source in zip(*written, rows("builtin:addition_eval", "")[:50], strict=True):
+        ids = [*tokenizer(source["input"] + source["output"])["input_ids"], tokenizer.eos_token_id][:15]
+        lengths.add(len(ids))
+        expected = float(plain(input_ids=torch.tensor([ids])).logits[0, 0])
+        assert row == {**source, "score": pytest.approx(expected, abs=1e-5)}
+        assert normal["score"] == pytest.approx((row["score"] - 0.5) / 2, abs=1e-5)
+    assert len(lengths) > 1 and max(lengths) == 15
+    scores = [row["score"] for row in written[0]]
+    assert metrics["score"] == pytest.approx(sum(scores) / 50, abs=1e-5)
+
+
+def test_a_file_scores_and_a_run_that_failed_goes_on(answers, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    line = (
+        f"task=score data.dataset={answers} data.label_key=label reward.remote_url={reward} score.chunk_size=9 "
+        "ckpt.load_enable=true"
+    )
+    with pytest.raises(RunError, match="not yet"):
+        batch_run(None, tmp_path / "run", line)
+    begun = (tmp_path / "run" / "scores.jsonl.part").read_bytes()
+    assert len(begun.splitlines()) == 18  # two chunks; the label 1007 is in the third
+    (tmp_path / "mended").touch()
+    batch_run(None, tmp_path / "run", line)
+    assert (tmp_path / "run" / "scores.jsonl").read_bytes().startswith(begun)
+    scored = read(tmp_path / "run" / "scores.jsonl")
+    assert [{k: v for k, v in row.items() if k != "score"} for row in scored] == read(answers)
+    for row in scored:
+        assert row["score"] == sum(a == b for a, b in zip(row["response"], row["label"], strict=False))
+    best, pairs = (tmp_path / f"{name}.jsonl" for name in ("best", "pairs"))
+    for path, flag in ((best, "best_of_n"), (pairs, "pairs")):
+        more = f"score.{flag}=true score.output_path={path} score.chunk_size=4"
+        batch_run(None, tmp_path / flag, f"{line} {more}")
+    groups = [scored[i : i + SAMPLES] for i in range(0, len(scored), SAMPLES)]
+    assert read(best) == [max(group, key=lambda row: row["score"]) for group in groups]
+    assert [(row["id"], row["chosen_score"], row["rejected_score"]) for row in read(pairs)] == [
+        (group[0]["id"], max(scores), min(scores))
+        for group in groups
+        if len(set(scores := [row["score"] for row in group])) > 1
+    ]
+    assert set(read(pairs)[0]) == {"id", "prompt", "label", "chosen", "rejected", "chosen_score", "rejected_score"}
+
+
+def test_parts_and_chunks_divide_no_prompt(answers, tmp_path):
+    line = f"task=score data.dataset={answers} data.label_key=label reward.rule=exact_match score.best_of_n=true "
+    target = tmp_path / "best.jsonl"
+    for part in (0, 1, 2, 3):
+        more = f"score.shard={part}/4 score.output_path={target} score.chunk_size=4"
+        batch_run(None, tmp_path / f"{part}", line + more)
+    found = [row for part in range(4) for row in read(tmp_path / f"best-0000{part}-of-00004.jsonl")]
+    assert [row["id"] for row in found] == list(range(40))
+    assert [row["score"] for row in found] == [float(n % 2 == 0 or n % 5 == 0) for n in range(40)]
