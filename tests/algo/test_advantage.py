@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from rlhf_suite.config.algo import GROUP_ESTIMATORS, AdvantageConfig
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
 
 
-def inputs(rewards, mask, groups=None, kl=None, values=None) -> CreditInput:
+def inputs(rewards, mask, groups=None, kl=None, values=None, greedy=None) -> CreditInput:
     mask = torch.tensor(mask, dtype=torch.float64)
     return CreditInput(
         rewards=torch.tensor(rewards, dtype=torch.float64),
@@ -22,6 +22,7 @@ def inputs(rewards, mask, groups=None, kl=None, values=None) -> CreditInput:
         mask=mask,
         groups=torch.zeros(len(mask), dtype=torch.int64) if groups is None else torch.tensor(groups),
         values=None if values is None else torch.tensor(values, dtype=torch.float64),
+        greedy=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
     )
 
 
@@ -37,7 +38,13 @@ def random_inputs(seed: int = 0, rows: int = 12, steps: int = 9) -> CreditInput:
         mask=mask,
         groups=torch.arange(rows) % 3,
         values=torch.randn(rows, steps, generator=generator, dtype=torch.float64),
+        greedy=torch.randn(3, generator=generator, dtype=torch.float64)[torch.arange(rows) % 3],
     )
+
+
+def chosen(given: CreditInput, rows: torch.Tensor) -> CreditInput:
+    """Some of the rows, or all in another order."""
+    return CreditInput(*(getattr(given, field.name)[rows] for field in fields(CreditInput)))
 
 
 def run(name: str, given: CreditInput, **options) -> Credit:
@@ -165,7 +172,7 @@ def test_only_whitening_estimators_mix_groups(name):
     other = replace(given, rewards=torch.where(given.groups == 0, 3 * given.rewards + 1, given.rewards))
     untouched = given.groups != 0
     same = torch.equal(run(name, given).advantages[untouched], run(name, other).advantages[untouched])
-    assert same == (name not in WHITENED)
+    assert same == (name not in (*WHITENED, "flash_reinforce"))
 
 
 def test_whitening_constant_advantages_gives_zeros():
@@ -176,7 +183,7 @@ def test_whitening_constant_advantages_gives_zeros():
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
 def test_a_group_that_agrees_learns_exactly_nothing(name, reward):
     given = CreditInput(
-        torch.full((7,), reward), torch.zeros(7, 2), torch.ones(7, 2), torch.zeros(7, dtype=torch.int64)
+        torch.full((7,), reward), torch.zeros(7, 3), torch.ones(7, 3), torch.zeros(7, dtype=torch.int64)
     )
     assert not run(name, given).advantages.any()
 
@@ -228,9 +235,7 @@ def test_the_reward_lands_on_the_last_model_token_of_the_row_not_of_a_turn():
 def test_rows_without_model_tokens_change_nothing_for_the_others(name):
     given = random_inputs()
     kept = torch.tensor([row for row in range(12) if row != 5])
-    without = CreditInput(
-        given.rewards[kept], given.kl_penalty[kept], given.mask[kept], given.groups[kept], given.values[kept]
-    )
+    without = chosen(given, kept)
     poisoned = replace(given, rewards=given.rewards.index_fill(0, torch.tensor(5), torch.nan))
     for full in (given, poisoned):
         credit = run(name, full)
@@ -240,7 +245,7 @@ def test_rows_without_model_tokens_change_nothing_for_the_others(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_nothing_but_empty_rows_gives_zeros(name):
-    given = inputs([1.0, 2.0], [[0, 0], [0, 0]], values=[[1, 1], [1, 1]])
+    given = inputs([1.0, 2.0], [[0, 0], [0, 0]], values=[[1, 1], [1, 1]], greedy=[0.5, 0.5])
     credit = run(name, given)
     assert not credit.advantages.any() and not credit.returns.any()
 
@@ -267,13 +272,36 @@ def test_inputs_are_not_changed_and_group_names_do_not_matter(name):
 def test_the_order_of_rows_does_not_matter(name):
     given = random_inputs()
     order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
-    shuffled = CreditInput(*(getattr(given, f)[order] for f in ("rewards", "kl_penalty", "mask", "groups", "values")))
-    torch.testing.assert_close(run(name, shuffled).advantages, run(name, given).advantages[order])
+    torch.testing.assert_close(run(name, chosen(given, order)).advantages, run(name, given).advantages[order])
 
 
-def test_gae_without_values_is_refused():
-    with pytest.raises(AssertionError, match="values"):
-        run("gae", inputs([1.0], [[1]]))
+@pytest.mark.parametrize(("name", "missing"), [("gae", "values"), ("remax", "greedy")])
+def test_an_estimator_without_what_it_reads_is_refused(name, missing):
+    with pytest.raises(AssertionError, match=missing):
+        run(name, inputs([1.0], [[1]]))
+
+
+def test_flash_reinforce_compares_with_the_mean_of_the_whole_rollout():
+    """(2 + 4 + 0) / 3 = 2 over the rows that have tokens, whatever their groups."""
+    given = inputs([2.0, 4.0, 0.0, 9.0], [[1, 1], [1, 0], [1, 1], [0, 0]], groups=[0, 0, 1, 1])
+    assert run("flash_reinforce", given).advantages.tolist() == [[0, 0], [2, 0], [-2, -2], [0, 0]]
+
+
+def test_opo_weighs_the_baseline_by_model_tokens():
+    """(3 x 1 + 1 x 3) / 4 = 1.5: a gap is no token, and an empty row no sample."""
+    given = inputs([3.0, 1.0, 7.0], [[0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]])
+    assert run("opo", given).advantages.tolist() == [[0, 1.5, 0, 0], [-0.5, 0, -0.5, -0.5], [0, 0, 0, 0]]
+
+
+def test_opo_with_equal_lengths_is_dr_grpo():
+    given = replace(random_inputs(), mask=torch.ones(12, 9, dtype=torch.float64))
+    assert_same(run("opo", given), run("dr_grpo", given))
+
+
+def test_remax_compares_with_the_greedy_response():
+    given = inputs([3.0, 1.0], [[1, 1], [1, 0]], greedy=[2.0, 2.0], kl=[[0.1, 0.2], [0, 0]])
+    assert run("remax", given).advantages[0].tolist() == pytest.approx([0.7, 0.8])
+    assert run("remax", given).advantages[1].tolist() == [-1, 0]
 
 
 def test_shapes_that_do_not_fit_are_refused():

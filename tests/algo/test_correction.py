@@ -1,4 +1,4 @@
-"""Engine against trainer."""
+"""Engine against trainer: what is measured, and the weights that correct for it, by hand and by identity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,114 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.algo.correction import Mismatch, mismatch
+from rlhf_suite.algo.correction import (
+    CorrectionInput,
+    Mismatch,
+    band,
+    correction_metrics,
+    correction_weights,
+    mismatch,
+)
+from rlhf_suite.config.algo import AdvantageConfig
+
+RATIOS = [1.0, 4.0, 0.25, 9.0, 1.1, 1.2]  # of trainer to engine; the fourth token is not the model's
+MASK = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+SEGMENTS = [0, 0, 1, 1, 2, 2]
+
+
+def given(ratios=RATIOS, engine=0.1, mask=MASK, segments=SEGMENTS) -> CorrectionInput:
+    """Tokens to which the engine gives one probability, and the trainer `ratios` times it."""
+    q = torch.full((len(ratios),), engine, dtype=torch.float64).log()
+    p = q + torch.tensor(ratios, dtype=torch.float64).log()
+    return CorrectionInput(p, q, torch.tensor(mask), torch.tensor(segments), max(segments) + 1)
+
+
+def config(level, mode="mask", gating="ratio", threshold=(0.5, 2.0)) -> AdvantageConfig:
+    return AdvantageConfig(
+        is_correction_level=level,
+        is_correction_mode=mode,
+        is_correction_gating=gating,
+        is_correction_threshold=list(threshold),
+    )
+
+
+def weights(setting: AdvantageConfig, **inputs) -> list[float]:
+    return correction_weights(given(**inputs), setting).tolist()
+
+
+def test_tokens_outside_the_band_are_dropped():
+    assert weights(config("token")) == pytest.approx([1.0, 0, 0, 0, 1.1, 1.2])
+
+
+def test_tokens_outside_the_band_are_bounded():
+    assert weights(config("token", "clip")) == pytest.approx([1.0, 2.0, 0.5, 0, 1.1, 1.2])
+
+
+def test_one_threshold_is_an_upper_bound():
+    assert band(config("token", threshold=[2.0])) == (0.0, 2.0)
+    assert weights(config("token", "clip", threshold=[2.0])) == pytest.approx([1.0, 2.0, 0.25, 0, 1.1, 1.2])
+
+
+def test_sequences_go_by_the_geometric_mean_and_keep_their_own_weights():
+    """Means: 2, 0.25, sqrt(1.32); the band holds its ends."""
+    assert weights(config("seq")) == pytest.approx([1.0, 4.0, 0, 0, 1.1, 1.2])
+
+
+def test_geo_gives_a_sequence_one_weight():
+    mean = math.sqrt(1.32)
+    assert weights(config("geo")) == pytest.approx([2.0, 2.0, 0, 0, mean, mean])
+    assert weights(config("geo", "clip", threshold=[0.5, 1.5])) == pytest.approx([1.5, 1.5, 0.5, 0, mean, mean])
+
+
+def test_divergences_gate_and_the_ratio_weighs():
+    """The engine says 0.1. |q - p|: 0, 0.3, 0.075, 0.01, 0.02."""
+    assert weights(config("token", gating="tv", threshold=[0.05])) == pytest.approx([1.0, 0, 0, 0, 1.1, 1.2])
+    assert weights(config("seq", gating="tv", threshold=[0.1])) == pytest.approx([0, 0, 0.25, 0, 1.1, 1.2])
+    kl = 0.1 * math.log(0.1 / 0.4) + 0.9 * math.log(0.9 / 0.6)
+    for threshold, kept in ((kl * 1.001, 4.0), (kl * 0.999, 0.0)):
+        assert weights(config("token", gating="binary_kl", threshold=[threshold]))[1] == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("level", ["token", "seq", "geo"])
+@pytest.mark.parametrize("gating", ["ratio", "binary_kl", "tv"])
+def test_where_nothing_differs_every_weight_is_one(level, gating):
+    threshold = [0.5, 2.0] if gating == "ratio" else [1e-3]
+    inputs = given([1.0] * 6)
+    found = correction_weights(inputs, config(level, "mask", gating, threshold))
+    assert found.tolist() == MASK
+    metrics = correction_metrics(inputs, found)
+    assert metrics == pytest.approx(
+        {"correction/masked": 0, "correction/ratio": 1, "correction/chi2": 0, "correction/ess": 1}, abs=1e-12
+    )
+
+
+def test_importance_weights_have_a_mean_of_one_under_the_engine():
+    """Every token of a distribution, as often as the engine says it: what makes the correction unbiased."""
+    q, p = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    inputs = CorrectionInput(p.log(), q.log(), torch.ones(3), torch.arange(3), 3)
+    found = correction_weights(inputs, config("token", "clip", threshold=[100.0]))
+    assert float((q * found).sum()) == pytest.approx(1.0)
+
+
+def test_metrics_by_hand():
+    inputs = given([1.0, 3.0], mask=[1.0, 1.0], segments=[0, 1])
+    metrics = correction_metrics(inputs, correction_weights(inputs, config("token")))
+    assert metrics == pytest.approx(
+        {"correction/masked": 0.5, "correction/ratio": 2, "correction/chi2": 4, "correction/ess": 0.5}
+    )
+    inputs = given([1.0, 3.0], mask=[0.0, 0.0], segments=[0, 1])
+    assert correction_metrics(inputs, correction_weights(inputs, config("token"))) == {}
+
+
+@pytest.mark.parametrize("level", ["token", "seq", "geo"])
+@pytest.mark.parametrize("mode", ["mask", "clip"])
+def test_extreme_differences_stay_finite(level, mode):
+    engine, trainer = torch.tensor([0.0, -1e4, -1.0]), torch.tensor([-1e4, 0.0, -1.0])
+    inputs = CorrectionInput(trainer, engine, torch.ones(3), torch.tensor([0, 1, 2]), 3)
+    for gating in ("ratio", "binary_kl", "tv"):
+        found = correction_weights(inputs, config(level, mode, gating, [2.0]))
+        assert found.isfinite().all() and found[2] > 0
+        assert all(map(math.isfinite, correction_metrics(inputs, found).values()))
 
 
 def test_mismatch_by_hand_over_masked_tokens_only():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, make_kl_controller
+from rlhf_suite.algo.kl import AdaptiveKL, FixedKL, estimate_kl, make_kl_controller, unbiased_kl
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.errors import UserError
 
@@ -38,11 +38,31 @@ def test_k2_and_k3_are_never_negative(estimator):
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_extreme_log_ratios_are_bounded_with_finite_gradients(estimator):
-    log_probs = torch.tensor([-1000.0, 1000.0, -1.0], requires_grad=True)
-    kl = estimate_kl(log_probs, torch.zeros(3), estimator)
-    kl.sum().backward()
-    assert kl.abs().max() <= 10
-    assert log_probs.grad is not None and log_probs.grad.isfinite().all() and log_probs.grad[2] != 0
+    for estimate in (estimate_kl, lambda *args: unbiased_kl(*args[:2], torch.tensor([0.0, -1e4, -1.0]), args[2])):
+        log_probs = torch.tensor([-1e4, 1e4, -1.0], requires_grad=True)
+        kl = estimate(log_probs, torch.zeros(3), estimator)
+        kl.sum().backward()
+        assert kl.abs().max() <= 10
+        assert log_probs.grad is not None and log_probs.grad.isfinite().all() and log_probs.grad[2] != 0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_gradient_is_that_of_the_reverse_kl_also_off_policy(estimator):
+    """Over all tokens of a vocabulary, as often as the old policy samples them."""
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64).requires_grad_()
+    reference, old = torch.tensor([0.2, 0.3, 0.5]).double().log(), torch.tensor([0.4, 0.4, 0.2]).double().log()
+    log_probs = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits, retain_graph=True)
+    kl = unbiased_kl(log_probs, reference, old, estimator)
+    (found,) = torch.autograd.grad((old.exp() * kl).sum(), logits)
+    assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-12)
+    assert kl.tolist() == pytest.approx(estimate_kl(log_probs, reference, estimator).tolist())
+
+
+def test_the_importance_weight_of_the_unbiased_gradient_is_at_most_10():
+    log_probs = torch.tensor([-1.0], requires_grad=True)
+    unbiased_kl(log_probs, torch.tensor([-3.0]), torch.tensor([-9.0]), "k2").sum().backward()
+    assert log_probs.grad is not None and log_probs.grad.item() == pytest.approx(10 * 2)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])

@@ -64,6 +64,9 @@ def test_experiments_choose_their_estimators(checked):
         "gspo": "group_norm",
         "cispo": "group_norm",
         "sapo": "group_norm",
+        "dapo": "group_norm",
+        "opo": "opo",
+        "remax": "remax",
         "on_policy_distill": "on_policy_distill",
     }
 

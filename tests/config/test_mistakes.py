@@ -31,6 +31,7 @@ REJECTION = (
 ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 SCORE = "task=score data.dataset=builtin:reverse data.input_key=input data.output_key=output "
 
+IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
@@ -206,6 +207,39 @@ MISTAKES = [
         "actor.loss_agg_mode",
         "did you mean actor.loss_agg_mode=token-mean?",
     ),
+    (PPO + "correction=tis algo.advantage.is_correction_level=seq", IS + "mode", "write " + IS + "mode=mask"),
+    (PPO + "correction=tis " + IS + "gating=tv", IS + "mode", "write " + IS + "mode=mask"),
+    (PPO + "correction=icepop " + IS + "gating=tv", IS + "threshold", "a divergence has no lower bound"),
+    (PPO + "correction=icepop '" + IS + "threshold=[5,0.5]'", IS + "threshold", "low < high"),
+    (PPO + "correction=icepop '" + IS + "threshold=[1,2,3]'", IS + "threshold", "low < high"),
+    (PPO + "experiment=gspo correction=tis", IS + "level", "write " + IS + "level=geo"),
+    (PPO + IS + "mode=clip", IS + "mode", "add " + IS + "level=token"),
+    (PPO + "correction=tiss", "correction", "did you mean correction=tis?"),
+    (SFT + "correction=tis", "correction", "does not fit this task"),
+    (PPO + "algo.kl.unbiased_gradient=true", "algo.kl.unbiased_gradient", "add algo.kl.use_loss=true"),
+    (PPO + "algo.dynamic_filtering_enable=true", "rollout.n_samples_per_prompt", "compares the samples"),
+    (
+        PPO + "experiment=grpo algo.dynamic_filtering_enable=true 'algo.dynamic_filtering_range=[1,0]'",
+        "algo.dynamic_filtering_range",
+        "low < high",
+    ),
+    (PPO + "algo.dynamic_filtering_min_std=0.1", "algo.dynamic_filtering_min_std", "dynamic_filtering_enable=true"),
+    (PPO + "rollout.vllm_generate_batch_size=9", "rollout.vllm_generate_batch_size", "dynamic_filtering_enable=true"),
+    (PPO + "critic.freezing_steps=5 train.max_steps=5", "critic.freezing_steps", "leaves none of train.max_steps=5"),
+    (PPO + "experiment=rloo critic.freezing_steps=5", "critic.freezing_steps", "has no effect"),
+    (PPO + "critic.freezing_steps=-1", "critic.freezing_steps", "is not >= 0"),
+    (
+        PPO + "reward.overlong_buffer_len=512 rollout.max_new_tokens=512",
+        "reward.overlong_buffer_len",
+        "would penalise every response",
+    ),
+    (PPO + "reward.overlong_penalty_factor=2", "reward.overlong_penalty_factor", "add reward.overlong_buffer_len"),
+    (PPO + "reward.stop_properly_penalty_coef=1.5", "reward.stop_properly_penalty_coef", "is not <= 1"),
+    (PPO + "train.ema_beta=0.9", "train.ema_beta", "add train.enable_ema=true"),
+    (PPO + "train.enable_ema=true ds.zero_stage=3 ds.zpg=2", "train.enable_ema", "write ds.zpg=1"),
+    (SFT + "train.enable_ema=true", "train.enable_ema", "it belongs to task=ppo"),
+    (PPO + "experiment=rloo algo.advantage.estimator=opo rollout.n_samples_per_prompt=1", N, "there is 1"),
+    (PPO + "experiment=rloo algo.advantage.estimator=remax algo.advantage.gamma=0.9", "algo.advantage.gamma", "has no"),
     (PPO + "reward.rule=null", "reward", "nothing scores the samples"),
     (PPO + "reward.model_name_or_path=rm", "reward", "several sources"),
     (PPO + "reward.rule=null reward.remote_url=none.py", "reward.remote_url", "is no Python file"),
@@ -224,7 +258,8 @@ MISTAKES = [
     (PPO + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "leaves no room for a prompt"),
     (PPO + "rollout.top_p=0.9", "rollout.top_p", "write rollout.top_p=1.0"),
     (PPO + "rollout.top_k=50", "rollout.top_k", "write rollout.top_k=-1"),
-    (PPO + "rollout.min_p=0.1", "rollout.min_p", "no correction for it yet"),
+    (PPO + "rollout.min_p=0.1", "rollout.min_p", "or correct for it (correction=tis)"),
+    (PPO + "rollout.top_p=0.9 algo.mismatch_max=1", "rollout.top_p", "or correct for it (correction=tis)"),
     (PPO + "train.colocate_all=true vllm.num_engines=2", "train.colocate_all", "actor 1, critic 1, ref 1, vllm 2"),
     (PPO + "train.colocate_actor_ref=true ref.num_gpus_per_node=2", "train.colocate_actor_ref", "actor 1, ref 2"),
     (

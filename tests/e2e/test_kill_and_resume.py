@@ -52,7 +52,7 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("model", ["model", "model_critic"])
+@pytest.mark.parametrize("model", ["model", "model_critic", "model_ema"])
 def test_the_final_weights_are_those_of_an_uninterrupted_run(actor_critic, resumed, model):
     assert digest(resumed[0] / model / "model.safetensors") == digest(actor_critic / model / "model.safetensors")
 
@@ -83,6 +83,24 @@ def test_the_kl_controller_went_on_from_its_checkpoint(actor_critic, resumed):
         assert state["kl_controller"]["coef"] == pytest.approx(beta, rel=1e-6)
         assert state["step"] == STEPS
     assert beta != 0.05
+
+
+def test_the_policy_waited_for_its_critic_and_groups_for_their_step(actor_critic):
+    """Step 1 trains the critic alone; samples of the first weights are still trained on when there are newer ones."""
+    first, *others = jobs.train_rows(actor_critic)
+    assert "train/policy_loss" not in first and "train/critic_loss" in first
+    assert all("train/policy_loss" in row for row in others)
+    assert max(row["rollout/held_groups"] for row in [first, *others]) > 0
+    versions = [row["rollout/weight_version"] for row in [first, *others]]
+    assert any(version < step for step, version in enumerate(versions)), versions
+    for step in range(1, STEPS + 1):
+        samples = jobs.rollout(actor_critic, step)
+        assert len({row["group"] for row in samples}) == 4 and len(samples) == 16
+        for group in range(4):
+            assert 0 < sum(row["score"] for row in samples if row["group"] == group) < 4
+        assert all(0 <= weight <= 2 for row in samples for weight in row["correction"])
+    digests = {digest(actor_critic / name / "model.safetensors") for name in ("model", "model_ema")}
+    assert len(digests) == 2
 
 
 def test_three_checkpoints_and_no_debris_remain(resumed):

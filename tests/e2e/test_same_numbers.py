@@ -68,9 +68,10 @@ def test_the_numbers_do_not_depend_on(name, runs, request):
     for step, (row, other) in enumerate(zip(jobs.train_rows(folder), jobs.train_rows(plain), strict=True), 1):
         if step not in STEPS:
             break
-        wanted = [*SAME, *(CRITIC if variant.against == "actor_critic" else ())]
+        wanted = {*SAME, *(CRITIC if variant.against == "actor_critic" else ())}
+        wanted &= other.keys()  # a policy that waits for its critic has no loss yet
         assert {k: row[k] for k in wanted} == pytest.approx({k: other[k] for k in wanted}, rel=1e-5, abs=1e-5), step
-        assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
+        assert row.get("train/actor_grad_norm") == pytest.approx(other.get("train/actor_grad_norm"), rel=1e-4)
         assert row["mismatch/mean"] < 1e-6
         assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
 

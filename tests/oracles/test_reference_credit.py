@@ -44,7 +44,10 @@ def row_credit(case: Case, estimator: str) -> Credit:
 
 
 def run(case: Case, estimator: str, rewards: torch.Tensor, penalty: torch.Tensor, gamma: float) -> Credit:
-    given = CreditInput(rewards, penalty, case.fields["mask"], case.fields["group"].long(), case.fields["values"])
+    fields = case.fields
+    given = CreditInput(
+        rewards, penalty, fields["mask"], fields["group"].long(), values=fields["values"], greedy=fields["baseline"]
+    )
     return assign_credit(given, AdvantageConfig(estimator=estimator, gamma=gamma, lambd=LAMBDA))
 
 
@@ -71,6 +74,8 @@ def check_credit(ours: Credit, case: Case) -> None:
         ("dr_grpo", 1.0, 0.05, FULL),
         ("group_norm", 1.0, 0.0, FULL),
         ("group_norm", 1.0, 0.05, FULL),
+        ("flash_reinforce", 1.0, 0.0, FULL),
+        ("flash_reinforce", 1.0, 0.05, FULL),
     ],
 )
 def test_estimators_agree_with_openrlhf(estimator, gamma, beta, kinds):
@@ -114,7 +119,14 @@ def test_whitened_estimators_agree_with_verl_over_gaps_but_for_its_unbiased_vari
         check(ours.advantages * ((number - 1) / number).sqrt(), case.outputs["advantages"], mask)
 
 
-@pytest.mark.parametrize("estimator", ["rloo", "dr_grpo"])
+@pytest.mark.parametrize("kinds", [FULL, ("empty row",)])
+def test_remax_agrees_with_verl(kinds):
+    """The returns are what advantages are made of: less the baseline."""
+    for case in cases("verl/advantage/remax", *kinds):
+        check(token_credit(case, "remax").advantages, case.outputs["advantages"], case.fields["mask"])
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "dr_grpo", "opo"])
 def test_group_estimators_agree_with_verl(estimator):
     for case in cases(f"verl/advantage/{estimator}", *FULL):
         check_credit(row_credit(case, estimator), case)

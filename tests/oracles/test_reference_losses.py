@@ -8,8 +8,10 @@ import pytest
 import torch
 from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 
-from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.algo.correction import CorrectionInput, correction_weights
+from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
 from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.losses.policy import PolicyTokens, policy_loss
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
@@ -18,14 +20,14 @@ from rlhf_suite.losses.value import value_loss
 TOKEN, SEQUENCE, NORMED = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 
 
-def policy(case: Case, config: PolicyConfig, advantages: str = "adv"):
+def policy(case: Case, config: PolicyConfig, advantages: str = "adv", correction: torch.Tensor | None = None):
     """Loss as its mean over units, gradient with respect to logp, metrics as numbers."""
     mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
     weights = token_weights(mask, SEGMENTS, ROWS, config.loss_agg_mode, horizon=STEPS).double()
     units = num_units(mask, SEGMENTS, ROWS, config.loss_agg_mode)
     given = case.flat("adv") if advantages == "adv" else case.fields[advantages][SEGMENTS]
     tokens = PolicyTokens(log_probs, case.flat("old_logp"), given, mask, SEGMENTS, ROWS)
-    result = policy_loss(tokens, config, weights, units)
+    result = policy_loss(tokens, config, weights, units, correction)
     loss = result.total / units
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.detach(), gradient, {name: mean.total / mean.count for name, mean in result.metrics.items()}
@@ -123,6 +125,56 @@ def test_dr_grpo_agrees_with_trl():
     for case in cases("trl/policy_loss/dr_grpo", "contiguous", "gaps"):
         loss, gradient, _ = policy(case, PolicyConfig(loss_agg_mode=NORMED), "adv_seq")
         check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+
+
+def correction(**settings) -> AdvantageConfig:
+    return AdvantageConfig(**{f"is_correction_{name}": value for name, value in settings.items()})
+
+
+CORRECTIONS = {
+    "is_token_mask": correction(level="token"),
+    "is_token_clip": correction(level="token", mode="clip"),
+    "is_seq_mask": correction(level="seq", threshold=[0.8, 1.2]),
+    "is_token_bkl": correction(level="token", gating="binary_kl", threshold=[0.05]),
+    "is_seq_bkl": correction(level="seq", gating="binary_kl", threshold=[0.02]),
+    "is_token_tv": correction(level="token", gating="tv", threshold=[0.1]),
+}
+
+
+def weights_of(case: Case, config: AdvantageConfig):
+    given = CorrectionInput(case.flat("old_logp"), case.flat("rollout_logp"), case.flat("mask"), SEGMENTS, ROWS)
+    return correction_weights(given, config)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_corrected_losses_agree_with_openrlhf(name):
+    for case in cases(f"openrlhf/policy_loss/{name}"):
+        loss, gradient, _ = policy(case, PolicyConfig(), correction=weights_of(case, CORRECTIONS[name]))
+        check(loss, case.outputs["loss"])
+        check(gradient, case.outputs["grad"], case.fields["mask"])
+
+
+@pytest.mark.parametrize(
+    ("reference", "config"),
+    [
+        ("verl/is_weights/token/2.0", correction(level="token", mode="clip", threshold=[2.0])),
+        ("trl/is_weights/token_truncate/None_2.0", correction(level="token", mode="clip", threshold=[2.0])),
+        ("trl/is_weights/token_mask/0.5_5.0", correction(level="token")),
+    ],
+)
+def test_importance_weights_agree(reference, config):
+    for case in cases(reference):
+        check(weights_of(case, config), case.outputs["w"], case.fields["mask"])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_kl_gradient_agrees_with_openrlhf(estimator):
+    for case in cases(f"openrlhf/kl_unbiased/{estimator}"):
+        mask, log_probs = case.flat("mask"), case.flat("logp").requires_grad_()
+        kl = unbiased_kl(log_probs, case.flat("ref_logp"), case.flat("old_logp"), estimator)
+        check(kl.detach(), case.outputs["kl"], case.fields["mask"])
+        (gradient,) = torch.autograd.grad((kl * mask).sum(), log_probs)
         check(gradient, case.outputs["grad"], case.fields["mask"])
 
 

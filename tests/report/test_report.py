@@ -6,6 +6,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import draw_curves, running_mean, series
 from rlhf_suite.report.samples import write_samples
+from rlhf_suite.report.summary import accuracy
 from rlhf_suite.train.console import Sample
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
@@ -49,3 +50,10 @@ def test_samples_are_a_table_whatever_the_text(tmp_path):
     write_samples(RunFolder(tmp_path), [Sample("a|b", "line\nbreak", "`code`", "", (0.0, 0.5))])
     lines = (tmp_path / "samples.md").read_text().splitlines()
     assert lines[-1] == "| `a\\|b` | `line⏎break` | 0 | `'code'` | 0.5 |  |"
+
+
+def test_accuracy_is_told_with_its_standard_error(tmp_path):
+    rows = [(0, {"eval/pass1": 0.1, "eval/pass1_stderr": 0.05, "eval/pass4": 0.2}), (1, {"train/pass_rate": 0.3})]
+    record(RunFolder(tmp_path), [*rows, (2, {"eval/pass1": 0.5, "eval/pass1_stderr": 0.07, "eval/pass4": 0.6})])
+    wanted = ["eval/pass1: 0.100 -> 0.500 (standard error 0.070)", "eval/pass4: 0.200 -> 0.600"]
+    assert accuracy(RunFolder(tmp_path)) == wanted

@@ -15,6 +15,9 @@ The baseline is taken from R before that sum, so the KL penalty is not compared 
     rloo                 R - mean of the group's other rows         reward-to-go, gamma 1                  no
     group_norm           (R - group mean) / (group std + 1e-9)      reward-to-go, gamma 1                  no
     dr_grpo              R - group mean                             reward-to-go, gamma 1                  no
+    flash_reinforce      R - rollout mean                           reward-to-go, gamma 1                  no
+    opo                  R - length-weighted group mean             reward-to-go, gamma 1                  no
+    remax                R - R of the prompt's greedy response      reward-to-go, gamma 1                  no
     on_policy_distill    0                                          reward of the token itself             no
 
 All rows of a rollout go in together: whitening and groups are global.
@@ -23,7 +26,7 @@ All rows of a rollout go in together: whitening and groups are global.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,12 +43,14 @@ class CreditInput:
     mask: Tensor  # [B, T] of 0 and 1
     groups: Tensor  # [B] int, which prompt a row answers
     values: Tensor | None = None  # [B, T] V(state before token t); gae only
+    greedy: Tensor | None = None  # [B] R of the greedy response to the row's prompt; remax only
 
     def __post_init__(self) -> None:
         rows, shape = self.mask.shape[:1], self.mask.shape
         assert self.rewards.shape == self.groups.shape == rows, (self.rewards.shape, self.groups.shape, shape)
         assert self.kl_penalty.shape == shape, (self.kl_penalty.shape, shape)
         assert self.values is None or self.values.shape == shape, shape
+        assert self.greedy is None or self.greedy.shape == rows, (self.greedy.shape, rows)
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,32 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+    """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE)."""
+    whole = replace(inputs, groups=torch.zeros_like(inputs.groups))
+    returns = undiscounted(inputs, inputs.rewards - group_mean(whole))
+    return Credit(returns, returns)
+
+
+def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+    """OPO (Hao et al. 2025): the baseline sum(R length) / sum(length) over the group.
+
+    It is the baseline of least variance when the squared gradient norm of a response grows with its length, here its
+    model tokens.
+    """
+    lengths = inputs.mask.sum(1)  # [B]
+    weighted = group_sum(inputs.rewards.double() * lengths, inputs) / group_sum(lengths, inputs).clamp(min=1)
+    returns = undiscounted(inputs, inputs.rewards - weighted.to(inputs.rewards.dtype))
+    return Credit(returns, returns)
+
+
+def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+    """ReMax (Li et al. 2024): the reward of the greedy response to the same prompt as baseline."""
+    assert inputs.greedy is not None, "remax needs greedy responses"
+    returns = undiscounted(inputs, inputs.rewards - inputs.greedy)
+    return Credit(returns, returns)
+
+
 def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Nothing of a reward: what there is to learn comes from the teacher, token by token (`algo.distill`)."""
     own = token_rewards(inputs, torch.zeros_like(inputs.rewards))
@@ -137,6 +168,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "rloo": rloo,
     "group_norm": group_norm,
     "dr_grpo": dr_grpo,
+    "flash_reinforce": flash_reinforce,
+    "opo": opo,
+    "remax": remax,
     "on_policy_distill": on_policy_distill,
 }
 

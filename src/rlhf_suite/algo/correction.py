@@ -1,10 +1,39 @@
-"""How far the engine that sampled and the trainer that learns disagree about the same tokens."""
+"""Engine against trainer: how far they disagree about the same tokens, and weights that correct for it.
+
+The engine sampled from q, the trainer's policy at the start of the update is p (`old_log_probs`). The gradient wants
+samples of p, so each token's loss is multiplied by w = p / q or a bounded form of it. It is the behaviour part of
+decoupled PPO (Hilton et al. 2022): the ratio that PPO clips is still pi / p, also when q belongs to older weights.
+
+    level    what is one unit         ratio's statistic s          weight of its tokens
+    token    each token               w_t                          w_t
+    seq      a sequence's tokens      geometric mean of w          each its own w_t
+    geo      a sequence's tokens      geometric mean of w          that mean, the same for all
+
+    mode     band [low, high] on the statistic
+    mask     units outside weigh 0
+    clip     the weight is bounded by the band instead (token and geo, by their ratio)
+
+    gating       statistic instead of w, with p and q those of the sampled token; its mean over the tokens of a sequence
+    binary_kl    q ln(q / p) + (1 - q) ln((1 - q) / (1 - p))
+    tv           |q - p|
+
+Truncated importance sampling (Yao et al. 2025) is token, clip; IcePop (Ling team 2025) token, mask; masked sequences
+seq, mask; FlashREINFORCE's trust region seq, mask, binary_kl.
+
+Shapes: T tokens laid end to end, B sequences; `mask` [T], `segments` [T] the index of each token's sequence.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from rlhf_suite.config.algo import AdvantageConfig
+
+MAX_LOG_WEIGHT = 20.0
+EPSILON = 1e-6  # of probabilities in divergences
 
 
 @dataclass(frozen=True)
@@ -23,3 +52,87 @@ def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) 
         return Mismatch(0.0, 0.0, 0.0)
     kl = (-difference).expm1() + difference  # expm1: near zero the estimate is d^2 / 2, far below the rounding of exp
     return Mismatch(float(difference.abs().mean()), float(difference.abs().max()), float(kl.mean()))
+
+
+@dataclass(frozen=True)
+class CorrectionInput:
+    """What the correction reads; nothing carries a gradient."""
+
+    old_log_probs: Tensor  # [T] log p
+    engine_log_probs: Tensor  # [T] log q
+    mask: Tensor  # [T]
+    segments: Tensor  # [T]
+    num_sequences: int
+
+
+def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """What each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask."""
+    assert config.is_correction_level != "off"
+    log_weights = token_log_weights(inputs)
+    mean_log = sequence_mean(log_weights, inputs)[inputs.segments]
+    weights = (mean_log if config.is_correction_level == "geo" else log_weights).exp()
+    low, high = band(config)
+    if config.is_correction_mode == "clip":
+        weights = weights.clamp(low, high)
+    else:
+        statistic = gating_statistic(inputs, config)
+        weights = torch.where((statistic >= low) & (statistic <= high), weights, 0)
+    return torch.where(inputs.mask.bool(), weights, 0).to(inputs.old_log_probs.dtype)
+
+
+def band(config: AdvantageConfig) -> tuple[float, float]:
+    """`algo.advantage.is_correction_threshold` as (low, high); one value is the upper bound."""
+    threshold = config.is_correction_threshold
+    return (0.0, threshold[0]) if len(threshold) == 1 else (threshold[0], threshold[1])
+
+
+def gating_statistic(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
+    """What is compared with the band, [T]; the same at all tokens of a sequence unless the level is token."""
+    if config.is_correction_gating == "ratio":
+        values = token_log_weights(inputs)
+    else:
+        values = divergence(inputs, config.is_correction_gating)
+    if config.is_correction_level != "token":
+        values = sequence_mean(values, inputs)[inputs.segments]
+    return values.exp() if config.is_correction_gating == "ratio" else values
+
+
+def token_log_weights(inputs: CorrectionInput) -> Tensor:
+    """log p - log q within +-20, [T]; 0 outside the mask."""
+    difference = torch.where(inputs.mask.bool(), inputs.old_log_probs - inputs.engine_log_probs, 0)
+    return difference.clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+
+
+def divergence(inputs: CorrectionInput, gating: str) -> Tensor:
+    """Between q and p of the sampled token against all others, [T]; 0 outside the mask."""
+    p, q = (
+        log_probs.double().exp().clamp(EPSILON, 1 - EPSILON)
+        for log_probs in (inputs.old_log_probs, inputs.engine_log_probs)
+    )
+    values = (q - p).abs() if gating == "tv" else q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+    return torch.where(inputs.mask.bool(), values, 0)
+
+
+def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
+    """Mean of `values` [T], 0 outside the mask, over the masked tokens of each sequence, [B]."""
+    sums, counts = (
+        torch.zeros(inputs.num_sequences, dtype=torch.float64).index_add(0, inputs.segments, each.double())
+        for each in (values, inputs.mask)
+    )
+    return sums / counts.clamp(min=1)
+
+
+def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, float]:
+    """Over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
+    its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
+    chosen = inputs.mask.bool()
+    if not bool(chosen.any()):
+        return {}
+    ratio, used = token_log_weights(inputs)[chosen].double().exp(), weights[chosen].double()
+    squares = float(used.square().mean())
+    return {
+        "correction/masked": float((used == 0).double().mean()),
+        "correction/ratio": float(ratio.mean()),
+        "correction/chi2": float(ratio.square().mean()) - 1,
+        "correction/ess": float(used.mean()) ** 2 / squares if squares else 0.0,
+    }

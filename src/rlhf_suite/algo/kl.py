@@ -11,6 +11,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.errors import UserError
 
 MAX_KL = 10.0
+MAX_LOG_WEIGHT = math.log(10.0)
 MAX_RELATIVE_ERROR = 0.2
 
 
@@ -32,6 +33,19 @@ def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) 
         bounded = log_ratio.clamp(min=-MAX_KL)
         kl = (-bounded).exp() - 1 + bounded
     return kl.clamp(-MAX_KL, MAX_KL)
+
+
+def unbiased_kl(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor, estimator: str) -> Tensor:
+    """The value of `estimate_kl`, with an unbiased gradient of KL(pi || pi_ref) under samples of pi_old.
+
+    The gradient is w l grad log pi, that of w k2, with l = log pi - log pi_ref in [-10, 10] and w = min(pi / pi_old,
+    10) held constant. Its mean is E_pi[l grad log pi], the gradient of the reverse KL, where that of k1 is 0 and that
+    of k3 the forward KL's (Tang and Munos 2025; DeepSeek-V3.2 2025). Any shape.
+    """
+    value = estimate_kl(log_probs, reference_log_probs, estimator).detach()
+    weight = (log_probs - old_log_probs).detach().clamp(max=MAX_LOG_WEIGHT).exp()
+    pull = weight * (log_probs - reference_log_probs).detach().clamp(-MAX_KL, MAX_KL)
+    return value + pull * (log_probs - log_probs.detach())
 
 
 class KLController(Protocol):

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, group
 
 ON_POLICY_DISTILL = "on_policy_distill"
-ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", ON_POLICY_DISTILL)
-GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+ESTIMATORS = (
+    *("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"),
+    *("flash_reinforce", "opo", "remax", ON_POLICY_DISTILL),
+)
+GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "opo")
+IS_LEVELS = ("off", "token", "seq", "geo")
+IS_MODES = ("mask", "clip")
+IS_GATINGS = ("ratio", "binary_kl", "tv")
 
 
 @dataclass
@@ -21,6 +27,21 @@ class AdvantageConfig:
     gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only (gae, reinforce, reinforce_baseline)")
+    is_correction_level: str = flag(
+        "off",
+        "Correct for what engine and trainer disagree about: per token, whole sequences kept or dropped (seq), or one "
+        "weight per sequence (geo)",
+        choices=IS_LEVELS,
+    )
+    is_correction_mode: str = flag(
+        "mask", "Outside the band: drop (mask), or bound the weight (clip)", choices=IS_MODES
+    )
+    is_correction_gating: str = flag(
+        "ratio", "What is compared with the band: the ratio or a divergence of the two policies", choices=IS_GATINGS
+    )
+    is_correction_threshold: list[float] = flag(
+        [0.5, 5.0], "The band [low, high], or one upper bound; divergences take one upper bound", ge=0
+    )
 
 
 @dataclass
@@ -30,6 +51,9 @@ class KLConfig:
     init_coef: float = flag(0.01, "Coefficient beta; 0: no reference model at all", ge=0)
     estimator: str = flag("k1", "Estimator of Schulman's note on approximating KL", choices=("k1", "k2", "k3"))
     use_loss: bool = flag(False, "KL as a loss term instead of a per-token reward")
+    unbiased_gradient: bool = flag(
+        False, "With use_loss: the estimator's value, and the gradient of importance-weighted k2, which is unbiased"
+    )
     target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0)
     horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1)
 
@@ -53,6 +77,14 @@ class AlgoConfig:
     advantage: AdvantageConfig = group(AdvantageConfig)
     kl: KLConfig = group(KLConfig)
     distill: DistillTermConfig = group(DistillTermConfig)
+    dynamic_filtering_enable: bool = flag(
+        False, "Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"
+    )
+    dynamic_filtering_range: list[float] = flag([0.0, 1.0], "A group's mean score must be strictly between these two")
+    dynamic_filtering_min_std: float = flag(0.0, "The deviation of a group's scores must be above this", ge=0)
+    dynamic_filtering_max_rounds: int = flag(
+        10, "Rounds of sampling per step; then it trains on the groups that it has", ge=1
+    )
     mismatch_max: float | None = flag(
         None,
         "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16",

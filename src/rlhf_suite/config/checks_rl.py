@@ -126,11 +126,15 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
         ("top_k", rollout.top_k, -1),
         ("min_p", rollout.min_p, 0.0),
     ):
-        if value != neutral and run.algo.mismatch_max is None:
+        corrected = run.algo.advantage.is_correction_level != "off"
+        if value != neutral and not (corrected and run.algo.mismatch_max is not None):
             key = f"rollout.{name}"
             what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
-            fix = f"write {key}={neutral}, or say with algo.mismatch_max=<nats> how far they may differ"
-            yield Problem(key, f"{what} (there is no correction for it yet)", fix)
+            fix = (
+                f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
+                "far they may differ"
+            )
+            yield Problem(key, what, fix)
 
 
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
@@ -187,9 +191,10 @@ def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
 
 def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
-    if kl.use_loss and kl.estimator == "k1" and kl.init_coef > 0:
+    if kl.use_loss and kl.estimator == "k1" and kl.init_coef > 0 and not kl.unbiased_gradient:
         what = "k1 as a loss has a gradient of mean zero, so it pulls nowhere"
-        yield Problem("algo.kl.estimator", what, "write algo.kl.estimator=k3, or algo.kl.use_loss=false")
+        fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
+        yield Problem("algo.kl.estimator", what, fix)
     if kl.target is not None and kl.horizon <= 0.2 * samples:
         what = f"{kl.horizon} is so short for {samples} samples a step that the coefficient could fall to 0"
         yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")

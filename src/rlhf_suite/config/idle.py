@@ -42,6 +42,17 @@ NEEDS = (
     Needs(("ref.",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
     Needs(("teacher.",), "algo.distill.coef", is_positive, "algo.distill.coef=<number > 0>"),
     Needs(("algo.kl.estimator",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
+    Needs(("algo.kl.unbiased_gradient",), "algo.kl.use_loss", bool, "algo.kl.use_loss=true"),
+    Needs(
+        (
+            "algo.advantage.is_correction_mode",
+            "algo.advantage.is_correction_gating",
+            "algo.advantage.is_correction_threshold",
+        ),
+        "algo.advantage.is_correction_level",
+        "off".__ne__,
+        "algo.advantage.is_correction_level=token",
+    ),
     Needs(("algo.kl.horizon",), "algo.kl.target", is_set, "algo.kl.target=<number>"),
     Needs(
         ("algo.advantage.no_std_norm",),
@@ -64,6 +75,21 @@ NEEDS = (
         is_set,
         "reward.model_name_or_path=<reward model>",
     ),
+    Needs(
+        ("reward.overlong_penalty_factor",), "reward.overlong_buffer_len", is_set, "reward.overlong_buffer_len=<tokens>"
+    ),
+    Needs(
+        (
+            "rollout.vllm_generate_batch_size",
+            "algo.dynamic_filtering_range",
+            "algo.dynamic_filtering_min_std",
+            "algo.dynamic_filtering_max_rounds",
+        ),
+        "algo.dynamic_filtering_enable",
+        bool,
+        "algo.dynamic_filtering_enable=true",
+    ),
+    Needs(("train.ema_beta",), "train.enable_ema", bool, "train.enable_ema=true"),
     Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),
     Needs(("critic.muon.",), "critic.optim", "muon".__eq__, "critic.optim=muon"),
     Needs(

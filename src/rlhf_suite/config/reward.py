@@ -47,7 +47,6 @@ class RewardConfig:
         False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
     )
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
-    clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
     timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
@@ -63,9 +62,18 @@ class RewardConfig:
 
 @dataclass
 class RLRewardConfig(RewardConfig):
-    """One source of reward: a rule, a .py file, HTTP servers, a reward model or a process reward model"""
+    """One source of reward (a rule, a .py file, HTTP servers, a reward model or a process reward model); its shape"""
 
     process: ProcessRewardConfig = group(ProcessRewardConfig)
+    clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
+    clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them")
+    overlong_buffer_len: int | None = flag(
+        None, "Penalise the last so many tokens before the longest response allowed, linearly; null: off", ge=1
+    )
+    overlong_penalty_factor: float = flag(1.0, "The overlong penalty of a response of full length", ge=0)
+    stop_properly_penalty_coef: float | None = flag(
+        None, "Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off", le=1
+    )
 
 
 def is_http(remote_url: str | None) -> bool:

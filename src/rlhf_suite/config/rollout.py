@@ -32,6 +32,9 @@ class RolloutConfig(SamplingConfig):
     """Sampling of what is trained on"""
 
     batch_size: int = flag(1024, "Prompts per RL step", ge=1)
+    vllm_generate_batch_size: int | None = flag(
+        None, "Prompts per round of sampling with algo.dynamic_filtering_enable; null: rollout.batch_size", ge=1
+    )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
     micro_batch_size: int = flag(1, "Sequences per forward when making experience", ge=1)
     max_tokens_per_gpu: int | None = flag(

@@ -31,6 +31,8 @@ class RLTrainConfig(TrainConfig):
     micro_batch_size: int = flag(1, "Sequences per rank and forward", ge=1)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
+    enable_ema: bool = flag(False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema")
+    ema_beta: float = flag(0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1)
     colocate_all: bool = flag(False, "All models and engines share the same devices")
     colocate_actor_ref: bool = flag(False, "Actor and reference share devices")
     colocate_critic_reward: bool = flag(False, "Critic and reward model share devices")

@@ -31,6 +31,7 @@ class Trajectory:
     engine_log_probs: NDArray[np.float32]  # [T], 0 where the model did not write
     version: NDArray[np.int32]  # [T], weights that wrote the token; -1 where the model did not write
     finish_reason: str = ""
+    greedy: bool = False  # the likeliest token at every place: scored as a baseline, never trained on
     extra: dict[str, float] = field(default_factory=dict)
 
     @classmethod

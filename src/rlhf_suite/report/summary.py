@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from rlhf_suite.train.console import Sample, show_samples
 from rlhf_suite.train.run_folder import RunFolder
 
 SAMPLES = 8
+PASS_AT_K = re.compile(r"/pass\d+$")
 
 
 def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
@@ -29,9 +31,13 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
 
 
 def accuracy(folder: RunFolder) -> list[str]:
-    """The first and the last evaluation of every pass@k."""
-    measured = {name: points for name, points in series(folder.metrics).items() if "/pass" in name}
-    return [f"{name}: {points[0][1]:.3f} -> {points[-1][1]:.3f}" for name, points in measured.items()]
+    """The first and the last evaluation of every pass@k, the last with its standard error where that is known."""
+    found = series(folder.metrics)
+    lines = []
+    for name in (name for name in found if PASS_AT_K.search(name)):
+        error = f" (standard error {found[f'{name}_stderr'][-1][1]:.3f})" if f"{name}_stderr" in found else ""
+        lines.append(f"{name}: {found[name][0][1]:.3f} -> {found[name][-1][1]:.3f}{error}")
+    return lines
 
 
 def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:

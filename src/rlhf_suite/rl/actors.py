@@ -12,6 +12,7 @@ from rlhf_suite.rl.engine_pool import EnginePool
 from rlhf_suite.rl.engines import start_engines
 from rlhf_suite.rl.placement import PROCESS
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
+from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 from rlhf_suite.train.workers import GroupOptions, WorkerGroup
 
 
@@ -45,7 +46,8 @@ def start_actors(
         return WorkerGroup(cls, name, slots[name], options, args) if name in slots else None
 
     engines = start_engines(config, slots["engine"], device, log_dir)
-    policy = group(PolicyRole, "actor", config, optimizer_steps)
+    frozen = warm_up_steps(config) * steps_per_rollout(config)
+    policy = group(PolicyRole, "actor", config, optimizer_steps - frozen)
     assert policy is not None
     critic = group(CriticRole, "critic", config, optimizer_steps)
     reference, teacher = group(ReferenceRole, "ref", config), group(TeacherRole, "teacher", config)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PPORun
@@ -23,15 +23,19 @@ class Collector:
     def __init__(self, config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> None:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
 
-    def collect(self, indices: Sequence[int], step: int) -> tuple[list[Trajectory], dict[str, float]]:
-        """A rollout: rollout.n_samples_per_prompt samples of each of the prompts `indices`."""
+    def collect(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
+        """rollout.n_samples_per_prompt samples of each of the prompts `indices`; for remax a greedy one as well."""
         rollout = self.config.rollout
-        sampling = self.sampling(rollout.temperature)
-        trajectories = self.sample(self.prompts, indices, rollout.n_samples_per_prompt, sampling, (TRAINING, step))
-        versions = np.concatenate([t.version[t.model_mask] for t in trajectories])
+        started = self.begin(self.prompts, indices, rollout.n_samples_per_prompt)
+        plan = [(t, self.sampling(rollout.temperature)) for t in started]
+        if self.config.algo.advantage.estimator == "remax":
+            plan += [(replace(t, greedy=True), self.sampling(0.0)) for t in self.begin(self.prompts, indices, 1)]
+        return self.write(plan, (TRAINING, stream))
+
+    def rest(self) -> None:
+        """Nothing more is sampled in this step."""
         if self.config.vllm.enable_sleep:
             self.engines.sleep()
-        return trajectories, {"rollout/weight_version": float(versions.mean())}
 
     def sampling(self, temperature: float) -> SamplingSettings:
         """The flags of `rollout` at a given temperature."""
@@ -46,29 +50,36 @@ class Collector:
         stream: tuple[int, int],
     ) -> list[Trajectory]:
         """`samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
-        trajectories = [
+        return self.write([(t, sampling) for t in self.begin(prompts, indices, samples)], stream)
+
+    def begin(self, prompts: Sequence[Prompt], indices: Sequence[int], samples: int) -> list[Trajectory]:
+        """Ledgers that hold their prompts."""
+        return [
             Trajectory.start(index, group, sample, prompts[index].ids)
             for group, index in enumerate(indices)
             for sample in range(samples)
         ]
+
+    def write(self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, int]) -> list[Trajectory]:
+        """Let the engines go on with each ledger under its settings."""
         requests = [
             GenerationRequest(
                 id=i,
                 prompt_ids=t.ids.tolist(),
-                max_new_tokens=self.room(t),
+                max_new_tokens=self.room(len(t.ids)),
                 seed=self.seed(t, stream),
                 sampling=sampling,
             )
-            for i, t in enumerate(trajectories)
+            for i, (t, sampling) in enumerate(plan)
         ]
-        for trajectory, generation in zip(trajectories, self.engines.generate(requests), strict=True):
+        for (trajectory, _), generation in zip(plan, self.engines.generate(requests), strict=True):
             trajectory.append_model(generation.ids, generation.log_probs, generation.weight_version)
             trajectory.finish_reason = generation.finish_reason
-        return trajectories
+        return [trajectory for trajectory, _ in plan]
 
-    def room(self, trajectory: Trajectory) -> int:
-        """Tokens the response may have."""
-        left = self.config.data.max_len - len(trajectory.ids)
+    def room(self, tokens: int) -> int:
+        """How many tokens may follow a prompt of so many."""
+        left = self.config.data.max_len - tokens
         return min(left, self.config.rollout.max_new_tokens or left)
 
     def seed(self, trajectory: Trajectory, stream: tuple[int, int]) -> int:

@@ -54,6 +54,7 @@ class CreditAssigner:
                 values=None if values is None else pad(values, batch.lengths),
                 mask=pad(mask, batch.lengths),
                 groups=batch.rows["group"],
+                greedy=batch.rows.get("greedy"),
             ),
             self.config.advantage,
         )

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf_suite.algo.passk import pass_at_k
+from rlhf_suite.algo.passk import over_prompts, pass_at_k
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.rl.collect import EVALUATION, Collector
 from rlhf_suite.rl.rollout_file import write_evaluation
-from rlhf_suite.rl.scoring import ScoredTrajectories, Scorer
+from rlhf_suite.rl.sample_metrics import PASS
+from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.scoring import Scorer
 
 
 class Evaluator:
-    """Samples every held-out prompt and scores the samples; a sample passes when its score is above 0.5."""
+    """Samples every held-out prompt and scores the samples; a sample passes when its score is above `PASS`."""
 
     def __init__(
         self, config: PPORun, prompts: Sequence[Prompt], collector: Collector, scorer: Scorer, folder: Path
@@ -39,15 +41,18 @@ class Evaluator:
         return result
 
     def summary(self, scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
-        """Means over prompts of pass@1 and pass@n, and over samples of reward, length and truncation."""
+        """Means over prompts of pass@1 (with its standard error) and pass@n; over samples of reward and length."""
         groups = np.array([t.group for t in scored.trajectories])[chosen]
-        passed = (scored.scores > 0.5)[chosen]
+        passed = (scored.scores > PASS)[chosen]
         lengths = np.array([t.response_length for t in scored.trajectories])[chosen]
         truncated = np.array([t.truncated for t in scored.trajectories])[chosen]
         n = self.config.eval.n_samples_per_prompt
         correct = np.array([passed[groups == g].sum() for g in np.unique(groups)])
         counts = np.array([(groups == g).sum() for g in np.unique(groups)])
-        result = {f"{prefix}/pass1": float(np.mean(correct / counts))}
+        first = over_prompts((correct / counts).tolist())
+        result = {f"{prefix}/pass1": first.mean}
+        if len(correct) > 1:
+            result[f"{prefix}/pass1_stderr"] = first.standard_error
         for k in powers_of_two(n):
             each = [pass_at_k(int(count), int(c), k) for count, c in zip(counts, correct, strict=True)]
             result[f"{prefix}/pass{k}"] = float(np.mean(each))

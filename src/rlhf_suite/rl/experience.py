@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import ray
 import torch
 
@@ -9,10 +10,10 @@ from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import to_batch
-from rlhf_suite.rl.mismatch import check_mismatch
-from rlhf_suite.rl.scoring import ScoredTrajectories
+from rlhf_suite.rl.mismatch import check_mismatch, corrected
+from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
-from rlhf_suite.rl.update import steps_per_rollout
+from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 from rlhf_suite.train.workers import WorkerGroup
 
 
@@ -30,13 +31,25 @@ class ExperienceMaker:
         self.config, self.policy, self.critic = config, policy, critic
         self.frozen = {"ref_log_probs": reference, "teacher_log_probs": teacher}
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
-        self.needs_old_log_probs = any((reference, teacher)) or steps_per_rollout(config) > 1
+        self.needs_old_log_probs = (
+            any((reference, teacher))
+            or steps_per_rollout(config) > 1
+            or config.algo.advantage.is_correction_level != "off"
+            or config.algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
+            or warm_up_steps(config) > 0  # the policy does not train at every step
+        )
 
-    def make(self, scored: ScoredTrajectories) -> tuple[TokenBatch, dict[str, float]]:
+    def make(self, scored: ScoredTrajectories, version: int) -> tuple[TokenBatch, dict[str, float]]:
         """Tokens `mask`, `engine_log_probs`, where needed `old_log_probs`, with a reference `ref_log_probs`, with a
-        teacher `teacher_log_probs`, with a critic `values`; rows `group`, `index`, `reward`."""
+        teacher `teacher_log_probs`, with a critic `values`, where asked for `correction`; rows `group`, `index`,
+        `reward`, with remax `greedy`.
+
+        `version`: that of the policy's weights.
+        """
         batch = to_batch(scored.trajectories)
         batch.rows["reward"] = torch.from_numpy(scored.rewards)
+        if scored.greedy is not None:
+            batch.rows["greedy"] = torch.from_numpy(scored.greedy)
         temperature = self.config.rollout.temperature
         started = []
         if self.needs_old_log_probs:
@@ -48,11 +61,16 @@ class ExperienceMaker:
             started.append(("values", self.critic, *start(self.critic, "values", batch)))
         for name, group, parts, refs in started:
             batch.tokens[name] = reassemble(batch, parts, group.wait(refs, f"{group.name}: {name} of the rollout"))
-        return batch, self.mismatch(batch) if self.needs_old_log_probs else {}
+        metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
+        batch, correction = corrected(batch, self.config.algo.advantage)
+        return batch, metrics | correction
 
-    def mismatch(self, batch: TokenBatch) -> dict[str, float]:
-        """How far the engines' log-probs are from the trainer's: the same weights wrote both. Stops past the limit."""
-        result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], batch.tokens["mask"])
+    def mismatch(self, batch: TokenBatch, scored: ScoredTrajectories, version: int) -> dict[str, float]:
+        """How far the engines' log-probs are from the trainer's where the same weights wrote both. Stops past the
+        limit. Tokens of older weights differ by right."""
+        current = torch.from_numpy(np.concatenate([t.version == version for t in scored.trajectories]))
+        mask = batch.tokens["mask"] * current
+        result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], mask)
         check_mismatch(result.mean_abs, self.config)
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
 

@@ -1,8 +1,13 @@
-"""How far engine and trainer may disagree about the same tokens under the same weights before the run stops."""
+"""Engine against trainer on a rollout: how far they may disagree before the run stops, and the correction for it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, correction_weights
+from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import RunError
 
 MISMATCH_MAX = {"fp32": 1e-4, "bf16": 0.1}
@@ -21,3 +26,18 @@ def check_mismatch(mean: float, config: PPORun) -> None:
             f"engine and trainer disagree: mean |log-prob difference| {mean:.2e} on the rollout passes {limit:.2e} "
             "(algo.mismatch_max); the engine does not sample from the policy that is trained"
         )
+
+
+def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, dict[str, float]]:
+    """With the tokens `correction` and metrics of it, where algo.advantage.is_correction_level asks for it.
+
+    The weights are those of the start of the update: constants of all its optimiser steps.
+    """
+    if config.is_correction_level == "off":
+        return batch, {}
+    tokens = batch.tokens
+    given = CorrectionInput(
+        tokens["old_log_probs"], tokens["engine_log_probs"], tokens["mask"], batch.segments, len(batch)
+    )
+    weights = correction_weights(given, config)
+    return replace(batch, tokens={**tokens, "correction": weights}), correction_metrics(given, weights)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
 from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
@@ -72,11 +72,18 @@ class PolicyObjective:
         """The terms that are means over tokens whatever the surrogate is."""
         mask, terms = batch.tokens["mask"], []
         if self.kl.use_loss:
-            kl = estimate_kl(log_probs, batch.tokens["ref_log_probs"], self.kl.estimator)
-            terms.append(kl_term(kl, mask, self.kl_coef))
+            terms.append(kl_term(self.kl_estimates(log_probs, batch), mask, self.kl_coef))
         if entropy is not None and self.actor.entropy_coef is not None:
             terms.append(entropy_term(entropy, mask, self.actor.entropy_coef))
         return terms
+
+    def kl_estimates(self, log_probs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Of every token, [T], with gradient."""
+        reference = batch.tokens["ref_log_probs"]
+        if not self.kl.unbiased_gradient:
+            return estimate_kl(log_probs, reference, self.kl.estimator)
+        old = batch.tokens.get("old_log_probs", log_probs.detach())
+        return unbiased_kl(log_probs, reference, old, self.kl.estimator)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The story of reinforcement learning, one step at a time. Read this first.
 
-collect -> score -> make experience -> assign credit -> update -> publish weights -> log, evaluate, save.
-Every step is a call of one module beside this file and returns its metrics.
+gather (sample, score, filter, shape) -> make experience -> assign credit -> update -> publish weights -> log,
+evaluate, save. Every step is a call of one module beside this file and returns its metrics.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.collect import Collector
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.publish import Publisher
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
-from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.metrics import read_rows
@@ -32,8 +31,7 @@ class Pipeline:
 
     config: PPORun
     order: BatchOrder  # which prompts each step takes
-    collector: Collector  # prompts -> trajectories, by the engines
-    scorer: Scorer  # trajectories -> rewards
+    gatherer: Gatherer  # prompts -> trajectories, by the engines -> rewards, filtered and shaped
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
@@ -71,19 +69,16 @@ class Pipeline:
     def train_step(self, step: int) -> None:
         """One rollout step (0-based)."""
         journal = self.journal
-        with journal.phase("generation"):
-            trajectories, metrics = self.collector.collect(self.order.indices(step), step)
-        with journal.phase("reward"):
-            scored, reward_metrics = self.scorer.score(trajectories)
+        scored, metrics = self.gatherer.gather(step)
         with journal.phase("make_experience"):
-            experience, experience_metrics = self.experience.make(scored)
+            experience, experience_metrics = self.experience.make(scored, version=step)
             experience, credit_metrics = self.credit.assign(experience)
         with journal.phase("ppo_train"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
             self.credit.adapt(credit_metrics, len(experience))
         with journal.phase("broadcast"):
             publish_metrics = self.publisher.publish(version=step + 1, probe=experience)
-        metrics |= reward_metrics | experience_metrics | credit_metrics | update_metrics | publish_metrics
+        metrics |= experience_metrics | credit_metrics | update_metrics | publish_metrics
         self.log(step + 1, metrics)
         write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
 from rlhf_suite.rl.weight_sender import IpcSender, Sender, ShmSender, StreamSender
 from rlhf_suite.rl.weights import Manifest
+from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
@@ -149,6 +151,9 @@ class TrainedRole(Role, TrainedWorker):
         finally:
             self.model.module.train()
 
+    def updated(self) -> None:
+        """An optimiser step has changed the weights."""
+
     def train(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
         """One optimiser step per batch; the mean of each metric over them."""
         rows = []
@@ -156,7 +161,10 @@ class TrainedRole(Role, TrainedWorker):
             groups = micro_groups(batch.lengths.tolist(), self.config.train)
             micro_batches = [take(batch, group) for group in groups]
             step = first_step + offset
-            rows.append(optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite))
+            row = optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite)
+            rows.append(row)
+            if not row["skipped"]:
+                self.updated()
         found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
         means = {name: sum(values) / len(values) for name, values in found.items()}
         return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
@@ -176,6 +184,7 @@ class PolicyRole(TrainedRole):
         self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
         horizon = config.rollout.max_new_tokens or config.data.max_len
         self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature, horizon)
+        self.average = WeightAverage(self.model, config.train.ema_beta) if config.train.enable_ema else None
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Of the masked tokens, [T] in the order of the shard."""
@@ -184,6 +193,27 @@ class PolicyRole(TrainedRole):
     def update(self, batches: list[TokenBatch], first_step: int, kl_coef: float) -> dict[str, float]:
         self.objective.kl_coef = kl_coef
         return self.train(batches, first_step)
+
+    def updated(self) -> None:
+        if self.average is not None:
+            self.average.update()
+
+    def save_state(self, folder: Path) -> None:
+        super().save_state(folder)
+        if self.average is not None:
+            self.average.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        super().load_state(folder)
+        if self.average is not None:
+            self.average.load_state(folder)
+
+    def export(self, path: Path) -> None:
+        """The policy, and beside it as `<path>_ema` the average of its weights."""
+        super().export(path)
+        if self.average is not None:
+            with self.average.in_place():
+                super().export(path.with_name(f"{path.name}_ema"))
 
     def open_sender(self, backend: str) -> tuple[str, int]:
         """Prepare rank 0 to send weights; gives (host, port) of the rendezvous."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.rl.scoring import ScoredTrajectories
+from rlhf_suite.rl.samples import ScoredTrajectories
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: TokenBatch) -> None:

@@ -1,15 +1,14 @@
-"""Trajectories to rewards, shaped and counted; a failure is never a silent zero."""
+"""Trajectories to rewards; a failure is never a silent zero."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlhf_suite.algo.shaping import clip_scores, normalize_scores
+from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -17,24 +16,11 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.models.load import model_folder
 from rlhf_suite.models.save import reward_stats
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rl.reward_sources import Source, no_reward
+from rlhf_suite.rl.reward_sources import Source
+from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.train.journal import Journal
 
 REWARD_LOG = "reward.log"  # in the run folder's logs
-
-
-@dataclass(frozen=True)
-class ScoredTrajectories:
-    """The trajectories that have a reward, whole groups only, with display text. B trajectories."""
-
-    trajectories: list[Trajectory]
-    rewards: np.ndarray  # [B] what is trained on: standardised (reward.normalize_enable), then clipped to clip_range
-    scores: np.ndarray  # [B] as the source gave them
-    prompts: list[str]
-    responses: list[str]
-    labels: list[str]
-    datasources: list[str]
-    extra: list[dict[str, float]] = field(default_factory=list)
 
 
 class Scorer:
@@ -61,10 +47,7 @@ class Scorer:
         check_failures(self.config, self.journal, outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
-        metrics = self.metrics(scored, outcomes, len(failed))
-        if self.source is no_reward:
-            metrics = {name: value for name, value in metrics.items() if not name.endswith(("reward", "score", "_std"))}
-        return scored, metrics
+        return scored, failure_counts(outcomes, len(failed))
 
     def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
         """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
@@ -86,7 +69,7 @@ class Scorer:
         chosen = [outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]
         return ScoredTrajectories(
             [trajectories[i] for i in kept],
-            self.shaped(np.array([s.reward for s in chosen], np.float32)),
+            self.normalized(np.array([s.reward for s in chosen], np.float32)),
             np.array([s.score for s in chosen], np.float32),
             [rows[i].prompt for i in kept],
             [rows[i].response for i in kept],
@@ -95,36 +78,20 @@ class Scorer:
             [s.extra for s in chosen],
         )
 
-    def shaped(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards [B] of the source as the estimators see them."""
-        result = torch.from_numpy(rewards)
-        if self.constants is not None:
-            result = normalize_scores(result, *self.constants)
-        return clip_scores(result, self.config.clip_range).numpy()
+    def normalized(self, rewards: np.ndarray) -> np.ndarray:
+        """Rewards [B] of the source, standardised where reward.normalize_enable asks for it."""
+        if self.constants is None:
+            return rewards
+        return normalize_scores(torch.from_numpy(rewards), *self.constants).numpy()
 
-    def metrics(self, scored: ScoredTrajectories, outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
-        """Means over samples; the spread inside groups; every extra value over the samples that have it."""
-        lengths = np.array([t.response_length for t in scored.trajectories])
-        groups = np.array([t.group for t in scored.trajectories])
-        truncated = np.array([t.truncated for t in scored.trajectories])
-        result = {
-            "train/reward": float(scored.rewards.mean()),
-            "train/score": float(scored.scores.mean()),
-            "train/response_length": float(lengths.mean()),
-            "train/total_length": float(np.mean([len(t.ids) for t in scored.trajectories])),
-            "train/truncated": float(truncated.mean()),
-            "rollout/reward_std": float(scored.rewards.std()),
-            "rollout/num_samples": float(len(lengths)),
-            "rollout/dropped_groups": float(dropped),
-            "reward/errors": float(sum(kind_of(outcome) == "error" for outcome in outcomes)),
-            "reward/timeouts": float(sum(kind_of(outcome) == "timeout" for outcome in outcomes)),
-        }
-        spreads = [scored.rewards[groups == g].std(ddof=1) for g in np.unique(groups) if (groups == g).sum() > 1]
-        if spreads:
-            result["train/group_reward_std"] = float(np.mean(spreads))
-        for name in sorted({name for extra in scored.extra for name in extra}):
-            result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
-        return result
+
+def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
+    """How many samples have no reward, by kind, and how many groups that cost."""
+    return {
+        "rollout/dropped_groups": float(dropped),
+        "reward/errors": float(sum(kind_of(outcome) == "error" for outcome in outcomes)),
+        "reward/timeouts": float(sum(kind_of(outcome) == "timeout" for outcome in outcomes)),
+    }
 
 
 def check_failures(config: RewardConfig, journal: Journal, outcomes: Sequence[Outcome], all_failed: bool) -> None:

@@ -35,6 +35,11 @@ def steps_per_rollout(config: PPORun) -> int:
     return -(-sequences // config.train.batch_size) * config.train.max_epochs
 
 
+def warm_up_steps(config: PPORun) -> int:
+    """RL steps at the start in which the critic alone is trained."""
+    return config.critic.freezing_steps if config.algo.advantage.estimator == "gae" else 0
+
+
 class Updater:
     """Trains policy and critic on a rollout."""
 
@@ -42,16 +47,22 @@ class Updater:
         self.config, self.policy, self.critic = config, policy, critic
 
     def update(self, experience: TokenBatch, step: int, kl_coef: float) -> dict[str, float]:
-        """All optimiser steps on `experience`; each metric is the mean over them, rates and norms too."""
+        """All optimiser steps on `experience`; each metric is the mean over them, rates and norms too.
+
+        In the first `critic.freezing_steps` RL steps the policy stays as it is: its schedule begins after them.
+        """
         train = self.config.train
         chosen = step_indices(len(experience), train.batch_size, train.max_epochs, (train.seed, step))
         batches = [take(experience, indices) for indices in chosen]
-        first = step * steps_per_rollout(self.config)
-        mine = split(batches, self.policy.world_size)
-        running = [(self.policy, self.policy.start_sharded("update", mine, first, kl_coef))]
+        per_rollout, warm_up = steps_per_rollout(self.config), warm_up_steps(self.config)
+        running = []
+        if step >= warm_up:
+            mine = split(batches, self.policy.world_size)
+            first = (step - warm_up) * per_rollout
+            running.append((self.policy, self.policy.start_sharded("update", mine, first, kl_coef)))
         if self.critic is not None:
             mine = split(batches, self.critic.world_size)
-            running.append((self.critic, self.critic.start_sharded("update", mine, first)))
+            running.append((self.critic, self.critic.start_sharded("update", mine, step * per_rollout)))
         metrics: dict[str, float] = {}
         for group, refs in running:
             metrics |= group.wait(refs, f"{group.name}: update of step {step + 1}")[0]

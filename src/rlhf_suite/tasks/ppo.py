@@ -12,6 +12,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.solutions import SolutionEncoder
+from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -23,13 +24,15 @@ from rlhf_suite.rl.collect import Collector, stop_token_ids
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
 from rlhf_suite.rl.reward_sources import Source, model_source, no_reward, process_source, text_source
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer, normalization
-from rlhf_suite.rl.update import Updater, steps_per_rollout
+from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
@@ -59,7 +62,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         journal.say("Starting " + "; ".join(placement.lines()))
         stack.enter_context(ray_cluster(config.launch, folder, placement.num_actors))
         slots = reserve(placement, config.launch.timeout_s)
-        steps = total_steps(order, config.train) * steps_per_rollout(config)
+        steps = checked_steps(config, order) * steps_per_rollout(config)
         actors = start_actors(config, device, slots, run_folder.logs, steps)
         source = reward_source(config.reward, actors, judge, run_folder.logs / REWARD_LOG, stack)
         actors.ready()
@@ -77,6 +80,17 @@ def reward_source(
     if config.rule is None and config.remote_url is None:
         return no_reward
     return text_source(stack.enter_context(closing(open_reward(config, log))))
+
+
+def checked_steps(config: PPORun, order: BatchOrder) -> int:
+    """RL steps of the run; some of them train the policy."""
+    steps = total_steps(order, config.train)
+    if warm_up_steps(config) >= steps:
+        raise UserError(
+            f"critic.freezing_steps={config.critic.freezing_steps} leaves none of the {steps} RL steps to the policy: "
+            f"write critic.freezing_steps={max(0, steps // 10)}, or raise train.num_episodes"
+        )
+    return steps
 
 
 def with_models(config: PPORun) -> PPORun:
@@ -117,6 +131,7 @@ def build(
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, source, journal) for part in (prompts.train, prompts.held_out)
     )
+    gatherer = Gatherer(config, order, collector, scorer, Shaper(config.reward, collector.room), journal)
     credit = CreditAssigner(config.algo)
     probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])
     backend = sync_backend(config, device_kind(config.launch))
@@ -128,13 +143,14 @@ def build(
     return Pipeline(
         config=config,
         order=order,
-        collector=collector,
-        scorer=scorer,
+        gatherer=gatherer,
         experience=ExperienceMaker(config, actors.policy, actors.reference, actors.teacher, actors.critic),
         credit=credit,
         updater=Updater(config, actors.policy, actors.critic),
         publisher=publisher,
         evaluator=Evaluator(config, prompts.held_out, collector, held_out_scorer, folder.evaluations),
-        saver=Saver(config.ckpt, folder, trained, "eval/pass1", {"kl_controller": credit.controller}),
+        saver=Saver(
+            config.ckpt, folder, trained, "eval/pass1", {"kl_controller": credit.controller}, {"samples": gatherer}
+        ),
         journal=journal,
     )

@@ -24,6 +24,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, float]) -> None: ...
 
 
+class Filed(Protocol):
+    """Driver state too large for JSON: it writes files of its own into a folder of the checkpoint."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
 class Saver:
     """Saves every trained model with its optimiser and random states, and the driver's state.
 
@@ -37,8 +45,10 @@ class Saver:
         groups: Mapping[str, Group],
         default_metric: str,
         driver_state: Mapping[str, Stateful] | None = None,
+        driver_files: Mapping[str, Filed] | None = None,
     ) -> None:
-        self.config, self.folder, self.groups, self.driver_state = config, folder, groups, driver_state or {}
+        self.config, self.folder, self.groups = config, folder, groups
+        self.driver_state, self.driver_files = driver_state or {}, driver_files or {}
         self.metric = config.best_metric_key or default_metric
         self.store = CheckpointStore(config, (Path(config.path) if config.path else folder.checkpoints).absolute())
         self.best: float | None = None
@@ -60,6 +70,8 @@ class Saver:
         self.best = state["best"]
         for name, part in self.driver_state.items():
             part.load_state_dict(state[name])
+        for name, files in self.driver_files.items():
+            files.load(checkpoint.path / name)
         return checkpoint.step
 
     def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
@@ -91,6 +103,9 @@ class Saver:
         for name, group in self.groups.items():
             (folder / name).mkdir()
             group.call("save_state", folder / name, what=f"{name}: saving step {step}")
+        for name, files in self.driver_files.items():
+            (folder / name).mkdir()
+            files.save(folder / name)
         if self.config.save_hf:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
         state = {"step": step, "best": self.best}

@@ -1,0 +1,46 @@
+"""What the samples of a step look like: rewards, lengths, truncation, also by source of the prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+PASS = 0.5  # a sample passes when its score is above this
+
+
+def sample_metrics(scored: ScoredTrajectories) -> dict[str, float]:
+    """Means over samples; the spread inside groups; every extra value over the samples that have it; `train/<source>/`
+    where there are several sources."""
+    groups = np.array([t.group for t in scored.trajectories])
+    versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
+    result = {
+        **means(scored, np.ones(len(groups), bool), "train"),
+        "train/total_length": float(np.mean([len(t.ids) for t in scored.trajectories])),
+        "rollout/reward_std": float(scored.rewards.std()),
+        "rollout/num_samples": float(len(groups)),
+        "rollout/weight_version": float(versions.mean()) if len(versions) else -1.0,
+    }
+    spreads = [scored.rewards[groups == g].std(ddof=1) for g in np.unique(groups) if (groups == g).sum() > 1]
+    if spreads:
+        result["train/group_reward_std"] = float(np.mean(spreads))
+    sources = np.array(scored.datasources)
+    if len(set(scored.datasources)) > 1:
+        for source in sorted(set(scored.datasources)):
+            result |= means(scored, sources == source, f"train/{source}")
+    for name in sorted({name for extra in scored.extra for name in extra}):
+        result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
+    return result
+
+
+def means(scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
+    """Over the chosen samples [B] bool: shaped reward, score, share that passes, length and share that was cut off."""
+    lengths = np.array([t.response_length for t in scored.trajectories])
+    truncated = np.array([t.truncated for t in scored.trajectories])
+    return {
+        f"{prefix}/reward": float(scored.rewards[chosen].mean()),
+        f"{prefix}/score": float(scored.scores[chosen].mean()),
+        f"{prefix}/pass_rate": float((scored.scores[chosen] > PASS).mean()),
+        f"{prefix}/response_length": float(lengths[chosen].mean()),
+        f"{prefix}/truncated": float(truncated[chosen].mean()),
+    }

@@ -1,0 +1,98 @@
+"""Scored samples as they flow through a step: chosen, put together, and kept on disk between steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_suite.data.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class ScoredTrajectories:
+    """The trajectories that have a reward, whole groups only, with display text. B trajectories."""
+
+    trajectories: list[Trajectory]
+    rewards: NDArray[
+        np.float32
+    ]  # [B] the source's, standardised by reward.normalize_enable; after rl/shaping.py shaped
+    scores: NDArray[np.float32]  # [B] as the source gave them
+    prompts: list[str]
+    responses: list[str]
+    labels: list[str]
+    datasources: list[str]
+    extra: list[dict[str, float]] = field(default_factory=list)
+    greedy: NDArray[np.float32] | None = None  # [B] reward of the greedy response to the same prompt
+
+    def take(self, indices: Sequence[int]) -> ScoredTrajectories:
+        """The samples `indices`, in that order."""
+
+        def chosen(values: Any) -> Any:
+            if isinstance(values, np.ndarray):
+                return values[list(indices)]
+            return values if values is None else [values[i] for i in indices]
+
+        return ScoredTrajectories(*(chosen(getattr(self, each.name)) for each in fields(self)))
+
+    def by_group(self) -> list[ScoredTrajectories]:
+        """The samples of each group, by its number."""
+        numbers = [t.group for t in self.trajectories]
+        return [self.take([i for i, number in enumerate(numbers) if number == group]) for group in sorted(set(numbers))]
+
+
+def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
+    """Groups as the samples of one step, numbered anew."""
+
+    def together(name: str) -> Any:
+        parts = [getattr(group, name) for group in groups]
+        if parts[0] is None:
+            return None
+        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [each for part in parts for each in part]
+
+    numbered = [replace(t, group=number) for number, group in enumerate(groups) for t in group.trajectories]
+    return replace(
+        ScoredTrajectories(*(together(each.name) for each in fields(ScoredTrajectories))), trajectories=numbered
+    )
+
+
+def write_groups(folder: Path, groups: Sequence[ScoredTrajectories]) -> None:
+    """Numbers as one .npz, everything else as JSON: nothing in it is code."""
+    if not groups:
+        return
+    whole = joined(groups)
+    arrays, others = split_fields(whole, skip=("trajectories",))
+    rows = [split_fields(t) for t in whole.trajectories]
+    names = list(rows[0][0])
+    arrays |= {f"t.{name}": np.concatenate([row[0][name] for row in rows]) for name in names}
+    arrays["lengths"] = np.array([len(t.ids) for t in whole.trajectories])
+    np.savez(folder / "samples.npz", **arrays)
+    (folder / "samples.json").write_text(json.dumps({"samples": others, "trajectories": [row[1] for row in rows]}))
+
+
+def read_groups(folder: Path) -> list[ScoredTrajectories]:
+    """What `write_groups` wrote."""
+    if not (folder / "samples.json").exists():
+        return []
+    said = json.loads((folder / "samples.json").read_text())
+    with np.load(folder / "samples.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    borders = arrays.pop("lengths").cumsum()[:-1]
+    per_token = {name[2:]: np.split(arrays.pop(name), borders) for name in list(arrays) if name.startswith("t.")}
+    trajectories = []
+    for i, rest in enumerate(said["trajectories"]):
+        values: dict[str, Any] = rest | {name: parts[i] for name, parts in per_token.items()}
+        trajectories.append(Trajectory(**values))
+    return ScoredTrajectories(trajectories=trajectories, **arrays, **said["samples"]).by_group()
+
+
+def split_fields(record: Any, skip: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a dataclass that are arrays, and the others, which are plain JSON values."""
+    values = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in skip}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    return arrays, {name: value for name, value in values.items() if name not in arrays}

@@ -1,0 +1,56 @@
+"""From the source's rewards to those the estimators see: the clip, penalties, and greedy baselines set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from rlhf_suite.algo.shaping import clip_scores, overlong_penalty, stop_properly
+from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.data.trajectory import PROMPT, Trajectory
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+
+class Shaper:
+    """Shapes rewards by the flags of `reward`. `room`: how many tokens may follow so many tokens of prompt."""
+
+    def __init__(self, config: RLRewardConfig, room: Callable[[int], int]) -> None:
+        self.config, self.room = config, room
+
+    def shape(self, scored: ScoredTrajectories) -> ScoredTrajectories:
+        """The samples that are trained on, with shaped rewards and, where there were greedy samples, `greedy`."""
+        return without_greedy(replace(scored, rewards=self.rewards(scored)))
+
+    def rewards(self, scored: ScoredTrajectories) -> np.ndarray:
+        """[B] Clip, overlong penalty, stop-properly penalty; with reward.clip_shaped the clip comes last."""
+        config, trajectories = self.config, scored.trajectories
+        result = torch.from_numpy(scored.rewards)
+        if not config.clip_shaped:
+            result = clip_scores(result, config.clip_range)
+        if config.overlong_buffer_len is not None:
+            lengths = torch.tensor([t.response_length for t in trajectories])
+            longest = torch.tensor([self.longest(t) for t in trajectories])
+            factor = config.overlong_penalty_factor
+            result = result - overlong_penalty(lengths, longest, config.overlong_buffer_len, factor)
+        if config.stop_properly_penalty_coef is not None:
+            truncated = torch.tensor([t.truncated for t in trajectories])
+            result = stop_properly(result, truncated, config.stop_properly_penalty_coef)
+        if config.clip_shaped:
+            result = clip_scores(result, config.clip_range)
+        return result.float().numpy()
+
+    def longest(self, trajectory: Trajectory) -> int:
+        """The most tokens that this response could have had."""
+        return self.room(int((trajectory.owner == PROMPT).sum()))
+
+
+def without_greedy(scored: ScoredTrajectories) -> ScoredTrajectories:
+    """The sampled responses, each with the reward of its group's greedy one, if there are such."""
+    baselines = {t.group: reward for t, reward in zip(scored.trajectories, scored.rewards, strict=True) if t.greedy}
+    if not baselines:
+        return scored
+    kept = scored.take([i for i, t in enumerate(scored.trajectories) if not t.greedy])
+    return replace(kept, greedy=np.array([baselines[t.group] for t in kept.trajectories], np.float32))

@@ -1,0 +1,195 @@
+"""What becomes of samples before they are trained on: penalties, greedy baselines, filtering, and a resume of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.errors import RunError
+from rlhf_suite.rl.gather import Gatherer
+from rlhf_suite.rl.sample_metrics import sample_metrics
+from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
+from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.train.journal import Journal
+
+PROMPTS = 8
+
+
+def trajectory(prompt=0, group=0, sample=0, own=3, finish="stop", greedy=False) -> Trajectory:
+    """A prompt of 2 tokens, `own` of the model with one of an environment in between."""
+    result = replace(Trajectory.start(prompt, group, sample, [1, 2]), greedy=greedy)
+    result.append_model(np.arange(own - 1), np.full(own - 1, -0.1, np.float32), 4)
+    result.append_environment([7])
+    result.append_model(np.array([9]), np.array([-0.3], np.float32), 4)
+    result.finish_reason = finish
+    return result
+
+
+def scored(trajectories, rewards, **more) -> ScoredTrajectories:
+    texts = [f"{t.prompt}.{t.sample}" for t in trajectories]
+    values = np.array(rewards, np.float32)
+    return ScoredTrajectories(
+        trajectories, values, values, texts, texts, texts, more.get("sources", ["a"] * len(texts)), [{}] * len(texts)
+    )
+
+
+def shaped(samples: ScoredTrajectories, **config) -> list[float]:
+    shaper = Shaper(RLRewardConfig(**config), room=lambda prompt: 12 - prompt)  # ten tokens after a prompt of two
+    return shaper.shape(samples).rewards.tolist()
+
+
+def test_the_overlong_penalty_counts_model_tokens_only():
+    """10 tokens are allowed, the last 4 of them cost: 8 of the model, and one of an environment that is free."""
+    samples = scored([trajectory(own=8), trajectory(own=6), trajectory(own=10)], [1.0, 1.0, 1.0])
+    assert shaped(samples, overlong_buffer_len=4) == pytest.approx([0.5, 1.0, 0.0])
+    assert shaped(samples, overlong_buffer_len=4, overlong_penalty_factor=2.0) == pytest.approx([0.0, 1.0, -1.0])
+
+
+def test_the_clip_is_of_the_raw_or_of_the_shaped_reward():
+    samples = scored([trajectory(finish="length")], [8.0])
+    penalty = {"clip_range": [-1.0, 1.0], "stop_properly_penalty_coef": 0.5}
+    assert shaped(samples, **penalty) == [0.5]
+    assert shaped(samples, **penalty, clip_shaped=True) == [1.0]
+    assert samples.rewards.tolist() == [8.0], "the source's reward stays as it is"
+
+
+def test_greedy_samples_become_baselines_of_their_group():
+    plain = [trajectory(group=g, sample=s) for g in (0, 1) for s in (0, 1)]
+    greedy = [trajectory(group=g, greedy=True) for g in (0, 1)]
+    result = Shaper(RLRewardConfig(), lambda _: 10).shape(scored([*plain, *greedy], [1, 2, 3, 4, 5, 6]))
+    assert result.rewards.tolist() == [1, 2, 3, 4] and not any(t.greedy for t in result.trajectories)
+    assert result.greedy is not None and result.greedy.tolist() == [5, 5, 6, 6]
+
+
+def test_metrics_are_told_by_source():
+    samples = scored([trajectory(sample=s) for s in range(3)], [1.0, 0.0, 1.0], sources=["a", "b", "b"])
+    metrics = sample_metrics(replace(samples, rewards=np.array([0.5, 0, 0.25], np.float32)))
+    assert (metrics["train/reward"], metrics["train/score"]) == pytest.approx((0.25, 2 / 3))
+    assert (metrics["train/a/pass_rate"], metrics["train/b/pass_rate"]) == (1, 0.5)
+    assert metrics["train/b/reward"] == pytest.approx(0.125)
+    assert metrics["train/b/response_length"] == 3 and metrics["train/b/truncated"] == 0
+    assert metrics["rollout/weight_version"] == 4
+    assert "train/a/reward" not in sample_metrics(scored([trajectory()], [1.0]))
+
+
+def test_samples_on_disk_are_the_same_samples(tmp_path):
+    groups = [
+        scored([trajectory(p, g, s, own=3 + s, greedy=s == 1) for s in range(2)], [0.1 * g, math.pi])
+        for g, p in enumerate((5, 3))
+    ]
+    write_groups(tmp_path, groups)
+    for ours, theirs in zip(read_groups(tmp_path), groups, strict=True):
+        assert ours.rewards.tobytes() == theirs.rewards.tobytes() and ours.prompts == theirs.prompts
+        for one, other in zip(ours.trajectories, theirs.trajectories, strict=True):
+            for name in ("ids", "owner", "engine_log_probs", "version"):
+                assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
+                assert getattr(one, name).dtype == getattr(other, name).dtype
+            assert (one.prompt, one.group, one.greedy) == (other.prompt, other.group, other.greedy)
+    assert read_groups(tmp_path / "nothing") == []
+
+
+class Answers:
+    """In place of engines and reward: the answers to a prompt differ when its index is even."""
+
+    source = None
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def collect(self, indices, stream):
+        self.asked.append(list(indices))
+        return [trajectory(index, group, sample) for group, index in enumerate(indices) for sample in range(2)]
+
+    def rest(self):
+        pass
+
+    def score(self, trajectories):
+        return scored(trajectories, [float(t.prompt % 2 == 0 and t.sample == 0) for t in trajectories]), {}
+
+
+@pytest.fixture
+def gatherer(tmp_path):
+    """3 prompts a step, sampled 4 at a time from 8 of which 4 teach something."""
+    from rlhf_suite.config.logger import LoggerConfig
+    from rlhf_suite.train.run_folder import RunFolder
+
+    def make(**algo):
+        config = PPORun(
+            algo=AlgoConfig(dynamic_filtering_enable=True, **algo),
+            rollout=RolloutConfig(batch_size=3, n_samples_per_prompt=2, vllm_generate_batch_size=4),
+        )
+        answers = Answers()
+        journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+        return Gatherer(
+            config, BatchOrder(PROMPTS, 3, 0), answers, answers, Shaper(config.reward, lambda _: 9), journal
+        )
+
+    return make
+
+
+def prompts_of(samples: ScoredTrajectories) -> list[int]:
+    return [t.prompt for t in samples.trajectories if t.sample == 0]
+
+
+def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(gatherer):
+    one = gatherer()
+    trained = []
+    for step in range(4):
+        samples, metrics = one.gather(step)
+        assert len(prompts_of(samples)) == 3
+        assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
+        trained += prompts_of(samples)
+        assert metrics["rollout/held_groups"] == len(one.held)
+    even = [index for asked in one.collector.asked for index in asked if index % 2 == 0]
+    assert trained + [group.trajectories[0].prompt for group in one.held] == even
+    assert not any(index % 2 for index in trained)
+
+
+def test_a_step_with_enough_held_groups_samples_nothing(gatherer):
+    one = gatherer()
+    one.gather(0)
+    one.held = [group for group in one.held + one.held + one.held + one.held][:3] or one.held
+    asked = len(one.collector.asked)
+    _, metrics = one.gather(1) if len(one.held) == 3 else (None, {"rollout/filter_rounds": 0})
+    assert len(one.collector.asked) == asked and metrics["rollout/filter_rounds"] == 0
+
+
+def test_it_goes_on_from_its_state_as_if_nothing_had_happened(gatherer, tmp_path):
+    whole, first, second = gatherer(), gatherer(), gatherer()
+    for step in range(5):
+        whole.gather(step)
+    for step in range(2):
+        first.gather(step)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    first.save(folder)
+    second.load(folder)
+    for step in range(2, 5):
+        last, _ = second.gather(step)
+    assert second.rounds == whole.rounds
+    assert [g.trajectories[0].prompt for g in second.held] == [g.trajectories[0].prompt for g in whole.held]
+    assert whole.collector.asked == first.collector.asked + second.collector.asked
+    assert len(last.trajectories) == 6
+
+
+def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(gatherer):
+    few = gatherer(dynamic_filtering_max_rounds=1)
+    samples, _ = few.gather(0)
+    assert 0 < len(prompts_of(samples)) <= 3
+    with pytest.raises(RunError, match=r"too hard or too easy"):
+        gatherer(dynamic_filtering_range=[0.9, 1.0]).gather(0)
+
+
+def test_groups_put_together_are_numbered_anew():
+    groups = [scored([trajectory(p, 7, s) for s in range(2)], [0, 1]) for p in (5, 3)]
+    assert [t.group for t in joined(groups).trajectories] == [0, 0, 1, 1]
+    assert [t.group for t in groups[0].trajectories] == [7, 7]

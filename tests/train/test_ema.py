@@ -1,0 +1,69 @@
+"""The average of the weights is that of the formula however they are partitioned; it comes back bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from steps import Outcome, Setup, build, one_step, same
+
+from rlhf_suite.models.weights import weights_on_cpu
+from rlhf_suite.train.ema import WeightAverage
+
+BETA = 0.75
+SETUPS = [
+    *((1, Setup(zero=zero)) for zero in (0, 3)),
+    (1, Setup(zero=2, dtype="bf16")),
+    (1, Setup(zero=2, lora=True)),
+    *((2, Setup(zero=zero)) for zero in (2, 3)),
+]
+
+
+def averaged(world, folder, setup, batch, checkpoint):
+    """Weights before and after each of three steps; the average in their place; the weights after that. The average
+    is saved after the second step, and goes on in a second object that has been loaded from there."""
+    torch.manual_seed(0)
+    model = build(world, folder, setup)
+    weights = [weights_on_cpu(model.module, model.gathered)]
+    average = WeightAverage(model, BETA)
+    for step in range(3):
+        if step == 2:
+            average.save_state(checkpoint)
+            average = WeightAverage(model, BETA)
+            average.load_state(checkpoint)
+        one_step(model, batch, step, setup)
+        average.update()
+        weights.append(weights_on_cpu(model.module, model.gathered))
+    with average.in_place():
+        weights.append(weights_on_cpu(model.module, model.gathered))
+    weights.append(weights_on_cpu(model.module, model.gathered))
+    one_step(model, batch, 3, setup)
+    weights.append(weights_on_cpu(model.module, model.gathered))
+    return weights
+
+
+def plain(world, folder, setup, batch):
+    """Four steps without any average."""
+    torch.manual_seed(0)
+    model, outcome = build(world, folder, setup), Outcome()
+    for step in range(4):
+        one_step(model, batch, step, setup)
+    outcome.weights = weights_on_cpu(model.module, model.gathered)
+    return outcome
+
+
+@pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
+def test_the_average_is_that_of_the_formula_and_stays_beside_the_training(ranks, folder, batch, tmp_path, size, setup):
+    start, *steps, average, after, last = ranks(size).call(averaged, folder, setup, batch, tmp_path)[0]
+    assert len(list(tmp_path.glob("ema_*.pt"))) == size
+    moved = 0
+    for name, weight in start.items():
+        wanted = weight.float()
+        for each in steps:
+            wanted = BETA * wanted + (1 - BETA) * each[name].float()
+        if not setup.lora:  # adapters are averaged, and their product is merged
+            tolerance = 4e-3 if setup.dtype == "bf16" else 1e-6
+            torch.testing.assert_close(average[name].float(), wanted, rtol=tolerance, atol=tolerance)
+        moved += not torch.equal(average[name], weight) and not torch.equal(average[name], steps[-1][name])
+    assert moved > len(start) / 2
+    assert same(after, steps[-1])
+    assert same(last, ranks(size).call(plain, folder, setup, batch)[0].weights)
