@@ -27,8 +27,8 @@ class DPO(Task):
     algo: DPOAlgoConfig
     reference: str | None  # its path; null: the policy's starting weights
     aux_loss_coef: float
-    annotates_once: bool
     offload: bool  # the reference
+    annotates_once: bool
     main_metric: str = "acc"
 
     def roles(self) -> dict[str, FrozenRole]:
@@ -54,7 +54,7 @@ class DPO(Task):
 def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
     encoder = PairEncoder(tokenizer, config.data)
     ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
-    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable, ref.offload)
+    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.offload, ref.cache_enable)
 
 
 def run(config: DPORun, folder: Path) -> dict[str, float]:

@@ -31,8 +31,8 @@ class KTO(Task):
     algo: KTOAlgoConfig
     reference: str | None  # its path; null: the policy's starting weights
     aux_loss_coef: float
-    annotates_once: bool
     offload: bool  # the reference
+    annotates_once: bool
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         if self.algo.loss == "vanilla":
@@ -78,7 +78,7 @@ def every_second(batch: TokenBatch, first: int) -> TokenBatch:
 def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
     ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
     encoder = LabelledEncoder(tokenizer, config.data)
-    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.cache_enable, ref.offload)
+    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.offload, ref.cache_enable)
 
 
 def run(config: KTORun, folder: Path) -> dict[str, float]:
