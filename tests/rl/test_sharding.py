@@ -51,6 +51,9 @@ def test_forward_groups_go_by_count_or_by_tokens(batch):
     budgeted = forward_groups(batch, 2, 6)
     assert sorted(chain(*budgeted)) == list(range(5))
     assert max(int(batch.lengths[group].sum()) for group in budgeted) <= 6
+    raised = forward_groups(batch, 2, 3)  # one sequence has 5 tokens
+    assert sorted(chain(*raised)) == list(range(5))
+    assert max(int(batch.lengths[group].sum()) for group in raised) == 5
 
 
 def test_a_rank_that_has_run_out_keeps_up_with_the_others(batch):

@@ -24,11 +24,12 @@ def balanced_parts(batch: TokenBatch, ranks: int) -> list[list[int]]:
 
 
 def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> list[list[int]]:
-    """Micro-batches of a forward pass: by token budget when there is one, else `count` sequences each."""
+    """Micro-batches of a forward pass: by token budget when there is one, else `count` sequences each. A longer
+    sequence raises the budget: a judge reads more tokens than the policy wrote, for which the budget is made."""
     lengths = batch.lengths.tolist()
     if token_budget is None:
         return micro_batches(lengths, count=count)
-    return micro_batches(lengths, token_budget=token_budget)
+    return micro_batches(lengths, token_budget=max(token_budget, *lengths))
 
 
 def reassemble(batch: TokenBatch, parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
