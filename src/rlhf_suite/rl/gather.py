@@ -19,7 +19,7 @@ from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.train.journal import Journal
 
-OF_REWARDS = ("reward", "score", "_std", "pass_rate")  # metrics that say nothing where nothing scores
+OF_REWARDS = ("reward", "score", "_std", "pass_rate")
 
 
 class Gatherer:
@@ -50,7 +50,7 @@ class Gatherer:
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped)
         if self.scorer.source is no_reward:
-            metrics = {name: value for name, value in metrics.items() if not name.endswith(OF_REWARDS)}
+            metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 
     def sample(self, indices: Sequence[int], stream: int) -> tuple[ScoredTrajectories, dict[str, float]]:
@@ -101,3 +101,8 @@ class Gatherer:
         """The inverse of `save`."""
         self.rounds = json.loads((folder / "rounds.json").read_text())
         self.held = read_groups(folder)
+
+
+def is_of_rewards(name: str) -> bool:
+    """Whether a metric says nothing where nothing scores."""
+    return name.startswith("reward/") or name.endswith(OF_REWARDS)
