@@ -20,6 +20,7 @@ DISTILL = (
     "teacher.model_name_or_path=builtin:tiny "
 )
 PROCESS = "reward=prm reward.rule=null reward.process.model_name_or_path=prm "
+FILTERED = "algo.dynamic_filtering_enable=true rollout.n_samples_per_prompt=8 "
 OPD = "experiment=on_policy_distill teacher.model_name_or_path=builtin:tiny "
 
 WRITTEN = Path(__file__).parents[2] / "benchmarks" / "results" / "sft.jsonl"
@@ -284,6 +285,7 @@ MISTAKES = [
     (PPO + "algo.kl.target=0.1 algo.kl.horizon=100", "algo.kl.horizon", "could fall to 0"),
     (PPO + "algo.distill.coef=1", "teacher.model_name_or_path", "add teacher.model_name_or_path=<HF folder"),
     (PPO + "algo.advantage.estimator=on_policy_distill", "algo.distill.coef", "write algo.distill.coef=1"),
+    (PPO + OPD + FILTERED, "algo.dynamic_filtering_enable", "write algo.dynamic_filtering_enable=false"),
     (PPO + OPD + "teacher.num_gpus_per_node=3", "teacher.num_gpus_per_node", "cannot be shared evenly by 3 ranks"),
     (PPO + OPD + "teacher.model_name_or_path=/no/model", "teacher.model_name_or_path", "there is no folder"),
     (PPO + OPD + "reward.rule=null eval.dataset=builtin:reverse_eval eval.steps=1", "reward", "or eval.dataset=null"),

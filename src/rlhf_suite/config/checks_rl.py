@@ -207,6 +207,10 @@ def teacher_is_there(run: PPORun) -> Iterator[Problem]:
     if run.algo.distill.coef == 0 and run.algo.advantage.estimator == ON_POLICY_DISTILL:
         what = "0 means no teacher, and estimator=on_policy_distill learns from nothing else"
         yield Problem("algo.distill.coef", what, "write algo.distill.coef=1, or another estimator")
+    if run.algo.dynamic_filtering_enable and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+        key = "algo.dynamic_filtering_enable"
+        what = "leaves out groups by their scores, of which estimator=on_policy_distill learns nothing"
+        yield Problem(key, what, f"write {key}=false")
 
 
 def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
