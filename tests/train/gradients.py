@@ -182,6 +182,7 @@ def ds_config(split: Split) -> DeepSpeedConfig:
         zero_stage=split.zero,
         param_dtype="fp32",
         packing_samples=split.packed,
+        attn_implementation=split.attention,
         lora=LORA if split.lora else LoRAConfig(),
     )
 

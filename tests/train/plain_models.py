@@ -17,10 +17,10 @@ Gradients = dict[str, torch.Tensor]
 LORA = LoRAConfig(rank=4, alpha=8)
 
 
-def make_models(folder: Path, family: str = "qwen3") -> Path:
+def make_models(folder: Path, family: str = "qwen3", tied: bool = True) -> Path:
     """A tiny model of `family` with weights large enough to matter: a language model `lm`, a scalar model `value`,
     and `reference`, a language model near the first."""
-    create(folder / "plain", Shape(family=family))
+    create(folder / "plain", Shape(family=family, tied=tied))
     generator = torch.Generator().manual_seed(7)
     for head, auto in (("lm", AutoModelForCausalLM), ("value", AutoModelForSequenceClassification)):
         with torch.random.fork_rng(devices=[]):

@@ -24,6 +24,7 @@ class Split:
     max_norm: float = 0.0
     aux: float = 0.0  # weight of the load-balancing loss of a mixture of experts
     freeze: tuple[str, ...] = ()
+    attention: str = "varlen"
     rows: tuple[int, ...] | None = None
 
     def chosen(self, count: int) -> list[int]:
