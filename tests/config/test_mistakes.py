@@ -29,6 +29,7 @@ REJECTION = (
     "task=rejection_sampling actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse "
     "data.label_key=label reward.rule=exact_match "
 )
+CONDITIONAL = REJECTION.replace("rejection_sampling", "conditional_sft")
 ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 SCORE = "task=score data.dataset=builtin:reverse data.input_key=input data.output_key=output "
 
@@ -392,6 +393,9 @@ MISTAKES = [
     (SCORE + "reward.remote_url=http://x score.output_path=x.csv", "score.output_path", "score.output_path=x.jsonl"),
     (SCORE + "reward.remote_url=http://x score.shard=0", "score.shard", "write score.shard=0/4"),
     (SCORE + "reward.remote_url=http://x score.max_tokens_per_gpu=9", "score.max_tokens_per_gpu", "has no effect"),
+    (CONDITIONAL + "'data.reward_template=\"{prompt}\"'", "data.reward_template", "once and a {reward}"),
+    (GENERATE + "data.reward_template=x", "data.reward_template", "add data.target_reward=<number>"),
+    (GENERATE + "data.reward_template=x data.target_reward=1", "data.reward_template", "once and a {reward}"),
     # flags that would do nothing
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),

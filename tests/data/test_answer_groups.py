@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_suite.data.answer_groups import Answer, Answers, answer_groups, best_and_worst, best_answer
+from rlhf_suite.data.answer_groups import Answer, Answers, all_answers, answer_groups, best_and_worst, best_answer
 
 
 def group(*scores):
@@ -23,12 +23,12 @@ def output(path, *rows):
     return path
 
 
-def test_groups_are_prompts_without_their_cut_off_answers(tmp_path):
+def test_groups_are_prompts_without_answers_that_are_cut_off_or_empty(tmp_path):
     first, second = {"question": "a"}, {"question": [{"role": "user", "content": "b"}]}
     path = output(
         tmp_path / "out.jsonl",
         (first, 0, "x", 0.5, "stop"), (first, 1, "cut", 1.0, "length"), (first, 2, "y", 0.0, "stop"),
-        (second, 0, "cut", 1.0, "length"),
+        (second, 0, "cut", 1.0, "length"), (second, 1, " ", 0.0, "stop"),
     )  # fmt: skip
     assert list(answer_groups(path, "question")) == [
         Answers("a", [Answer("x", 0.5), Answer("y", 0.0)]),
@@ -46,22 +46,28 @@ def test_the_prompt_is_found_under_the_name_that_the_output_gives_it(tmp_path, g
 
 
 def test_the_best_answer_is_the_first_of_equals():
-    assert best_answer(group(0.0, 1.0, 1.0), None) == {"input": "q", "output": "a1", "score": 1.0}
+    assert best_answer(group(0.0, 1.0, 1.0), None) == [{"input": "q", "output": "a1", "score": 1.0}]
 
 
 def test_a_prompt_without_a_good_enough_answer_is_left_out():
     assert best_answer(group(0.25, 0.5), 0.75) == "no answer scores 0.75"
-    assert best_answer(group(0.25, 0.75), 0.75)["output"] == "a1"
-    assert best_answer(group(), None) == "every answer is cut off"
+    assert best_answer(group(0.25, 0.75), 0.75)[0]["output"] == "a1"
+    assert best_answer(group(), None) == "every answer is cut off or empty"
 
 
 def test_a_pair_is_the_first_best_and_the_first_worst():
-    assert best_and_worst(group(0.5, 0.0, 1.0, 0.0, 1.0)) == {
-        "input": "q", "chosen": "a2", "rejected": "a1", "chosen_score": 1.0, "rejected_score": 0.0,
-    }  # fmt: skip
+    assert best_and_worst(group(0.5, 0.0, 1.0, 0.0, 1.0)) == [
+        {"input": "q", "chosen": "a2", "rejected": "a1", "chosen_score": 1.0, "rejected_score": 0.0}
+    ]
 
 
 def test_a_prompt_whose_answers_are_all_as_good_is_left_out():
     assert best_and_worst(group(1.0, 1.0)) == "all answers score the same"
     assert best_and_worst(group(1.0)) == "all answers score the same"
-    assert best_and_worst(group()) == "every answer is cut off"
+    assert best_and_worst(group()) == "every answer is cut off or empty"
+
+
+def test_all_answers_are_rows_with_their_scores():
+    rows = all_answers(group(0.0, 1.0))
+    assert [(row["output"], row["score"]) for row in rows] == [("a0", 0.0), ("a1", 1.0)]
+    assert all_answers(group()) == "every answer is cut off or empty"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.config.data import GenerateDataConfig, SFTDataConfig
+from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -44,3 +44,16 @@ def test_a_row_without_a_reward_is_a_bad_row(tokenizer, reward):
 def test_a_template_needs_the_prompt_and_the_reward(tokenizer, template):
     with pytest.raises(UserError, match=r"data\.reward_template=.* must have \{prompt\} once and \{reward\}"):
         text(tokenizer, reward_template=template)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_target_reward_makes_the_prompt_that_such_answers_were_learned_with(tokenizer, chat):
+    template = None if chat else "User: {}\nAssistant: "
+    shared = {"input_template": template, "apply_chat_template": chat, "reward_template": "{prompt} [{reward:.1f}]"}
+    row = Row(ROW, "f", 1)
+    learned = ConversationEncoder(tokenizer, SFTDataConfig(**shared, output_key="output", reward_key="reward"))
+    asked = PromptEncoder(tokenizer, GenerateDataConfig(**shared, target_reward=4.8))
+    example = learned.encode(row)
+    assert asked.encode(row).ids == example.ids[: example.mask.index(1)]
+    assert "hello [4.8]" in asked.encode(row).text
+    assert "[" not in PromptEncoder(tokenizer, GenerateDataConfig(**shared)).encode(row).text

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from rlhf_suite.config.actor import SupervisedActorConfig
-from rlhf_suite.config.data import RowRangeConfig
+from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
 from rlhf_suite.config.eval import LoopEvalConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.loop import LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
+from rlhf_suite.config.loop import ConditionalLoopConfig, LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, sft_run
 from rlhf_suite.config.resolve import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.config.runs import IterativeDPORun, LoopRun, RejectionSamplingRun
+from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, RejectionSamplingRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
-from rlhf_suite.tasks import iterative_dpo, rejection_sampling
+from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
 from rlhf_suite.tasks.loop import apart, shares_of
 from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
@@ -92,10 +92,36 @@ def test_iterative_dpo_measures_against_the_iterations_model_or_the_first(tmp_pa
     assert pairs == [("q0", "a1", "a0"), ("q2", "a0", "a1")]
 
 
+@pytest.mark.parametrize("target", [None, 5.0])
+def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_seen(tmp_path, target):
+    data = ConditionalDataConfig(
+        prompt_dataset="builtin:reverse", label_key="label", reward_template="{prompt}{reward}"
+    )
+    config = ConditionalSFTRun(
+        **SECTIONS | {"data": data},
+        eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
+        loop=ConditionalLoopConfig(2, target_reward=target),
+    )
+    models, seen = ["org/first", str(tmp_path / "iter_0/sft/model"), str(tmp_path / "model")], [None, 0.75, 0.5]
+    asked = seen if target is None else [None, target, target]
+    for i, model in enumerate(models):
+        expected = evaluate_run(config, model, asked[i])
+        assert (expected.data.target_reward, expected.data.reward_template) == (asked[i], "{prompt}{reward}")
+        done(tmp_path / f"evaluate_{i}", expected, answers=[[0.0]])
+    for i, model in enumerate(models[:2]):
+        tuned = sft_run(config, model, tmp_path / f"iter_{i}/rows.jsonl", models[2] if i == 1 else None)
+        assert (tuned.data.reward_key, tuned.data.reward_template) == ("score", "{prompt}{reward}")
+        answered = generate_run(config, model, i, Share(1024 * i, 1024), asked[i])
+        done(tmp_path / f"iter_{i}/generate", answered, [[seen[i + 1], 0.25]])
+        done(tmp_path / f"iter_{i}/sft", tuned)
+    conditional_sft.run(config, tmp_path)
+    assert [row["score"] for row in rows_of(tmp_path / "iter_0/rows.jsonl")] == [0.75, 0.25]
+
+
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
     config = RejectionSamplingRun(**SECTIONS, loop=RejectionLoopConfig(min_score=1.0))
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
-    with pytest.raises(RunError, match=r"nothing to train on; 2 without: no answer scores 1"):
+    with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no answer scores 1"):
         rejection_sampling.run(config, tmp_path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_suite.config import checks_reward as rewards
 from rlhf_suite.config import checks_rl as rl
+from rlhf_suite.config.checks_supervised import reward_template_problems
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, OutputConfig, output_file, shard_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import GenerateRun
@@ -51,6 +52,11 @@ def best_has_a_score(run: GenerateRun) -> Iterator[Problem]:
         yield Problem(key, "there is one sample of each prompt", fix)
 
 
+def target_has_its_place(run: GenerateRun) -> Iterator[Problem]:
+    if run.data.target_reward is not None:
+        yield from reward_template_problems(run.data)
+
+
 def samples_differ(run: GenerateRun) -> Iterator[Problem]:
     if run.rollout.temperature == 0 and run.rollout.n_samples_per_prompt > 1:
         what = f"{run.rollout.n_samples_per_prompt} samples at rollout.temperature=0 would all be the same"
@@ -73,6 +79,7 @@ RULES: tuple[Callable[[GenerateRun], Iterable[Problem]], ...] = (
     output_is_writable,
     best_has_a_score,
     samples_differ,
+    target_has_its_place,
     reward_is_a_rule,
     rewards.remote_url_is_usable,
     rewards.rule_has_labels,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, sft_run
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import IterativeDPORun, LoopRun, Run
+from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, Run
 
 ROWS = "builtin:reverse_pairs"  # stands for the rows that a loop will write
 FIXED = {"ref.model_name_or_path": "loop.fixed_reference_enable"}
@@ -58,7 +58,7 @@ def answers_are_scored(run: LoopRun) -> Iterator[Problem]:
 
 
 def there_is_a_choice(run: LoopRun) -> Iterator[Problem]:
-    if run.rollout.n_samples_per_prompt < 2:
+    if run.rollout.n_samples_per_prompt < 2 and not isinstance(run, ConditionalSFTRun):
         what = "there is one answer to each prompt, so none is better"
         yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
 

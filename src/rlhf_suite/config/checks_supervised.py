@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE
-from rlhf_suite.config.data import AnswerDataConfig, SFTDataConfig
+from rlhf_suite.config.data import AnswerDataConfig, RewardTextConfig, SFTDataConfig
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.reward_text import says_reward
 from rlhf_suite.config.runs import DistillRun, DPORun, PRMRun, RMRun, SFTRun, SupervisedRun
 from rlhf_suite.config.sources import source_problems
 
@@ -63,6 +64,14 @@ def reward_has_its_place(run: SupervisedRun) -> Iterator[Problem]:
     elif run.data.turn_markers is not None and not run.data.apply_chat_template:
         what = "a dialogue that is kept as it is written has no place for the reward"
         yield Problem("data.reward_key", what, "add data.apply_chat_template=true, or give prompt and answer columns")
+    yield from reward_template_problems(run.data)
+
+
+def reward_template_problems(data: RewardTextConfig) -> Iterator[Problem]:
+    if not says_reward(data.reward_template):
+        what = f"{data.reward_template!r} must have {{prompt}} once and a {{reward}}; other braces are doubled"
+        fix = """write 'data.reward_template="{prompt} <rm_score>: {reward:.2f} "'"""
+        yield Problem("data.reward_template", what, fix)
 
 
 def full_rows_are_not_padded(run: SupervisedRun) -> Iterator[Problem]:

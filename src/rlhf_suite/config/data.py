@@ -69,6 +69,29 @@ class ScoreDataConfig(TextConfig):
 
 
 @dataclass
+class RewardTextConfig:
+    """Prompts that say a reward"""
+
+    reward_template: str = flag(
+        "{prompt} <rm_score>: {reward:.2f} ", "How a prompt says its reward; input_template goes around it"
+    )
+
+
+@dataclass
+class GenerateDataConfig(RowRangeConfig, RewardTextConfig):
+    """Prompts to answer, as they are or with a reward to aim at"""
+
+    target_reward: float | None = flag(
+        None, "Reward that every prompt asks for, of a model of conditional SFT; null: the prompt is as it is"
+    )
+
+
+@dataclass
+class ConditionalDataConfig(RowRangeConfig, RewardTextConfig):
+    """Prompts that are answered, and learned with the rewards of the answers in them"""
+
+
+@dataclass
 class SourceDataConfig(DataConfig):
     """Rows to learn from"""
 
@@ -93,16 +116,13 @@ class AnswerDataConfig(SourceDataConfig):
 
 
 @dataclass
-class SFTDataConfig(AnswerDataConfig):
+class SFTDataConfig(AnswerDataConfig, RewardTextConfig):
     """SFT data"""
 
     input_key: str = flag("input", INPUT_KEY)
     output_key: str | None = flag(None, "Column of the response; null: the last turn of input_key is the response")
     reward_key: str | None = flag(
         None, "Column of a reward that is written into the prompt (conditional SFT); null: the prompt is as it is"
-    )
-    reward_template: str = flag(
-        "{prompt} <rm_score>: {reward:.2f} ", "How a prompt says its reward; input_template goes around it"
     )
     pack_to_max_len: bool = flag(
         False, "Lay several examples into each row of max_len tokens; a row is what train.batch_size counts"

@@ -168,6 +168,7 @@ NEEDS = (
         "actor.pretrain_mode_enable=false",
     ),
     Needs(("data.reward_template",), "data.reward_key", is_set, "data.reward_key=<column>"),
+    Needs(("data.reward_template",), "data.target_reward", is_set, "data.target_reward=<number>"),
     Needs(
         ("eval.split", "eval.max_samples", "eval.n_samples_per_prompt", "eval.temperature"),
         "eval.dataset",

@@ -22,18 +22,34 @@ class LoopConfig:
 
 @dataclass
 class RejectionLoopConfig(LoopConfig):
-    """The iterations: each tunes the model on its own best answers to prompts of its own"""
+    """Iterations: each tunes the model on its own best answers to prompts of its own"""
 
     min_score: float | None = flag(None, "Leave out prompts whose best answer scores less; null: none")
 
 
 @dataclass
 class PreferenceLoopConfig(LoopConfig):
-    """The iterations: each lets the model prefer the best of its own answers to the worst"""
+    """Iterations: each lets the model prefer the best of its own answers to the worst"""
 
     fixed_reference_enable: bool = flag(
         False, "The first model is the reference in every iteration, not the one that the iteration starts from"
     )
+
+
+@dataclass
+class ConditionalLoopConfig(LoopConfig):
+    """Iterations: each teaches the model what its own answers of every reward look like"""
+
+    target_reward: float | None = flag(
+        None, "Reward that the trained model is asked for; null: the highest of the answers it was trained on"
+    )
+
+
+@dataclass
+class ConditionalActorConfig(SupervisedActorConfig):
+    """The model that answers and learns from all its answers, good and bad"""
+
+    adam: AdamConfig = group(AdamConfig, lr=5e-6)
 
 
 @dataclass

@@ -8,10 +8,18 @@ from typing import Any, TypeVar
 
 from rlhf_suite.config.actor import DPOActorConfig, SFTActorConfig
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
+from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, SFTDataConfig
 from rlhf_suite.config.ds import PrecisionConfig
 from rlhf_suite.config.generate import GeneratorConfig
-from rlhf_suite.config.runs import DPORun, GenerateRun, IterativeDPORun, LoopRun, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import (
+    ConditionalSFTRun,
+    DPORun,
+    GenerateRun,
+    IterativeDPORun,
+    LoopRun,
+    SFTRun,
+    SupervisedRun,
+)
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SupervisedRun)
@@ -27,17 +35,20 @@ class Share:
     count: int
 
 
-def generate_run(run: LoopRun, model: str, iteration: int, share: Share) -> GenerateRun:
-    """Several answers to each prompt of an iteration's share, scored. Prompts that come again get other answers."""
-    data = replace(run.data, skip_samples=share.start, max_samples=share.count)
+def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target: float | None = None) -> GenerateRun:
+    """Several answers to each prompt of an iteration's share, scored; `target` is the reward that they are asked for.
+    Prompts that come again get other answers."""
+    data = like(GenerateDataConfig, run.data, skip_samples=share.start, max_samples=share.count, target_reward=target)
     return _answers(run, model, data=data, rollout=replace(run.rollout, seed=run.rollout.seed + iteration))
 
 
-def evaluate_run(run: LoopRun, model: str) -> GenerateRun:
+def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> GenerateRun:
     """The likeliest answer to each held-out prompt, scored."""
     held_out = run.eval
-    data = replace(
+    data = like(
+        GenerateDataConfig,
         run.data,
+        target_reward=target,
         prompt_dataset=held_out.dataset,
         prompt_split=held_out.split,
         skip_samples=0,
@@ -47,8 +58,12 @@ def evaluate_run(run: LoopRun, model: str) -> GenerateRun:
 
 
 def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> SFTRun:
-    """Supervised tuning of `model` on rows with INPUT and OUTPUT; `output`: where the model goes, if not to `model`."""
-    data = like(SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT)
+    """Supervised tuning of `model` on rows with INPUT and OUTPUT, and SCORE where prompts say it. `output`: the folder
+    of the trained model, if not in that of the run."""
+    data = like(
+        SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
+        reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
+    )  # fmt: skip
     return SFTRun(**_training(run, SFTActorConfig, model, output), data=data)
 
 

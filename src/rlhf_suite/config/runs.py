@@ -26,6 +26,8 @@ from rlhf_suite.config.algo_supervised import (
 from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
+    ConditionalDataConfig,
+    GenerateDataConfig,
     LabelledDataConfig,
     PairDataConfig,
     PromptDataConfig,
@@ -43,6 +45,8 @@ from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import (
+    ConditionalActorConfig,
+    ConditionalLoopConfig,
     LoopCheckpointConfig,
     LoopConfig,
     PreferenceLoopActorConfig,
@@ -187,7 +191,7 @@ class GenerateRun(ResumableRun):
     task: str = flag("generate", "The task; chosen with task=<name>")
     actor: GeneratorConfig = group(GeneratorConfig)
     ds: PrecisionConfig = group(PrecisionConfig)
-    data: RowRangeConfig = group(RowRangeConfig)
+    data: GenerateDataConfig = group(GenerateDataConfig)
     rollout: GenerationConfig = group(GenerationConfig)
     vllm: EngineConfig = group(EngineConfig)
     reward: RewardConfig = group(RewardConfig)
@@ -257,6 +261,16 @@ class IterativeDPORun(LoopRun):
     loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
 
 
+@dataclass
+class ConditionalSFTRun(LoopRun):
+    """Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"""
+
+    task: str = flag("conditional_sft", "The task; chosen with task=<name>")
+    actor: ConditionalActorConfig = group(ConditionalActorConfig)
+    data: ConditionalDataConfig = group(ConditionalDataConfig)
+    loop: ConditionalLoopConfig = group(ConditionalLoopConfig, num_iterations=1)
+
+
 SamplingRun = PPORun | GenerateRun  # what has engines
 RewardedRun = SamplingRun | ScoreRun
 
@@ -273,4 +287,5 @@ TASKS: dict[str, type[Run]] = {
     "merge_lora": MergeLoRARun,
     "rejection_sampling": RejectionSamplingRun,
     "iterative_dpo": IterativeDPORun,
+    "conditional_sft": ConditionalSFTRun,
 }

@@ -1,4 +1,4 @@
-"""Scored answers, prompt by prompt, and what a loop trains on of each prompt: its best answer, or best and worst."""
+"""Scored answers, prompt by prompt, and what a loop trains on of each prompt: the best, best and worst, or all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rlhf_suite.data.row import Row, joined
 
 # The columns that task=generate makes; a given column of that name is called `input_<name>` in its output.
 MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score")
-CUT = "every answer is cut off"
+NONE = "every answer is cut off or empty"
+
+
+Selected = list[dict[str, Any]] | str  # rows to train on, or why there are none
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one prompt, in the order of their sampling, without those that max_new_tokens cut off: they have
-    no end, and would be learned with one."""
+    """The answers to one prompt, in the order of their sampling, without those that are empty, and those that
+    max_new_tokens cut off: these have no end, and would be learned with one."""
 
     prompt: object  # as the row has it: text or messages
     answers: list[Answer]
@@ -42,7 +45,7 @@ def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
                 yield group
             group = Answers(prompt_of(row, input_key), [])
         assert group is not None
-        if row["finish_reason"] != "length":
+        if row["finish_reason"] != "length" and row["response"].strip():
             group.answers.append(Answer(row["response"], row["score"]))
     if group is not None:
         yield group
@@ -60,22 +63,27 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def best_answer(group: Answers, min_score: float | None) -> dict[str, Any] | str:
+def best_answer(group: Answers, min_score: float | None) -> Selected:
     """The row of the first answer with the highest score, or why there is none."""
     if not group.answers:
-        return CUT
+        return NONE
     best = max(group.answers, key=lambda answer: answer.score)
     if min_score is not None and best.score < min_score:
         return f"no answer scores {min_score:g}"
-    return {INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}
+    return [{INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}]
 
 
-def best_and_worst(group: Answers) -> dict[str, Any] | str:
+def best_and_worst(group: Answers) -> Selected:
     """The row of the first answers with the highest and the lowest score, or why there is none."""
     if not group.answers:
-        return CUT
+        return NONE
     best, worst = (choose(group.answers, key=lambda answer: answer.score) for choose in (max, min))
     if best.score == worst.score:
         return "all answers score the same"
     scores = {f"{CHOSEN}_{SCORE}": best.score, f"{REJECTED}_{SCORE}": worst.score}
-    return {INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}
+    return [{INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}]
+
+
+def all_answers(group: Answers) -> Selected:
+    """A row for each answer, or why there is none."""
+    return [{INPUT: group.prompt, OUTPUT: each.text, SCORE: each.score} for each in group.answers] or NONE

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import AnswerDataConfig, PromptTextConfig, SFTDataConfig
+from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.conditional import check_reward_template, conditioned, conditioned_messages
+from rlhf_suite.data.conditional import RewardText
 from rlhf_suite.data.dialogue import last_answer, messages_in
 from rlhf_suite.data.render import (
     Message,
@@ -28,7 +28,7 @@ from rlhf_suite.data.render import (
     text_of,
     tokens,
 )
-from rlhf_suite.data.row import Row, RowError, joined, required
+from rlhf_suite.data.row import Row, RowError, joined, number, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class ConversationEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.tokenizer, self.config = tokenizer, config
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
-        if config.reward_key is not None:
-            check_reward_template(config.reward_template)
+        self.rewards = RewardText(config.reward_template)
         if tokenizer.eos_token_id is None:
             raise UserError(
                 "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no answer could end"
@@ -99,15 +98,14 @@ class ConversationEncoder:
             dialogue = text_of(row, self.config.input_key)
             before, answer = last_answer(dialogue, self.config.turn_markers, row)
             return [Segment(before, False), Segment(answer, True)]
-        prompt = conditioned(text_of(row, self.config.input_key), row, self.config)
+        prompt = self.rewards.prompt(text_of(row, self.config.input_key), self._reward(row))
         prompt = fill(self.config.input_template, prompt)
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
     def _last_turn(self, row: Row) -> list[Segment]:
         """The whole conversation as prompt, its last turn (all messages of `output_key`) as the answer."""
         prompt, answer = self._conversation(row)
-        if self.config.reward_key is not None:
-            prompt = conditioned_messages(prompt, row, self.config)
+        prompt = self.rewards.messages(prompt, self._reward(row), row)
         for message in answer:
             if message["role"] != "assistant":
                 raise RowError(
@@ -120,6 +118,10 @@ class ConversationEncoder:
             raise RowError(row.where, "the prompt is empty")
         before = render(self.tokenizer, prompt, row, generation_prompt=True)
         return [Segment(before, False), Segment(self._after(before, [*prompt, *answer], row), True)]
+
+    def _reward(self, row: Row) -> float | None:
+        """What the row's prompt is to say."""
+        return None if self.config.reward_key is None else number(row, self.config.reward_key)
 
     def _turns(self, row: Row) -> list[Segment]:
         """Every assistant message is an answer; what the template puts between two of them is prompt."""
@@ -201,6 +203,8 @@ class PromptEncoder:
         self.tokenizer, self.config = tokenizer, config
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
+        conditions = config if isinstance(config, GenerateDataConfig) else GenerateDataConfig()
+        self.rewards, self.target = RewardText(conditions.reward_template), conditions.target_reward
 
     def encode(self, row: Row) -> Prompt:
         """The prompt of a row; RowError says why it cannot be used. A prompt is never cut."""
@@ -213,12 +217,14 @@ class PromptEncoder:
         return Prompt(ids, text, label, "default" if source is None else str(source), row.where)
 
     def _plain(self, row: Row) -> str:
-        return fill(self.config.input_template, text_of(row, self.config.input_key))
+        prompt = self.rewards.prompt(text_of(row, self.config.input_key), self.target)
+        return fill(self.config.input_template, prompt)
 
     def _chat(self, row: Row) -> str:
         messages = messages_of(joined(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
+        messages = self.rewards.messages(messages, self.target, row)
         return render(self.tokenizer, messages, row, generation_prompt=True)
 
 

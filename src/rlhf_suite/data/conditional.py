@@ -6,39 +6,33 @@ its data (as in Decision Transformer, Chen et al. 2021, and SteerLM, Dong et al.
 
 from __future__ import annotations
 
-from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.reward_text import says_reward, with_reward
 from rlhf_suite.data.render import Message
-from rlhf_suite.data.row import Row, RowError, number
+from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
 
-def conditioned(prompt: str, row: Row, config: SFTDataConfig) -> str:
-    """The prompt with the row's reward, as `data.reward_template` puts it; as it is without data.reward_key."""
-    if config.reward_key is None:
-        return prompt
-    return with_reward(config.reward_template, prompt, number(row, config.reward_key))
+class RewardText:
+    """Writes a reward into prompts as `data.reward_template` says; null leaves them as they are."""
 
+    def __init__(self, template: str) -> None:
+        if not says_reward(template):
+            raise UserError(
+                f"data.reward_template={template!r} must have {{prompt}} once and {{reward}}, e.g. "
+                "'{prompt} <rm_score>: {reward:.2f} '; double other braces"
+            )
+        self.template = template
 
-def conditioned_messages(messages: list[Message], row: Row, config: SFTDataConfig) -> list[Message]:
-    """The same of a conversation: its last user message carries the reward."""
-    place = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
-    if place is None or not isinstance(text := messages[place]["content"], str):
-        raise RowError(row.where, "the prompt has no user message of text that could carry the reward")
-    return [*messages[:place], {**messages[place], "content": conditioned(text, row, config)}, *messages[place + 1 :]]
+    def prompt(self, text: str, reward: float | None) -> str:
+        """A prompt of text."""
+        return text if reward is None else with_reward(self.template, text, reward)
 
-
-def with_reward(template: str, prompt: str, reward: float) -> str:
-    return template.format(prompt=prompt, reward=reward)
-
-
-def check_reward_template(template: str) -> None:
-    """UserError unless the template has its {prompt} and a {reward} that changes the text."""
-    try:
-        texts = [with_reward(template, "\0", reward) for reward in (-1.5, 2.5)]
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        texts = ["", ""]
-    if texts[0] == texts[1] or any(text.count("\0") != 1 for text in texts):
-        raise UserError(
-            f"data.reward_template={template!r} must have {{prompt}} once and {{reward}}, e.g. "
-            "'{prompt} <rm_score>: {reward:.2f} '; double other braces"
-        )
+    def messages(self, messages: list[Message], reward: float | None, row: Row) -> list[Message]:
+        """A conversation: its last user message carries the reward."""
+        if reward is None:
+            return messages
+        place = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if place is None or not isinstance(text := messages[place]["content"], str):
+            raise RowError(row.where, "the prompt has no user message of text that could carry the reward")
+        carrier = {**messages[place], "content": self.prompt(text, reward)}
+        return [*messages[:place], carrier, *messages[place + 1 :]]

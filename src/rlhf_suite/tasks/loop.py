@@ -7,7 +7,7 @@ held-out prompts `evaluate_<i>`, the model after i iterations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run
-from rlhf_suite.config.runs import LoopRun, SupervisedRun
-from rlhf_suite.data.answer_groups import Answers, answer_groups, read_lines
+from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
+from rlhf_suite.data.answer_groups import Answers, Selected, answer_groups, read_lines
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import Stages, stages
@@ -39,12 +39,13 @@ ANSWERS = "generations.jsonl"  # of a stage of task=generate
 
 @dataclass(frozen=True)
 class Recipe:
-    """`select`: a row to train on of a prompt's answers, or why there is none. `train`: the run that trains a model on
-    such rows, from (model, rows, output folder)."""
+    """`select`: what is trained on of a prompt's answers. `train`: the run that trains a model on such rows, made of
+    (model, rows, output folder). `target`: the reward that the prompts of the trained model ask for, by its rows."""
 
     trained: str
-    select: Callable[[Answers], dict[str, Any] | str]
+    select: Callable[[Answers], Selected]
     train: Callable[[str, Path, str | None], SupervisedRun]
+    target: Callable[[list[dict[str, Any]]], float | None] = lambda rows: None
 
 
 @dataclass
@@ -59,42 +60,44 @@ class Loop:
 
     def run(self, model: str) -> dict[str, float]:
         """All iterations, from `model`; returns the last metrics."""
-        shares = shares_of(self.config)
-        self.evaluate(0, model)
+        shares, target = shares_of(self.config), None
+        self.evaluate(0, model, target)
         for iteration, share in enumerate(shares):
-            rows = self.select(iteration, model, share)
+            rows = self.select(iteration, generate_run(self.config, model, iteration, share, target))
             model = self.train(iteration, model, rows, is_last=iteration == len(shares) - 1)
-            self.evaluate(iteration + 1, model)
+            target = self.recipe.target(rows)
+            self.evaluate(iteration + 1, model, target)
         return {name: value for metrics in self.metrics for name, value in metrics.items()}
 
-    def select(self, iteration: int, model: str, share: Share) -> Path:
+    def select(self, iteration: int, run: GenerateRun) -> list[dict[str, Any]]:
         """The rows to train on: of the answers to the iteration's prompts."""
-        self.say(iteration, f"answering {share.count} prompts")
-        stage = self.steps.run(f"iter_{iteration}/generate", generate_run(self.config, model, iteration, share))
+        self.say(iteration, f"answering {run.data.max_samples} prompts")
+        stage = self.steps.run(f"iter_{iteration}/generate", run)
         groups = answer_groups(stage.path / ANSWERS, self.config.data.input_key)
         rows, dropped = selected(map(self.recipe.select, groups))
         metrics = stage.status()["metrics"]
         self.log(iteration, {"train/reward": metrics["score"], "loop/rows": len(rows), "loop/dropped": dropped.total()})
-        reasons = "".join(f"; {count} without: {reason}" for reason, count in dropped.most_common())
-        self.say(iteration, f"{len(rows)} prompts have a row to train on{reasons}")
+        reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())
+        self.say(iteration, f"{len(rows)} rows to train on{reasons}")
         if not rows:
             raise RunError(f"iteration {iteration} has nothing to train on{reasons}. The answers are in {stage.path}")
-        return self.steps.write(f"iter_{iteration}/rows.jsonl", rows)
+        return rows
 
-    def train(self, iteration: int, model: str, rows: Path, is_last: bool) -> str:
+    def train(self, iteration: int, model: str, rows: list[dict[str, Any]], is_last: bool) -> str:
         """Train `model` on the rows; returns where the trained one is."""
+        path = self.steps.write(f"iter_{iteration}/rows.jsonl", rows)
         self.say(iteration, f"training {model}")
         output = str(Path(self.config.ckpt.output_dir or self.steps.folder / "model").absolute()) if is_last else None
         name = f"iter_{iteration}/{self.recipe.trained}"
-        stage = self.steps.run(name, apart(self.recipe.train(model, rows, output), self.steps.folder, name))
+        stage = self.steps.run(name, apart(self.recipe.train(model, path, output), self.steps.folder, name))
         return output or str(stage.model)
 
-    def evaluate(self, iteration: int, model: str) -> None:
+    def evaluate(self, iteration: int, model: str, target: float | None) -> None:
         """The share of held-out prompts whose likeliest answer of `model` is right, and the mean score."""
         if self.config.eval.dataset is None:
             return
-        self.say(iteration, "evaluating")
-        stage = self.steps.run(f"evaluate_{iteration}", evaluate_run(self.config, model))
+        self.say(iteration, "evaluating" + ("" if target is None else f", asked for a reward of {target:g}"))
+        stage = self.steps.run(f"evaluate_{iteration}", evaluate_run(self.config, model, target))
         scores = [row["score"] for row in read_lines(stage.path / ANSWERS)]
         passed = sum(score > 0.5 for score in scores) / len(scores)
         self.log(iteration, {"eval/pass1": passed, "eval/reward": sum(scores) / len(scores)})
@@ -140,14 +143,14 @@ def shares_of(config: LoopRun) -> list[Share]:
     return [Share(rows.start + start, stop - start) for start, stop in pairwise(ends)]
 
 
-def selected(found: Any) -> tuple[list[dict[str, Any]], Counter[str]]:
+def selected(found: Iterable[Selected]) -> tuple[list[dict[str, Any]], Counter[str]]:
     """The rows, and why other prompts have none."""
     rows, dropped = list[dict[str, Any]](), Counter[str]()
     for one in found:
         if isinstance(one, str):
             dropped[one] += 1
         else:
-            rows.append(one)
+            rows += one
     return rows, dropped
 
 
