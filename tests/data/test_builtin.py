@@ -6,12 +6,12 @@ import pytest
 
 from rlhf_suite.data import builtin
 from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.sources import read_source
+from rlhf_suite.data.sources import locate
 from rlhf_suite.errors import UserError
 
 
 def load(name):
-    return [row.values for row in read_source(name, "train", DATASET)]
+    return [row.values for row in locate(name, "train", DATASET).rows()]
 
 
 def answer(question):

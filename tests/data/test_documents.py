@@ -11,7 +11,7 @@ from rlhf_suite.data.documents import DocumentEncoder
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.sources import TEXT_BYTES, read_source
+from rlhf_suite.data.sources import TEXT_BYTES, locate
 
 TEXT = "hello there, user: what is the capital of France?"
 
@@ -60,7 +60,7 @@ def test_a_text_file_is_one_document(tmp_path):
     (tmp_path / "a.txt").write_text("\ufeffone\n\ntwo\n", encoding="utf-8")
     (tmp_path / "b.TXT").write_text("three")
     (tmp_path / "c.txt").write_bytes(b"\xff")
-    rows = list(read_source(str(tmp_path), "train", DATASET))
+    rows = list(locate(str(tmp_path), "train", DATASET).rows())
     assert [row.values["text"] for row in rows[:2]] == ["one\n\ntwo\n", "three"]
     assert isinstance(rows[2], RowError) and rows[2].reason == "not UTF-8"
 
@@ -68,7 +68,7 @@ def test_a_text_file_is_one_document(tmp_path):
 def test_a_long_text_file_comes_in_pieces_that_end_with_a_line(tmp_path):
     lines = [f"{number:06d} {'x' * 93}\n" for number in range(25_000)]
     (tmp_path / "a.txt").write_text("".join(lines))
-    rows = list(read_source(str(tmp_path / "a.txt"), "train", DATASET))
+    rows = list(locate(str(tmp_path / "a.txt"), "train", DATASET).rows())
     assert "".join(row.values["text"] for row in rows) == "".join(lines)
     assert [len(row.values["text"]) - TEXT_BYTES in range(101) for row in rows] == [True, True, False]
     assert [row.values["text"][:6] for row in rows] == [f"{row.line - 1:06d}" for row in rows]

@@ -17,8 +17,9 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.disk import written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.folder import INDEX, written_aside
+from rlhf_suite.models.folder import INDEX
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer, make_trainable
 from rlhf_suite.models.lora import merged

@@ -27,6 +27,11 @@ class DataConfig(TextConfig):
 
     max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
     dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
+    cache_enable: bool = flag(
+        True,
+        "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
+        "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory",
+    )
 
 
 @dataclass

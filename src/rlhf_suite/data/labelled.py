@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlhf_suite.config.data import LabelledDataConfig
-from rlhf_suite.data.batch import Example, Group
+from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.chat import ConversationEncoder, answer_config, cut
+from rlhf_suite.data.lazy import Lazy
 from rlhf_suite.data.pairs import prompt_ids
 from rlhf_suite.data.row import Row, RowError, number
 from rlhf_suite.errors import UserError
@@ -31,22 +35,30 @@ class LabelledEncoder:
         return replace(self.conversation.encode(row), numbers={"label": label})
 
 
-def with_mismatched(examples: Sequence[Example], max_len: int) -> list[Group]:
-    """Each example, and its prompt with the answer of the next example that has another prompt.
+class WithMismatched(Lazy[Group]):
+    """Each example, and its prompt with the answer of the next example that has another prompt; put together when asked
+    for. What is paired depends on the data alone, so neither on micro-batches nor on ranks."""
 
-    What is paired depends on the data alone, so neither on micro-batches nor on ranks.
-    """
-    prompts = [tuple(prompt_ids(example)) for example in examples]
-    if len(set(prompts)) < 2:
-        raise UserError("all rows have the same prompt, but the KL reference point needs answers to other prompts")
-    following = [0] * len(examples)
-    for index in range(2 * len(examples) - 2, -1, -1):  # twice around: the last row looks at the first
-        row, after = index % len(examples), (index + 1) % len(examples)
-        following[row] = after if prompts[after] != prompts[row] else following[after]
-    return [
-        Group((example, cut(mismatched(example, examples[other], len(prompt), len(prompts[other])), max_len)))
-        for example, other, prompt in zip(examples, following, prompts, strict=True)
-    ]
+    def __init__(self, examples: Sequence[Item], max_len: int) -> None:
+        self.examples, self.max_len = examples, max_len
+        digests = (sha256(repr(prompt_ids(self.example(row))).encode()).digest() for row in range(len(examples)))
+        prompts = np.fromiter((int.from_bytes(digest[:8], signed=True) for digest in digests), np.int64, len(examples))
+        if (prompts == prompts[0]).all():
+            raise UserError("all rows have the same prompt, but the KL reference point needs answers to other prompts")
+        # The last row of each run of rows with one prompt; the row behind it, the first behind the last, is the next.
+        ends = np.flatnonzero(prompts != np.roll(prompts, -1))
+        self.following = (ends[np.searchsorted(ends, np.arange(len(prompts))) % len(ends)] + 1) % len(prompts)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def at(self, place: int) -> Group:
+        example, other = self.example(place), self.example(int(self.following[place]))
+        changed = mismatched(example, other, len(prompt_ids(example)), len(prompt_ids(other)))
+        return Group((example, cut(changed, self.max_len)))
+
+    def example(self, row: int) -> Example:
+        return sequences(self.examples[row])[0]
 
 
 def mismatched(example: Example, other: Example, prompt: int, other_prompt: int) -> Example:

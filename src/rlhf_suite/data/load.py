@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import Encoder, encode_rows
-from rlhf_suite.data.row import BadRows
-from rlhf_suite.data.rows import Sources, combine, read_rows
+from rlhf_suite.data.identity import digest
+from rlhf_suite.data.row import BadRows, Row, RowError
+from rlhf_suite.data.rows import Sources, combine, limited
+from rlhf_suite.data.sources import Located, locate
+from rlhf_suite.data.store import Store, in_memory, open_elsewhere, open_folder, write_folder
+from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
 
 Encoded = TypeVar("Encoded")
+Watch = Callable[[str, int], None]  # a source, rows of it that are done
 
 
-def load_items(
-    encoder: Encoder[Encoded], sources: Sources, data: DataConfig, seed: int, bad: BadRows
-) -> Sequence[Encoded]:
-    """Every usable row of the sources as what `encoder` makes of it; what could not be used is counted in `bad`."""
-    return combine([load_source(encoder, name, sources, data, bad) for name in sources.names], sources, seed)
+@dataclass
+class Loader(Generic[Encoded]):
+    """Sources to everything that `encoder` makes of their usable rows; the others are counted in `bad`."""
 
+    encoder: Encoder[Encoded]
+    data: DataConfig
+    seed: int
+    bad: BadRows
+    watch: Watch | None = None
 
-def load_source(
-    encoder: Encoder[Encoded], name: str, sources: Sources, data: DataConfig, bad: BadRows
-) -> Sequence[Encoded]:
-    """All items of one source; UserError if there are none."""
-    items = list(encode_rows(encoder, read_rows(name, sources), bad, data.dataloader_num_workers))
-    if not items:
-        raise UserError(f"{sources.flags.dataset}: no usable row in {name!r}. {bad.summary()}".strip())
-    return items
+    def load(self, sources: Sources) -> Sequence[Encoded]:
+        return combine([self.source(name, sources) for name in sources.names], sources, self.seed)
+
+    def source(self, name: str, sources: Sources) -> Sequence[Encoded]:
+        """All items of one source, from the disk where they are there; UserError if there are none."""
+        located = locate(name, sources.split, sources.flags)
+        folder = self.folder(located, name, sources) if self.data.cache_enable else None
+        store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
+        self.bad.merge(bad)
+        return store
+
+    def folder(self, located: Located, name: str, sources: Sources) -> Path:
+        """Where the items of a source are, or will be: by everything that they depend on."""
+        contents = [file_digest(file) for file in located.files]
+        taken = (name, sources.split, sources.max_samples, contents)
+        return cache_folder("encoded") / digest(self.encoder, self.data.on_bad_row, taken)
+
+    def encode(
+        self, located: Located, name: str, sources: Sources, folder: Path | None
+    ) -> tuple[Store[Encoded], BadRows]:
+        bad = BadRows(self.data.on_bad_row)
+        rows = self.watched(limited(located.rows(), sources.max_samples), name)
+        items = encode_rows(self.encoder, rows, bad, self.data.dataloader_num_workers)
+        first = next(items, None)
+        if first is None:
+            raise UserError(f"{sources.flags.dataset}: no usable row in {name!r}. {bad.summary()}".strip())
+        items = chain([first], items)
+        if folder is None:
+            return in_memory(items), bad
+        shutil.rmtree(folder, ignore_errors=True)  # it is not whole, or it would have been opened
+        sweep_abandoned(folder.parent)
+        with written_aside(folder, replace=False) as aside:
+            write_folder(items, aside, bad)
+        return open_elsewhere(folder), bad
+
+    def watched(self, rows: Iterator[Row | RowError], name: str) -> Iterator[Row | RowError]:
+        for done, row in enumerate(rows, start=1):
+            yield row
+            if self.watch is not None:
+                self.watch(name, done)

@@ -8,40 +8,45 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import Group, Item, sequences
+from rlhf_suite.data.lazy import Lazy
+from rlhf_suite.data.rows import Combined
+from rlhf_suite.data.store import Store
 
 
-class PackedRows(Sequence[Group]):
+class PackedRows(Lazy[Group]):
     """Rows of `capacity` tokens at most, each with as many of `items` as fit; a row is put together when asked for."""
 
     def __init__(self, items: Sequence[Item], capacity: int) -> None:
-        lengths = np.fromiter((len(item) for item in items), np.int64, len(items))
+        lengths = token_counts(items)
         self.items, self.capacity, self.tokens = items, capacity, int(lengths.sum())
         self.members, self.ends = best_fit_decreasing(lengths, capacity)
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Group: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Group]: ...
-    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        row = range(len(self))[index]
-        chosen = self.members[self.ends[row - 1] if row else 0 : self.ends[row]]
+    def at(self, place: int) -> Group:
+        chosen = self.members[self.ends[place - 1] if place else 0 : self.ends[place]]
         return Group(tuple(part for item in chosen for part in sequences(self.items[int(item)])))
 
     def summary(self) -> str:
         """How full the rows are, for a log."""
         full = self.tokens / (len(self) * self.capacity)
         return f"{len(self.items)} examples in {len(self)} rows of {self.capacity} tokens, {100 * full:.1f} % full"
+
+
+def token_counts(items: Sequence[Item]) -> NDArray[np.int64]:
+    """Tokens of each item [N]; known without reading the items where they are stored with their counts."""
+    if isinstance(items, Combined):
+        counts = np.concatenate([token_counts(part) for part in items.parts])
+        return counts if items.order is None else counts[items.order]
+    if isinstance(items, Store):
+        return items.layout.counts.astype(np.int64)
+    return np.fromiter((len(item) for item in items), np.int64, len(items))
 
 
 def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

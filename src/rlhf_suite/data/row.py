@@ -99,6 +99,12 @@ class BadRows:
         self.noted[reason] += 1
         self.first.setdefault(reason, where)
 
+    def merge(self, other: BadRows) -> None:
+        """Add what was counted elsewhere."""
+        self.bad.update(other.bad)
+        self.noted.update(other.noted)
+        self.first = other.first | self.first
+
     def summary(self) -> str:
         """For a log: `3 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`; empty when there is nothing to say."""
         parts = [self._describe("skipped", self.bad), self._describe("changed", self.noted)]

@@ -13,7 +13,7 @@ from itertools import islice
 from rlhf_suite.config.data import RowRangeConfig
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.rows import PROMPTS, source_names
-from rlhf_suite.data.sources import SourceFlags, read_source
+from rlhf_suite.data.sources import SourceFlags, locate
 from rlhf_suite.errors import UserError
 
 Given = Row | RowError
@@ -34,7 +34,7 @@ class RowSource:
     def __iter__(self) -> Iterator[Given]:
         """The rows of all sources; a malformed row counts as one too."""
         for name in source_names(self.spec):
-            yield from read_source(name, self.split, self.flags)
+            yield from locate(name, self.split, self.flags).rows()
 
     def beginnings(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
         """Each row, and whether it begins a new group. A malformed row goes with those before it."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, overload
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf_suite.data.lazy import Lazy
 from rlhf_suite.data.row import BadRows, DataError, Row, RowError, required
-from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, SourceFlags, read_source
+from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, SourceFlags
 from rlhf_suite.errors import UserError
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "SourceFlags",
     "Sources",
     "combine",
-    "read_rows",
+    "limited",
     "required",
     "source_names",
 ]
@@ -62,10 +63,10 @@ class Sources:
         return names
 
 
-def read_rows(name: str, sources: Sources) -> Iterator[Row | RowError]:
-    """The rows of one of the sources, up to its first `max_samples` that are not malformed."""
-    left = sources.max_samples
-    for row in read_source(name, sources.split, sources.flags):
+def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
+    """The rows up to the first `max_samples` that are not malformed."""
+    left = max_samples
+    for row in rows:
         yield row
         if isinstance(row, Row) and left is not None:
             left -= 1
@@ -73,7 +74,7 @@ def read_rows(name: str, sources: Sources) -> Iterator[Row | RowError]:
                 return
 
 
-class Combined(Sequence[T_co]):
+class Combined(Lazy[T_co]):
     """Several sequences as one: end to end, or in the order of `order` [N], whose entries count from the first item of
     the first sequence. Nothing is copied."""
 
@@ -84,16 +85,8 @@ class Combined(Sequence[T_co]):
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.order is None else len(self.order)
 
-    @overload
-    def __getitem__(self, index: int) -> T_co: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T_co]: ...
-    def __getitem__(self, index: int | slice) -> T_co | Sequence[T_co]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        if self.order is not None:
-            place = int(self.order[place])
+    def at(self, place: int) -> T_co:
+        place = place if self.order is None else int(self.order[place])
         which = int(np.searchsorted(self.ends, place, side="right"))
         return self.parts[which][place - int(self.ends[which])]  # counted from the end of its part
 

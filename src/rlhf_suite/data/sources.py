@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_suite.data import builtin
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
@@ -36,26 +39,34 @@ PROMPTS = SourceFlags("data.prompt_dataset", "data.prompt_split", "data.prompt_p
 EVAL = SourceFlags("eval.dataset", "eval.split")
 
 
-def read_source(name: str, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
-    """Rows of one source, in order. Only sources with several splits look at `split`."""
+class Located(NamedTuple):
+    """A source that was found: its rows, in order, and the files whose contents they are."""
+
+    rows: Callable[[], Iterator[Row | RowError]]
+    files: list[Path]
+
+
+def locate(name: str, split: str, flags: SourceFlags) -> Located:
+    """One source. Only sources with several splits look at `split`."""
     if name.startswith(builtin.PREFIX):
-        return _numbered(name, builtin.rows(name, flags.dataset))
+        rows = builtin.rows(name, flags.dataset)
+        return Located(lambda: _numbered(name, rows), [])
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():
-        return _read_file(path, flags)
+        return _files([path], flags)
     if path.is_dir():
-        return _read_folder(path / data_dir, split, flags)
+        return _folder(path / data_dir, split, flags)
     if path.suffix.lower() in READERS or not HUB_NAME.fullmatch(base):
         raise UserError(f"{flags.dataset}: no file or folder {base!r}; paths are relative to {Path.cwd()}")
-    return _read_hub(base, data_dir, split, flags)
+    return _hub(base, data_dir, split, flags)
 
 
-def _read_file(path: Path, flags: SourceFlags) -> Iterator[Row | RowError]:
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise UserError(f"{flags.dataset}: cannot read {str(path)!r}; known file types: {', '.join(READERS)}")
-    return reader(path)
+def _files(paths: list[Path], flags: SourceFlags) -> Located:
+    unknown = next((path for path in paths if path.suffix.lower() not in READERS), None)
+    if unknown is not None:
+        raise UserError(f"{flags.dataset}: cannot read {str(unknown)!r}; known file types: {', '.join(READERS)}")
+    return Located(lambda: chain.from_iterable(READERS[path.suffix.lower()](path) for path in paths), paths)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | RowError]:
@@ -190,10 +201,10 @@ READERS: dict[str, Callable[[Path], Iterator[Row | RowError]]] = {
 }
 
 
-def _read_folder(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
     """A folder written by `save_to_disk`, or one of data files that are marked with their split or belong to one."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        return _read_saved(folder, split, flags)
+        return _saved(folder, split, flags)
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in READERS)
     if not files:
         raise UserError(f"{flags.dataset}: no data files in {str(folder)!r}; known file types: {', '.join(READERS)}")
@@ -202,10 +213,10 @@ def _read_folder(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row |
     if found and split.lower() not in found:
         raise _no_split(str(folder), split, found, flags)
     chosen = [path for path in files if split.lower() in words[path]] if found else files
-    return (row for path in chosen for row in _read_file(path, flags))
+    return _files(chosen, flags)
 
 
-def _read_saved(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+def _saved(folder: Path, split: str, flags: SourceFlags) -> Located:
     from datasets import DatasetDict, load_from_disk
 
     saved = load_from_disk(str(folder))
@@ -213,10 +224,10 @@ def _read_saved(folder: Path, split: str, flags: SourceFlags) -> Iterator[Row | 
         if split not in saved:
             raise _no_split(str(folder), split, list(saved), flags)
         saved = saved[split]
-    return _numbered(str(folder), saved)
+    return _of_library(str(folder), saved)
 
 
-def _read_hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Iterator[Row | RowError]:
+def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
     from datasets import load_dataset
 
     try:
@@ -228,7 +239,11 @@ def _read_hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Itera
         ) from error
     if split not in found:
         raise _no_split(name, split, list(found), flags)
-    return _numbered(name, found[split])
+    return _of_library(name, found[split])
+
+
+def _of_library(name: str, rows: Dataset) -> Located:
+    return Located(lambda: _numbered(name, rows), [Path(file["filename"]) for file in rows.cache_files])
 
 
 def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlhf_suite.disk import cache_folder, written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.folder import write_weights, written_aside
+from rlhf_suite.models.folder import write_weights
 
 PREFIX = "builtin:"
 TIED = "lm_head.weight"  # the same tensor as the embedding in a tied model
@@ -75,8 +75,7 @@ def builtin_folder(name: str, flag: str) -> Path:
     if shape is None:
         raise UserError(f"{flag}={name}: no such model. There are {', '.join(PREFIX + known for known in SHAPES)}")
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "builtin"
-    folder = cache / f"{name.removeprefix(PREFIX)}-{version}"
+    folder = cache_folder("builtin") / f"{name.removeprefix(PREFIX)}-{version}"
     if not folder.exists():
         create(folder, shape)
     return folder

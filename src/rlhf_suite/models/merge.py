@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from rlhf_suite.disk import written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.folder import written_aside
 from rlhf_suite.models.load import DTYPES, loading, model_folder, quiet_transformers, some, tokenizer_of
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
-from rlhf_suite.models.folder import write_weights, written_aside
+from rlhf_suite.disk import written_aside
+from rlhf_suite.models.folder import write_weights
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Gather, Tokenizer, whole
 from rlhf_suite.models.weights import weights_on_cpu

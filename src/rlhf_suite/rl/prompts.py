@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt, PromptEncoder
-from rlhf_suite.data.load import load_items
+from rlhf_suite.data.load import Loader
 from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, Sources
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     """Read and encode all rows of data.prompt_dataset and eval.dataset."""
     data, seed = config.data, config.train.seed
     assert data.prompt_dataset is not None
-    bad, encoder = BadRows(data.on_bad_row), PromptEncoder(tokenizer, data)
+    bad = BadRows(data.on_bad_row)
+    loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
-    train = load_items(encoder, sources, data, seed, bad)
+    train = loader.load(sources)
     held_out: Sequence[Prompt] = []
     if config.eval.dataset is not None:
         sources = Sources(config.eval.dataset, config.eval.split, config.eval.max_samples, flags=EVAL)
-        held_out = load_items(encoder, sources, data, seed, bad)
+        held_out = loader.load(sources)
     return Prompts(train, held_out, bad.summary())

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
-from rlhf_suite.data.batch import Item, TokenBatch, sequences, take
-from rlhf_suite.data.labelled import LabelledEncoder, with_mismatched
+from rlhf_suite.data.batch import Item, TokenBatch, take
+from rlhf_suite.data.labelled import LabelledEncoder, WithMismatched
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 from rlhf_suite.models.forward import answer_log_probs
 from rlhf_suite.train.supervised import run_supervised
@@ -37,7 +37,7 @@ class KTO(Task):
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         if self.algo.loss == "vanilla":
             return items
-        return with_mismatched([sequences(item)[0] for item in items], self.encoder.config.max_len)
+        return WithMismatched(items, self.encoder.config.max_len)
 
     def roles(self) -> dict[str, FrozenRole]:
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}

@@ -7,7 +7,6 @@ data is another file. One number per sequence and annotation, in the order of th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,7 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.data.batch import Example, Group, Item, sequences
+from rlhf_suite.data.batch import Group, Item, sequences
+from rlhf_suite.data.lazy import Lazy
+from rlhf_suite.disk import cache_folder, file_aside
 from rlhf_suite.models.load import model_digest
 from rlhf_suite.train.frozen import load_frozen_roles
 from rlhf_suite.train.loader import rank_micro_batches
@@ -40,9 +41,10 @@ def annotated_once(
         for name, items in sets.items():
             found[name] = annotate_all(task, config, actor, items)
             if actor.world.is_main:
-                write(files[name], found[name])
+                with file_aside(files[name]) as aside:
+                    save_file(found[name], aside)
         task.frozen = {}
-    return {name: with_annotations(items, found[name]) for name, items in sets.items()}
+    return {name: WithAnnotations(items, found[name]) for name, items in sets.items()}
 
 
 def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path:
@@ -55,8 +57,7 @@ def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path
         digest.update(f"{name} {model_digest(path, role.flag)}".encode())
     for example in chain.from_iterable(map(sequences, items)):
         digest.update(torch.tensor([len(example), *example.ids, *example.mask]).numpy().tobytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "annotations"
-    return cache / f"{digest.hexdigest()}.safetensors"
+    return cache_folder("annotations") / f"{digest.hexdigest()}.safetensors"
 
 
 @torch.no_grad()
@@ -78,22 +79,21 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
     return {name: actor.world.sum(value).cpu() for name, value in sorted(result.items())}
 
 
-def with_annotations(items: Sequence[Item], annotations: Annotations) -> list[Item]:
-    """The items with each sequence's annotations among its numbers."""
-    names = list(annotations)
-    rows = iter(torch.stack([annotations[name] for name in names], 1).tolist())
+class WithAnnotations(Lazy[Item]):
+    """The items with each sequence's annotations among its numbers; put together when asked for."""
 
-    def annotated(example: Example) -> Example:
-        return replace(example, numbers={**example.numbers, **dict(zip(names, next(rows), strict=True))})
+    def __init__(self, items: Sequence[Item], annotations: Annotations) -> None:
+        self.items, self.annotations = items, annotations
+        self.ends = torch.tensor([len(sequences(item)) for item in items]).cumsum(0)
 
-    return [
-        Group(tuple(map(annotated, item.examples))) if isinstance(item, Group) else annotated(item) for item in items
-    ]
+    def __len__(self) -> int:
+        return len(self.items)
 
-
-def write(path: Path, annotations: Annotations) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}")
-    save_file(annotations, aside)
-    aside.replace(path)
+    def at(self, place: int) -> Item:
+        item, end = self.items[place], int(self.ends[place])
+        examples = sequences(item)
+        annotated = tuple(
+            replace(example, numbers=example.numbers | {k: float(v[number]) for k, v in self.annotations.items()})
+            for number, example in enumerate(examples, start=end - len(examples))
+        )
+        return Group(annotated) if isinstance(item, Group) else annotated[0]

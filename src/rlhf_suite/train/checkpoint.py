@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.models.folder import flush
+from rlhf_suite.disk import flush
 
 MANIFEST = "manifest.json"
 

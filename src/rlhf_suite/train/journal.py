@@ -14,6 +14,8 @@ from rlhf_suite.train.console import Progress
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
 
+ROWS_PER_LINE = 50_000  # of data that are being encoded
+
 
 class Journal:
     """Sinks of one run. `log` may be called several times a step; timings go out with the first."""
@@ -31,6 +33,11 @@ class Journal:
         """A line for the reader of the console, when there is something to say."""
         if message and self.config.progress:
             Console().print(message, highlight=False, soft_wrap=True)
+
+    def encoding(self, source: str, rows: int) -> None:
+        """Rows of a data source that are encoded so far."""
+        if rows % ROWS_PER_LINE == 0:
+            self.say(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

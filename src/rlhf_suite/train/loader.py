@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -37,13 +37,14 @@ def rank_micro_batches(
 ) -> list[TokenBatch]:
     """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts. The sequences of a
     group stay together, and count as one in `train.micro_batch_size`."""
-    lengths = [len(examples[i]) for i in chosen]
+    held = {i: examples[i] for i in chosen}  # read once: they may be on disk
+    lengths = [len(held[i]) for i in chosen]
     part = balance(lengths, world.size)[world.rank] if world.size > 1 else list(range(len(chosen)))
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
-        return [weightless(collate_indexed(examples, [chosen[0]]))]
+        return [weightless(collate_indexed(held, [chosen[0]]))]
     mine = [chosen[i] for i in part]
-    groups = micro_groups([len(examples[i]) for i in mine], config)
-    return [collate_indexed(examples, [mine[i] for i in group]) for group in groups]
+    groups = micro_groups([len(held[i]) for i in mine], config)
+    return [collate_indexed(held, [mine[i] for i in group]) for group in groups]
 
 
 def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]:
@@ -53,7 +54,7 @@ def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]
     return micro_batches(lengths, count=config.micro_batch_size)
 
 
-def collate_indexed(examples: Sequence[Item], indices: Sequence[int]) -> TokenBatch:
+def collate_indexed(examples: Mapping[int, Item], indices: Sequence[int]) -> TokenBatch:
     """A batch that remembers in `rows["index"]` which examples its sequences belong to."""
     chosen = [(index, sequence) for index in indices for sequence in sequences(examples[index])]
     batch = collate([sequence for _, sequence in chosen])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
-from rlhf_suite.data.load import load_items
+from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.rows import EVAL, BadRows, Sources, source_names
 from rlhf_suite.models.load import load_tokenizer
@@ -139,11 +139,12 @@ def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
-    items = in_rows(task.assemble(load_items(task.encoder, sources, data, seed, bad)), config, journal)
+    loader = Loader(task.encoder, data, seed, bad, journal.encoding)
+    items = in_rows(task.assemble(loader.load(sources)), config, journal)
     held_out: dict[str, Sequence[Item]] = {}
     for name, source in set_names(source_names(config.eval.dataset or "")).items():
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
-        held_out[name] = in_rows(task.assemble(load_items(task.encoder, sources, data, seed, bad)), config, journal)
+        held_out[name] = in_rows(task.assemble(loader.load(sources)), config, journal)
     journal.say(bad.summary())
     return Encoded(items, held_out)
 

@@ -1,0 +1,133 @@
+"""Encoded rows in one Arrow file that is mapped into memory: what is looked at is in memory, not all there is.
+
+A store is written once, row by row, and then read in any order. On disk it is a folder: the rows in batches, the number
+of tokens of each, and a summary. It crosses processes as its path.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rlhf_suite.data.codec import Codec, codec_of, codecs
+from rlhf_suite.data.lazy import Lazy
+from rlhf_suite.data.row import BadRows
+from rlhf_suite.errors import UserError
+
+T = TypeVar("T")
+ROWS, COUNTS, SUMMARY = "rows.arrow", "counts.npy", "summary.json"
+BATCH_TOKENS = 1 << 19  # what is held while a batch is filled, about 20 MB
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is in an Arrow file: items made by the codec `kind`, batch b ending with item `ends[b] - 1`."""
+
+    kind: str
+    ends: NDArray[np.int64]  # [number of batches]
+    counts: NDArray[np.int32]  # tokens of each item
+
+
+class Store(Lazy[T]):
+    """Items read back from an Arrow file: from a folder, or from memory."""
+
+    def __init__(self, source: Path | pa.Buffer, layout: Layout) -> None:
+        self.source, self.layout = source, layout
+        self.codec: Codec[T] = codecs()[layout.kind]
+        on_disk = isinstance(source, Path)
+        self.file = pa.ipc.open_file(pa.memory_map(str(source / ROWS)) if on_disk else pa.BufferReader(source))
+        self.latest: tuple[int, Any] = (-1, None)  # the last batch that was looked at, and its number
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if isinstance(self.source, Path):
+            return open_elsewhere, (self.source,)
+        return Store, (self.source, self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout.counts)
+
+    def at(self, place: int) -> T:
+        batch = int(np.searchsorted(self.layout.ends, place, side="right"))
+        if self.latest[0] != batch:
+            self.latest = (batch, self.file.get_batch(batch))
+        columns = self.latest[1]
+        return self.codec.item(columns, place - int(self.layout.ends[batch]) + columns.num_rows)
+
+
+def in_memory(items: Iterable[T]) -> Store[T]:
+    """The items in memory, as compact as on disk."""
+    sink = pa.BufferOutputStream()
+    layout = write_rows(items, sink)
+    return Store(sink.getvalue(), layout)
+
+
+def write_folder(items: Iterable[T], folder: Path, bad: BadRows) -> None:
+    """Write a store's files. `bad`: complete once the items have been taken."""
+    with pa.OSFile(str(folder / ROWS), "wb") as sink:
+        layout = write_rows(items, sink)
+    np.save(folder / COUNTS, layout.counts)
+    summary = {"kind": layout.kind, "ends": layout.ends.tolist(), "rows": vars(bad)}
+    (folder / SUMMARY).write_text(json.dumps(summary))
+
+
+def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
+    """The store in a folder, and what was said of its rows when they were encoded; None if it is not (whole) there."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+        counts = np.load(folder / COUNTS, mmap_mode="r")
+        ends = np.array(summary["ends"], np.int64)
+        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts))
+        whole = store.file.num_record_batches == len(ends) and ends[-1] == len(counts)
+    except (OSError, ValueError, KeyError, EOFError):  # pyarrow's errors and those of JSON are ValueErrors
+        return None
+    rows = summary["rows"]
+    bad = BadRows(rows["policy"], Counter(rows["bad"]), Counter(rows["noted"]), rows["first"])
+    return (store, bad) if whole else None
+
+
+def open_elsewhere(folder: Path) -> Store[Any]:
+    """A store in another process, maybe on another node."""
+    opened = open_folder(folder)
+    if opened is None:
+        raise UserError(
+            f"data.cache_enable: the encoded rows are not in {folder} on this node. Set XDG_CACHE_HOME to a folder "
+            "that all nodes see, or write data.cache_enable=false"
+        )
+    return opened[0]
+
+
+def write_rows(items: Iterable[T], sink: Any) -> Layout:
+    """Write items, of which there are some, in batches of about BATCH_TOKENS tokens."""
+    counts, ends = array("i"), []
+    writer: Any = None
+    for batch in batches(items):
+        codec = codec_of(batch[0])
+        columns = pa.RecordBatch.from_pydict(codec.columns(batch))
+        writer = writer or pa.ipc.new_file(sink, columns.schema)
+        writer.write_batch(columns)
+        counts.extend(map(codec.tokens, batch))
+        ends.append(len(counts))
+    writer.close()
+    return Layout(codec.kind, np.array(ends, np.int64), np.frombuffer(counts, np.int32))
+
+
+def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    held: list[T] = []
+    tokens = 0
+    for item in items:
+        held.append(item)
+        tokens += codec_of(item).tokens(item)
+        if tokens >= BATCH_TOKENS:
+            yield held
+            held, tokens = [], 0
+    if held:
+        yield held

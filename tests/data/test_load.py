@@ -1,0 +1,211 @@
+"""Sources to items through the cache: the same items from memory, from the disk, and at the next start."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.data import (
+    LabelledDataConfig,
+    PromptDataConfig,
+    RewardPairDataConfig,
+    SFTDataConfig,
+    StepDataConfig,
+)
+from rlhf_suite.data import store
+from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
+from rlhf_suite.data.documents import DocumentEncoder
+from rlhf_suite.data.labelled import LabelledEncoder
+from rlhf_suite.data.load import Loader
+from rlhf_suite.data.packed import token_counts
+from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.row import BadRows, DataError
+from rlhf_suite.data.rows import Sources
+from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.errors import UserError
+
+ROW = {"prompt": "hello", "chosen": "user", "rejected": "there", "margin": 0.1, "label": 1, "steps": ["a", "b"]}
+SFT = SFTDataConfig(input_key="prompt", output_key="chosen")
+
+
+class Counting:
+    """An encoder that knows how often it was asked (all of them together: what an instance has is part of its name)."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+        self.calls.clear()
+
+    def encode(self, row):
+        self.calls.append(row.where)
+        return self.encoder.encode(row)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rlhf_suite" / "encoded"
+
+
+def write(path, count=50, **changes):
+    rows = [ROW | {"prompt": f"hello {n}", "labels": [0.1 * (n % 7), 1]} | changes for n in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "nonsense\n")
+    return path
+
+
+def load(encoder, path, config=SFT, bad=None, **sources):
+    bad = bad or BadRows(config.on_bad_row)
+    return Loader(encoder, config, 0, bad).load(Sources(str(path), "train", **sources))
+
+
+def encoders(tokenizer):
+    pairs = RewardPairDataConfig(prompt_key="prompt")
+    steps = StepDataConfig(input_key="prompt", steps_key="steps", label_key="labels", max_len=99)
+    return {
+        "examples": ConversationEncoder(tokenizer, SFT),
+        "pairs with margins": PairEncoder(tokenizer, pairs, "margin"),
+        "labelled": LabelledEncoder(tokenizer, LabelledDataConfig(input_key="prompt", output_key="chosen")),
+        "steps": StepEncoder(tokenizer, steps, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])),
+        "documents": DocumentEncoder(tokenizer, replace(SFT, max_len=3)),
+        "prompts": PromptEncoder(tokenizer, PromptDataConfig(input_key="prompt", label_key="steps")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["examples", "pairs with margins", "labelled", "steps", "documents", "prompts"])
+def test_what_comes_back_equals_what_was_encoded(tokenizer, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(store, "BATCH_TOKENS", 40)
+    encoder, path = encoders(tokenizer)[kind], write(tmp_path / "a.jsonl")
+    fresh = load(encoder, path, replace(SFT, cache_enable=False))
+    written, kept = load(encoder, path), load(encoder, path)
+    assert fresh[0] == written[0] and len({len(each) for each in (fresh, written, kept)}) == 1
+    assert list(fresh) == list(written) == list(kept) == [kept[place] for place in range(len(kept))]
+    assert len(kept.layout.ends) > 3 and kept[-1] == kept[len(kept) - 1] and kept[5:9] == list(kept)[5:9]
+    assert list(pickle.loads(pickle.dumps(kept))) == list(pickle.loads(pickle.dumps(fresh))) == list(kept)
+
+
+def test_the_next_start_does_not_encode_again_and_reports_the_same(tokenizer, tmp_path):
+    encoder, path = Counting(ConversationEncoder(tokenizer, replace(SFT, max_len=12))), write(tmp_path / "a.jsonl")
+    path.write_text(path.read_text() + json.dumps(ROW | {"chosen": "a " * 30}) + "\n")
+    first, second = BadRows("skip"), BadRows("skip")
+    load(encoder, path, bad=first)
+    assert len(encoder.calls) == 51 and first.count == 1 and first.noted.total() == 1
+    load(encoder, path, bad=second)
+    assert len(encoder.calls) == 51 and second == first
+
+
+def changes():
+    def other_content(path, encoder):
+        path.write_text(path.read_text().replace("hello 7", "hello 8"))
+        return encoder
+
+    def other_template(path, encoder):
+        return ConversationEncoder(encoder.tokenizer, replace(encoder.config, input_template="Q: {} A:"))
+
+    def other_length(path, encoder):
+        return ConversationEncoder(encoder.tokenizer, replace(encoder.config, max_len=14))
+
+    def other_tokenizer(path, encoder):
+        tokenizer = pickle.loads(pickle.dumps(encoder.tokenizer))
+        tokenizer.add_tokens(["hello"])
+        return ConversationEncoder(tokenizer, encoder.config)
+
+    return [other_content, other_template, other_length, other_tokenizer]
+
+
+@pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
+def test_whatever_changes_an_item_is_encoded_again(tokenizer, tmp_path, cache, change):
+    path = write(tmp_path / "a.jsonl", chosen="what is the capital of France?")
+    encoder = ConversationEncoder(tokenizer, SFT)
+    before = list(load(encoder, path))
+    changed = change(path, encoder)
+    after = list(load(changed, path))
+    assert after == list(load(changed, path, replace(SFT, cache_enable=False))) != before
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "changed", [{"dataset": "x"}, {"dataset_probs": [1.0]}, {"pack_to_max_len": True}, {"dataloader_num_workers": 1}]
+)
+def test_how_rows_are_used_is_no_part_of_their_name(tokenizer, tmp_path, cache, changed):
+    path = write(tmp_path / "a.jsonl")
+    for config in (SFT, replace(SFT, **changed)):
+        load(ConversationEncoder(tokenizer, config), path, config)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_another_number_of_rows_is_another_set(tokenizer, tmp_path):
+    path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
+    assert [len(load(encoder, path, max_samples=number)) for number in (None, 10, 20)] == [50, 10, 20]
+
+
+@pytest.mark.parametrize("file", [store.ROWS, store.COUNTS, store.SUMMARY])
+@pytest.mark.parametrize("left", [0, 0.5, None])
+def test_a_broken_set_is_encoded_again(tokenizer, tmp_path, cache, file, left):
+    encoder, path = Counting(ConversationEncoder(tokenizer, SFT)), write(tmp_path / "a.jsonl")
+    whole = list(load(encoder, path))
+    (folder,) = cache.iterdir()
+    if left is None:
+        (folder / file).unlink()
+    else:
+        os.truncate(folder / file, int(left * (folder / file).stat().st_size))
+    assert list(load(encoder, path)) == whole and len(encoder.calls) == 100
+    load(encoder, path)
+    assert len(encoder.calls) == 100
+
+
+def test_a_run_that_ends_while_encoding_leaves_nothing(tokenizer, tmp_path, cache):
+    path, config = write(tmp_path / "a.jsonl"), replace(SFT, on_bad_row="stop")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"a\.jsonl:51: not JSON"):
+            load(ConversationEncoder(tokenizer, config), path, config)
+        assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_run_began_is_swept_once_it_is_old(tokenizer, tmp_path, cache):
+    path, old, new = write(tmp_path / "a.jsonl"), cache / ".abc.new.1", cache / ".abc.new.2"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / store.ROWS).touch()
+    for each in (old / store.ROWS, old):
+        os.utime(each, (1, 1))
+    load(ConversationEncoder(tokenizer, SFT), path)
+    assert not old.exists() and new.exists()
+
+
+def test_no_usable_row_is_an_error_that_says_why(tokenizer, tmp_path, cache):
+    path, encoder = write(tmp_path / "a.jsonl", count=2, chosen=""), ConversationEncoder(tokenizer, SFT)
+    with pytest.raises(UserError, match=r"data\.dataset: no usable row in .*a\.jsonl'\. 3 rows skipped: 2 x column"):
+        load(encoder, path)
+    path.write_text("")
+    with pytest.raises(UserError, match=r"no usable row in .*a\.jsonl'\.$"):
+        load(encoder, path)
+    assert not cache.exists()
+
+
+def test_a_set_that_another_node_does_not_see_is_an_error(tokenizer, tmp_path, cache):
+    pickled = pickle.dumps(load(ConversationEncoder(tokenizer, SFT), write(tmp_path / "a.jsonl")))
+    cache.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="Set XDG_CACHE_HOME to a folder that all nodes see"):
+        pickle.loads(pickled)
+
+
+def test_token_counts_are_known_without_reading_the_items(tokenizer, tmp_path):
+    one, other = write(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", count=7, chosen="what is the capital?")
+    encoder = ConversationEncoder(tokenizer, SFT)
+    for spec, settings in ((f"{one}", {}), (f"{one},{other}", {}), (f"{one},{other}", {"probs": [0.5, 0.5]})):
+        items = load(encoder, spec, **settings)
+        assert token_counts(items).tolist() == [len(item) for item in items] == token_counts(list(items)).tolist()
+
+
+def test_progress_is_told(tokenizer, tmp_path):
+    seen = []
+    path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
+    Loader(encoder, SFT, 0, BadRows("skip"), lambda *told: seen.append(told)).load(Sources(str(path), "train"))
+    assert seen == [(str(path), number) for number in range(1, 52)]
