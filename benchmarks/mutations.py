@@ -1,5 +1,8 @@
 """Makes each mistake of `mutation_list.py` in a copy of the sources and runs the tests that are to notice it:
-`python benchmarks/mutations.py` writes docs/mutations.md; with words, only the mutations whose names have one of them.
+`python benchmarks/mutations.py` writes docs/mutations.md; with words, only the mutations whose names have one of them,
+beside the rows that the page has.
+
+Every run is forked from this process, so that the heavy imports are paid once.
 """
 
 from __future__ import annotations
@@ -8,19 +11,16 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from mutation_list import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
-DEADLINE_S = 900
 HEAD = """# Mistakes that the tests notice
 
 `python benchmarks/mutations.py` writes this page. Each mistake is made alone, in a copy of the sources; the same tests
@@ -36,19 +36,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--quick", action="store_true", help="take it that the tests pass without mutations")
-    parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if not arguments.words or any(word in m.name for word in arguments.words)]
-    with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+    known = known_rows()
+    with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder:
         if not arguments.quick:
-            must_pass(Path(folder) / "unchanged", chosen, pool)
-        rows = []
-        for mutation, test in zip(chosen, pool.map(partial(noticed_by, Path(folder)), chosen), strict=True):
-            rows.append(f"| {mutation.name} | `{mutation.file}` | {edit(mutation)} | {test} |")
-            print(rows[-1], flush=True)
-    if not arguments.words:
-        PAGE.write_text(HEAD + "\n".join(rows) + "\n")
+            must_pass(Path(folder) / "unchanged", chosen)
+        for mutation in chosen:
+            known[mutation.name] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
+            print(known[mutation.name], flush=True)
+    rows = [known[mutation.name] for mutation in MUTATIONS if mutation.name in known]
+    PAGE.write_text(HEAD + "\n".join(rows) + "\n")
     sys.exit(any("SURVIVED" in row for row in rows))
+
+
+def begin(mutation: Mutation) -> str:
+    """A row but for its last column."""
+    before, after = (" ".join(text.split()).replace("|", "\\|") for text in (mutation.before, mutation.after))
+    return f"| {mutation.name} | `{mutation.file}` | `{before}` -> `{after}` | "
+
+
+def known_rows() -> dict[str, str]:
+    """The rows of the page whose mutation is still the same."""
+    lines = PAGE.read_text().splitlines() if PAGE.exists() else []
+    return {m.name: line for m in MUTATIONS for line in lines if line.startswith(begin(m))}
 
 
 def copy_of_sources(folder: Path) -> Path:
@@ -57,18 +68,17 @@ def copy_of_sources(folder: Path) -> Path:
     return folder
 
 
-def must_pass(folder: Path, mutations: list[Mutation], pool: ThreadPoolExecutor) -> None:
+def must_pass(folder: Path, mutations: list[Mutation]) -> None:
     """A test that fails anyway would notice nothing."""
     copy_of_sources(folder)
-    tests = sorted({mutation.tests for mutation in mutations})
-    for failed in filter(None, pool.map(partial(first_failure, folder), tests)):
-        raise SystemExit(f"{failed} fails without any mutation")
+    for tests in sorted({mutation.tests for mutation in mutations}):
+        if failed := first_failure(folder, tests):
+            raise SystemExit(f"{failed} fails without any mutation")
 
 
-def noticed_by(folder: Path, mutation: Mutation) -> str:
+def noticed_by(place: Path, mutation: Mutation) -> str:
     """The first test that fails with the mutation."""
-    place = copy_of_sources(folder / str(MUTATIONS.index(mutation)))
-    apply(mutation, place)
+    apply(mutation, copy_of_sources(place))
     found = first_failure(place, mutation.tests)
     shutil.rmtree(place)
     return f"`{found}`" if found else "SURVIVED"
@@ -85,25 +95,30 @@ def apply(mutation: Mutation, place: Path) -> None:
 
 def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
     """The first of `tests` that fails with the sources in `place`."""
-    environment = os.environ | {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", *tests]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    if done.returncode == 0:
+    log = place / "log"
+    pid = os.fork()
+    if pid == 0:
+        sys.path[:0] = [str(place / "src"), str(ROOT)]
+        os.environ |= {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.chdir(ROOT)
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = pytest.main(["-x", "-rfE", *tests])
+        sys.stdout.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    said = log.read_text()
+    found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", said, re.MULTILINE)
     if not found:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
+        raise SystemExit(f"pytest {' '.join(tests)} ended with {code}:\n{said[-4000:]}")
     return found[1]
 
 
-def edit(mutation: Mutation) -> str:
-    before, after = (" ".join(text.split()).replace("|", "\\|") for text in (mutation.before, mutation.after))
-    return f"`{before}` -> `{after}`"
-
-
 if __name__ == "__main__":
+    import torch  # noqa: F401 - for the forks
+    import transformers  # noqa: F401
+
     main()
