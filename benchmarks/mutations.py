@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
 from mutation_list import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,0 +1,53 @@
+"""Which flags do something in a run, and which of those nothing below the command line read; see tests/recording."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.idle import NEEDS
+from rlhf_suite.config.runs import Run
+
+RECORDING = Path(__file__).parent / "recording"
+Read = tuple[str, str]  # (section class, field)
+
+
+def environment(file: Path | str) -> dict[str, str]:
+    """What makes a process and all its children record in `file`."""
+    path = [str(RECORDING), str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "RLHF_SUITE_FLAG_READS": str(file)}
+
+
+def unread(lines: list[str], files: list[Path]) -> set[str]:
+    """Dotted keys of the flags that do something under some of the command lines and were read in no run."""
+    wanted: dict[Read, str] = {}
+    for line in lines:
+        (config,) = preflight(parse(line.split())).runs
+        wanted |= {read: key for key, read in active(config).items()}
+    found = set().union(*(reads(file) for file in files))
+    return {key for read, key in wanted.items() if read not in found}
+
+
+def active(config: Run) -> dict[str, Read]:
+    """Every flag that does something under the values of `config`, by its dotted key."""
+    values = {info.key: info.default for info in walk(config)}
+    idle = [need for need in NEEDS if need.flag in values and not need.is_met(values[need.flag])]
+    keys = [key for key in values if not any(need.concerns(key) for need in idle)]
+    return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
+
+
+def section(config: Run, key: str) -> object:
+    """The section that holds the flag."""
+    found: object = config
+    for name in key.split(".")[:-1]:
+        found = getattr(found, name)
+    return found
+
+
+def reads(file: Path) -> set[Read]:
+    """What `sitecustomize` noted."""
+    lines = file.read_text().splitlines()
+    return {(owner, name) for owner, _, name in (line.partition(" ") for line in lines)}

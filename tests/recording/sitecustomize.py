@@ -1,0 +1,52 @@
+"""Notes which flags a run reads. Python imports this by itself in every process whose PYTHONPATH has this folder, so in
+the workers of a run too; it does something only where RLHF_SUITE_FLAG_READS names a file.
+
+A line `<section class> <field>` is added to the file when code below the command line reads a field of a section for
+the first time in a process. Copying, comparing, printing and checking a configuration are no reads: what counts is the
+module of the caller, or, inside a method of the section itself, that of the method's caller.
+"""
+
+import dataclasses
+import os
+import sys
+
+FILE = "RLHF_SUITE_FLAG_READS"
+OURS, NOT_COUNTED = "rlhf_suite.", ("rlhf_suite.config.", "rlhf_suite.cli")
+seen = set()
+
+
+def watched(cls):
+    """The section class with reads that are noted."""
+    if not cls.__module__.startswith("rlhf_suite.config."):
+        return cls
+    fields = {field.name for field in dataclasses.fields(cls)}
+
+    def read(self, name):
+        if name in fields:
+            note(self, type(self).__name__, name)
+        return object.__getattribute__(self, name)
+
+    cls.__getattribute__ = read
+    return cls
+
+
+def note(section, owner, name):
+    if (owner, name) in seen:
+        return
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_locals.get("self") is section:
+        frame = frame.f_back
+    module = frame.f_globals.get("__name__", "") if frame else ""
+    if module.startswith(OURS) and not module.startswith(NOT_COUNTED):
+        seen.add((owner, name))
+        with open(os.environ[FILE], "a") as file:  # noqa: PTH123 - no imports for it
+            file.write(f"{owner} {name}\n")
+
+
+def dataclass(cls=None, /, **settings):
+    decorate = declared(**settings)
+    return watched(decorate(cls)) if cls is not None else lambda later: watched(decorate(later))
+
+
+if FILE in os.environ:
+    declared, dataclasses.dataclass = dataclasses.dataclass, dataclass
