@@ -111,9 +111,10 @@ def table(part: Part, words: list[str], known: dict[str, str]) -> str:
     for loss, row in errors(part, [loss for loss in part.losses if not words or any(word in loss for word in words)]):
         print(json.dumps({"loss": loss} | {s.name: error for s, error in zip(SPLITS, row, strict=True)}), flush=True)
         known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
-    return "\n".join(
-        [HEADER, "|---" * (1 + len(SPLITS)) + "|", *(known.get(loss, f"| {loss} |") for loss in part.losses)]
-    )
+    rows = [known[loss] for loss in part.losses if loss in known]
+    missing = [loss for loss in part.losses if loss not in known]
+    note = f"\n\nNot computed yet: {'; '.join(missing)}." if missing else ""
+    return "\n".join([HEADER, "|---" * (1 + len(SPLITS)) + "|", *rows]) + note
 
 
 def main() -> None:

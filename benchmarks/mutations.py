@@ -47,7 +47,9 @@ def main() -> None:
             known[mutation.name] = f"{begin(mutation)}{noticed_by(Path(folder) / 'mutated', mutation)} |"
             print(known[mutation.name], flush=True)
     rows = [known[mutation.name] for mutation in MUTATIONS if mutation.name in known]
-    PAGE.write_text(HEAD + "\n".join(rows) + "\n")
+    missing = [mutation.name for mutation in MUTATIONS if mutation.name not in known]
+    note = f"\nNot made yet: {'; '.join(missing)}.\n" if missing else ""
+    PAGE.write_text(HEAD + "\n".join(rows) + "\n" + note)
     sys.exit(any("SURVIVED" in row for row in rows))
 
 
