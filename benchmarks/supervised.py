@@ -175,7 +175,7 @@ def step_tokens(rows: list[Row], command: list[str], arguments: argparse.Namespa
     (config,) = preflight(parse(command)).runs
     make_task = importlib.import_module(f"rlhf_suite.tasks.{arguments.task}").make_task
     task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
-    lengths = [len(task.encode(DataRow(row, "rows", line))) for line, row in enumerate(rows)]
+    lengths = [len(task.encoder.encode(DataRow(row, "rows", line))) for line, row in enumerate(rows)]
     order = BatchOrder(len(rows), arguments.batch, SEED)
     return [sum(lengths[i] for i in order.indices(step)) for step in range(arguments.steps)]
 
