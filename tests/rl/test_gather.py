@@ -112,6 +112,9 @@ class Answers:
     def rest(self):
         pass
 
+    def wake(self):
+        pass
+
     def score(self, trajectories):
         return scored(trajectories, [float(t.prompt % 2 == 0 and t.sample == 0) for t in trajectories]), {}
 
@@ -156,11 +159,11 @@ def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(gatherer)
 
 def test_a_step_with_enough_held_groups_samples_nothing(gatherer):
     one = gatherer()
-    one.gather(0)
-    one.held = [group for group in one.held + one.held + one.held + one.held][:3] or one.held
-    asked = len(one.collector.asked)
-    _, metrics = one.gather(1) if len(one.held) == 3 else (None, {"rollout/filter_rounds": 0})
-    assert len(one.collector.asked) == asked and metrics["rollout/filter_rounds"] == 0
+    one.held = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
+    samples, metrics = one.gather(0)
+    assert prompts_of(samples) == [2, 4, 6] and one.collector.asked == []
+    assert (metrics["rollout/filter_rounds"], metrics["rollout/held_groups"]) == (0, 1)
+    assert "rollout/filter_pass_rate" not in metrics
 
 
 def test_it_goes_on_from_its_state_as_if_nothing_had_happened(gatherer, tmp_path):

@@ -49,6 +49,18 @@ class Beta:
         self.value = state["value"]
 
 
+class Notes:
+    """Driver state in a file of its own."""
+
+    text = ""
+
+    def save(self, folder: Path) -> None:
+        (folder / "text").write_text(self.text)
+
+    def load(self, folder: Path) -> None:
+        self.text = (folder / "text").read_text()
+
+
 @pytest.fixture
 def group(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -60,7 +72,8 @@ def group(monkeypatch):
 def saver(tmp_path, group):
     def make(**config) -> Saver:
         folder, driver_state = RunFolder(tmp_path / "run"), {"beta": Beta()}
-        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", driver_state)
+        parts = (driver_state, {"notes": Notes()})
+        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", *parts)
 
     return make
 
@@ -108,6 +121,7 @@ def test_an_unknown_metric_is_refused_with_the_known_ones(saver):
 def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, group):
     first = saver(save_steps=1)
     first.driver_state["beta"].value = 0.25
+    first.driver_files["notes"].text = "held"
     group.call("set", 7)
     first.save_if_due(5, {"eval/gpt_loss": 2.0})
     group.call("set", 8)
@@ -115,6 +129,7 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
     assert second.resume() == 5
     assert group.call("get") == [7]
     assert second.driver_state["beta"].value == 0.25
+    assert second.driver_files["notes"].text == "held"
     assert second.is_best({"eval/gpt_loss": 2.5}) is False
 
 

@@ -30,12 +30,19 @@ class Collector:
         plan = [(t, self.sampling(rollout.temperature)) for t in started]
         if self.config.algo.advantage.estimator == "remax":
             plan += [(replace(t, greedy=True), self.sampling(0.0)) for t in self.begin(self.prompts, indices, 1)]
-        return self.write(plan, (TRAINING, stream))
+        trajectories = self.write(plan, (TRAINING, stream))
+        self.rest()
+        return trajectories
 
     def rest(self) -> None:
-        """Nothing more is sampled in this step."""
+        """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
         if self.config.vllm.enable_sleep:
             self.engines.sleep()
+
+    def wake(self) -> None:
+        """Take it back for another round of sampling: the engines still have their weights."""
+        if self.config.vllm.enable_sleep:
+            self.engines.wake()
 
     def sampling(self, temperature: float) -> SamplingSettings:
         """The flags of `rollout` at a given temperature."""

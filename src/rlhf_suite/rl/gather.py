@@ -46,7 +46,6 @@ class Gatherer:
             scored, metrics = self.filtered()
         else:
             scored, metrics = self.sample(self.order.indices(step), step)
-        self.collector.rest()
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped)
         if self.scorer.source is no_reward:
@@ -66,6 +65,8 @@ class Gatherer:
         counts: Counter[str] = Counter()
         sampled = accepted = rounds = 0
         while len(self.held) < wanted and rounds < algo.dynamic_filtering_max_rounds:
+            if rounds:
+                self.collector.wake()
             scored, found = self.sample(self.rounds_order.indices(self.rounds), self.rounds)
             fresh = scored.by_group()
             kept = [group for group in fresh if self.is_accepted(group)]
@@ -73,6 +74,8 @@ class Gatherer:
             counts.update(found)
             sampled, accepted = sampled + len(fresh), accepted + len(kept)
             rounds, self.rounds = rounds + 1, self.rounds + 1
+        if rounds == 0:
+            self.collector.rest()
         if not self.held:
             raise RunError(
                 f"{rounds} rounds of {self.rounds_order.batch_size} prompts gave no group with a mean score inside "
