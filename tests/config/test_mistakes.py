@@ -392,10 +392,12 @@ MISTAKES = [
     (SCORE + "reward.remote_url=http://x score.pairs=true score.best_of_n=true", "score.best_of_n", "has the best"),
     (SCORE + "reward.remote_url=http://x score.output_path=x.csv", "score.output_path", "score.output_path=x.jsonl"),
     (SCORE + "reward.remote_url=http://x score.shard=0", "score.shard", "write score.shard=0/4"),
-    (SCORE + "reward.remote_url=http://x score.max_tokens_per_gpu=9", "score.max_tokens_per_gpu", "has no effect"),
     (CONDITIONAL + "'data.reward_template=\"{prompt}\"'", "data.reward_template", "once and a {reward}"),
     (GENERATE + "data.reward_template=x", "data.reward_template", "add data.target_reward=<number>"),
     (GENERATE + "data.reward_template=x data.target_reward=1", "data.reward_template", "once and a {reward}"),
+    (SCORE + "reward=prm", "reward.process.model_name_or_path", "folder that task=prm wrote"),
+    (SCORE + "reward.remote_url=http://x 'reward.clip_range=[0,1]'", "reward.clip_range", "without a clamp"),
+    (SCORE + "reward.model_name_or_path=rm reward.offload=true", "reward.offload", "write reward.offload=false"),
     # flags that would do nothing
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),

@@ -8,9 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.builtin import rows
+from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.models.process import KEY, ProcessScorer
 from small_runs import batch_run
 
 SAMPLES = 3
@@ -77,6 +82,38 @@ def test_a_reward_model_scores_as_transformers_does(ranks, model, tmp_path):
     assert len(lengths) > 1 and max(lengths) == 15
     scores = [row["score"] for row in written[0]]
     assert metrics["score"] == pytest.approx(sum(scores) / 50, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def step_model(tmp_path_factory):
+    """A process reward model with random weights, of which every character is a step."""
+    folder = tmp_path_factory.mktemp("prm") / "model"
+    create_tiny(folder)
+    config = json.loads((folder / "config.json").read_text())
+    data, algo = StepDataConfig(step_separator="", max_len=20), PRMAlgoConfig(";", ["+", "-"])
+    config[KEY] = StepFormat.of(data, algo).saved()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_process_reward_model_scores_every_step(ranks, step_model, tmp_path):
+    """A solution that is longer than those of training has no score, and is left out."""
+    source = tmp_path / "solutions.jsonl"
+    pairs = [("add 1 2 =", "3"), ("add 3 4 =", "seven"), ("add 5 6 =", "eleven")]
+    source.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in pairs))
+    line = (
+        f"task=score data.dataset={source} reward=prm reward.process.model_name_or_path={step_model} "
+        f"reward.process.aggregate=mean reward.on_error=drop ds.param_dtype=fp32 score.max_tokens_per_gpu=22"
+    )
+    metrics = ranks(1).call(batch_run, tmp_path / "run", line)[0]
+    assert (metrics["rows"], metrics["written"]) == (3, 2)
+    scorer = ProcessScorer(str(step_model), DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    found = read(tmp_path / "run" / "scores.jsonl")
+    for row, (prompt, response), expected in zip(found, pairs, scorer.score(pairs[:2]), strict=False):
+        assert (row["prompt"], row["response"]) == (prompt, response)
+        assert row["step_scores"] == pytest.approx(expected.scores, abs=1e-6)
+        assert len(row["step_scores"]) == len(response)
+        assert row["score"] == pytest.approx(sum(expected.scores) / len(response), abs=1e-6)
 
 
 def test_a_file_scores_and_a_run_that_failed_goes_on(answers, tmp_path):

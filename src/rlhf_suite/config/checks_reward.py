@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import is_http, urls
-from rlhf_suite.config.runs import PPORun, RewardedRun
+from rlhf_suite.config.reward import RewardConfig, is_http, urls
+from rlhf_suite.config.runs import GenerateRun, PPORun, RewardedRun, ScoreRun
 
 
 def one_reward(run: RewardedRun) -> Iterator[Problem]:
@@ -18,7 +18,7 @@ def one_reward(run: RewardedRun) -> Iterator[Problem]:
         "reward.remote_url": run.reward.remote_url,
         "reward.model_name_or_path": run.reward.model_name_or_path,
     }
-    if isinstance(run, PPORun) and run.reward.process.enable:
+    if not isinstance(run, GenerateRun) and run.reward.process.enable:
         sources["reward.process.enable"] = "true"
     chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
     if not chosen and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
@@ -62,7 +62,7 @@ def rule_has_labels(run: RewardedRun) -> Iterator[Problem]:
 
 def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
     key = "reward.process.model_name_or_path"
-    if isinstance(run, PPORun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
+    if not isinstance(run, GenerateRun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
         yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
 
 
@@ -70,6 +70,15 @@ def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and run.reward.model_name_or_path is None:
         what = "the constants are stored in a reward model, and there is none"
         yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
+
+
+def scores_stay_as_they_are(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
+    """What is trained on is clamped, and its model may make room for others; what is written is not."""
+    if run.reward.clip_range != RewardConfig().clip_range:
+        what = "scores are written as they are, without a clamp"
+        yield Problem("reward.clip_range", what, "leave it away, and clamp where you train on them")
+    if run.reward.offload:
+        yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
 RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (

@@ -70,12 +70,6 @@ NEEDS = (
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
     Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
     Needs(
-        ("score.max_tokens_per_gpu",),
-        "reward.model_name_or_path",
-        is_set,
-        "reward.model_name_or_path=<reward model>",
-    ),
-    Needs(
         ("reward.overlong_penalty_factor",), "reward.overlong_buffer_len", is_set, "reward.overlong_buffer_len=<tokens>"
     ),
     Needs(

@@ -207,7 +207,7 @@ class ScoreRun(ResumableRun):
     task: str = flag("score", "The task; chosen with task=<name>")
     ds: RewardModelConfig = group(RewardModelConfig)
     data: ScoreDataConfig = group(ScoreDataConfig)
-    reward: RewardConfig = group(RewardConfig)
+    reward: RLRewardConfig = group(RLRewardConfig)
     score: ScoreConfig = group(ScoreConfig)
 
 

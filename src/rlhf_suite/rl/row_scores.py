@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlhf_suite.algo.shaping import normalize_scores
@@ -10,15 +11,18 @@ from rlhf_suite.config.data import ScoreDataConfig, SFTDataConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.chat import ConversationEncoder
-from rlhf_suite.data.render import label_text
+from rlhf_suite.data.render import label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
 from rlhf_suite.data.scored_rows import best, pair, with_columns
+from rlhf_suite.data.solutions import SolutionEncoder
+from rlhf_suite.models.process import StepScores, scores_of
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import TextReward
+from rlhf_suite.rl.reward_sources import outcome
 from rlhf_suite.rl.scoring import check_failures
-from rlhf_suite.rl.sharding import balanced_parts, reassemble_rows, shards
+from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
 from rlhf_suite.train.batch_job import Done
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
@@ -83,6 +87,39 @@ class ModelJudge:
         return [Scored(score, score) for score in scores.tolist()]
 
 
+@dataclass(frozen=True)
+class StepScored(Scored):
+    """A response whose steps are scored one by one."""
+
+    steps: list[float] = field(default_factory=list)
+
+
+class StepJudge:
+    """A process reward model, which reads text with its own tokenizer. What it scores from P(good) of the steps is
+    their `aggregate`."""
+
+    def __init__(self, data: ScoreDataConfig, encoder: SolutionEncoder, group: Group, aggregate: str) -> None:
+        self.data, self.encoder, self.group, self.aggregate = data, encoder, group, aggregate
+
+    def read(self, row: Row) -> Example:
+        """Laid out in the model's own template."""
+        prompt, response = (text_of(row, key) for key in (self.data.input_key, self.data.output_key))
+        return self.encoder.encode(prompt, response)
+
+    def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
+        batch = collate(items)
+        parts = balanced_parts(batch, self.group.world_size)
+        found = self.group.call_sharded("probabilities", shards(batch, parts), self.encoder.columns)
+        steps = scores_of(batch, reassemble(batch, parts, found), [example.truncated for example in items])
+        return [self.outcome(each) for each in steps]
+
+    def outcome(self, steps: StepScores) -> Outcome:
+        result = outcome(steps, self.aggregate, self.encoder.form.max_len)
+        if isinstance(result, RewardFailure):
+            return result
+        return StepScored(result.reward, result.score, steps=steps.scores)
+
+
 class RowScorer:
     """Scores chunks of rows."""
 
@@ -102,14 +139,14 @@ class RowScorer:
         by_group, left = [], iter(outcomes)
         for group in groups:
             by_group.append([next(left) for _ in group])
-        failed = [any(isinstance(outcome, RewardFailure) for outcome in some) for some in by_group]
+        failed = [any(isinstance(each, RewardFailure) for each in some) for some in by_group]
         check_failures(self.config.reward, self.journal, outcomes, all(failed))
         written: list[dict[str, Any]] = []
         scores: list[float] = []
         for group, some, has_failed in zip(groups, by_group, failed, strict=True):
             if not has_failed:
-                known = [outcome.reward for outcome in some if isinstance(outcome, Scored)]
-                scores += known
+                known = [each for each in some if isinstance(each, Scored)]
+                scores += [each.reward for each in known]
                 written += self.chosen([row.values for row, _ in group], known)
         sums = {
             "rows": len(outcomes),
@@ -133,23 +170,25 @@ class RowScorer:
             except RowError as error:
                 self.bad.add(error.where, error.reason)
                 continue
-            if isinstance(item, Example) and item.truncated:
+            if isinstance(self.judge, ModelJudge) and item.truncated:
                 self.bad.note(row.where, "cut off at data.max_len")
             groups += [[]] if is_new else []
             groups[-1].append((row, item))
             is_new = False
         return groups
 
-    def chosen(self, rows: Sequence[dict[str, object]], scores: Sequence[float]) -> Iterator[dict[str, Any]]:
+    def chosen(self, rows: Sequence[dict[str, object]], scored: Sequence[Scored]) -> Iterator[dict[str, Any]]:
         """What is written of the rows of one prompt."""
-        score = self.config.score
+        score, scores = self.config.score, [each.reward for each in scored]
         if score.pairs:
             made = pair(rows, scores, self.config.data.output_key)
             if made is not None:
                 yield made
             return
         for index in [best(scores)] if score.best_of_n else range(len(rows)):
-            yield with_columns(rows[index], {"score": scores[index]})
+            of_row = scored[index]
+            steps = {"step_scores": of_row.steps} if isinstance(of_row, StepScored) else {}
+            yield with_columns(rows[index], {"score": scores[index]} | steps)
 
 
 def answer_config(data: ScoreDataConfig) -> SFTDataConfig:

@@ -1,6 +1,8 @@
-"""A reward model that scores given text: one instance per rank, each with a share of every chunk."""
+"""A reward model, or one of steps, that scores given text: one per rank, each with a share of every chunk."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -8,7 +10,8 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.forward import sequence_scores
-from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble_rows
+from rlhf_suite.models.process import step_probabilities
+from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
 from rlhf_suite.train.strategy import join_world, load_frozen
 from rlhf_suite.train.workers import Worker
 
@@ -18,7 +21,8 @@ class ScoreWorker(Worker):
 
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: ScoreRun) -> None:
         super().__init__(rank, world_size, addr, port, device)
-        path = config.reward.model_name_or_path
+        section, by_steps = config.reward, config.reward.process.enable
+        path = section.process.model_name_or_path if by_steps else section.model_name_or_path
         assert path is not None
         self.world, self.budget = join_world(rank, world_size, device), config.score.max_tokens_per_gpu
         ds = DeepSpeedConfig(
@@ -27,13 +31,21 @@ class ScoreWorker(Worker):
             packing_samples=True,
             value_head_prefix=config.ds.value_head_prefix,
         )
-        self.model = load_frozen(path, "value", ds, self.world, "reward.model_name_or_path")
+        flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
+        self.model = load_frozen(path, "lm" if by_steps else "value", ds, self.world, flag)
 
-    @torch.no_grad()
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """[B], as the model gives them at each sequence's last token."""
+        return reassemble_rows(*self.forward(batch, lambda part: sequence_scores(self.model, part)))
+
+    def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
+        """P(good) at the masked tokens, [T]."""
+        return reassemble(batch, *self.forward(batch, lambda part: step_probabilities(self.model, part, columns)))
+
+    @torch.no_grad()
+    def forward(
+        self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """`compute` of each micro-batch of this rank's share."""
         groups = forward_groups(batch, 1, self.budget)
-        results = in_micro_batches(
-            batch, groups, len(groups), lambda part: sequence_scores(self.model, part.to(self.world.device))
-        )
-        return reassemble_rows(groups, results)
+        return groups, in_micro_batches(batch, groups, len(groups), lambda part: compute(part.to(self.world.device)))

@@ -1,4 +1,4 @@
-"""task=score: scores for the responses of a file, by a rule, a file, servers or a reward model; resumable."""
+"""task=score: scores for the responses of a file, by a rule, a file, servers or a (process) reward model; resumable."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.process import solution_encoder
 from rlhf_suite.rewards.sources import open_reward
-from rlhf_suite.rl.row_scores import Judge, ModelJudge, RowScorer, TextJudge, row_source
+from rlhf_suite.rl.row_scores import Judge, ModelJudge, RowScorer, StepJudge, TextJudge, row_source
 from rlhf_suite.rl.score_worker import ScoreWorker
 from rlhf_suite.rl.scoring import REWARD_LOG, normalization
 from rlhf_suite.train.batch_job import BatchJob
@@ -36,6 +38,17 @@ def run(config: ScoreRun, folder: Path) -> dict[str, float]:
 def judge(config: ScoreRun, job: BatchJob) -> Iterator[Judge[Any]]:
     """What gives the scores, ready."""
     path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
+    if reward.process.enable:
+        process = reward.process
+        assert process.model_name_or_path is not None
+        flag, ranks = "reward.process.model_name_or_path", process.num_nodes * process.num_gpus_per_node
+        encoder = solution_encoder(process.model_name_or_path, flag, process.step_separator)
+        least, budget = encoder.form.max_len, config.score.max_tokens_per_gpu
+        if least > budget:
+            raise UserError(f"score.max_tokens_per_gpu={budget} holds no whole solution; write {least} or more")
+        with running(ScoreWorker, "process", ranks, config.launch, folder, (config,)) as group:
+            yield StepJudge(config.data, encoder, group, process.aggregate)
+        return
     if path is None:
         with closing(open_reward(reward, folder.logs / REWARD_LOG)) as text:
             yield TextJudge(config.data, text)
