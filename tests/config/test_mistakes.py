@@ -396,7 +396,6 @@ MISTAKES = [
     (GENERATE + "data.reward_template=x", "data.reward_template", "add data.target_reward=<number>"),
     (GENERATE + "data.reward_template=x data.target_reward=1", "data.reward_template", "once and a {reward}"),
     (SCORE + "reward=prm", "reward.process.model_name_or_path", "folder that task=prm wrote"),
-    (SCORE + "reward.remote_url=http://x 'reward.clip_range=[0,1]'", "reward.clip_range", "without a clamp"),
     (SCORE + "reward.model_name_or_path=rm reward.offload=true", "reward.offload", "write reward.offload=false"),
     # flags that would do nothing
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),

@@ -84,7 +84,7 @@ RULES: tuple[Callable[[GenerateRun], Iterable[Problem]], ...] = (
     rewards.remote_url_is_usable,
     rewards.rule_has_labels,
     rewards.constants_have_a_model,
-    rewards.scores_stay_as_they_are,
+    rewards.model_stays,
     rl.room_for_a_prompt,
     rl.engines_are_whole,
 )

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import RewardConfig, is_http, urls
+from rlhf_suite.config.reward import is_http, urls
 from rlhf_suite.config.runs import GenerateRun, PPORun, RewardedRun, ScoreRun
 
 
@@ -72,11 +72,8 @@ def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
         yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
 
 
-def scores_stay_as_they_are(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
-    """What is trained on is clamped, and its model may make room for others; what is written is not."""
-    if run.reward.clip_range != RewardConfig().clip_range:
-        what = "scores are written as they are, without a clamp"
-        yield Problem("reward.clip_range", what, "leave it away, and clamp where you train on them")
+def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
+    """Nothing is there to make room for."""
     if run.reward.offload:
         yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 

@@ -41,5 +41,5 @@ RULES: tuple[Callable[[ScoreRun], Iterable[Problem]], ...] = (
     best_or_pairs,
     budget_holds_a_sequence,
     *reward.RULES,
-    reward.scores_stay_as_they_are,
+    reward.model_stays,
 )

@@ -61,10 +61,16 @@ class RewardConfig:
 
 
 @dataclass
-class RLRewardConfig(RewardConfig):
-    """One source of reward (a rule, a .py file, HTTP servers, a reward model or a process reward model); its shape"""
+class JudgeConfig(RewardConfig):
+    """One source of scores: a rule, a .py file, HTTP servers, a reward model or a process reward model"""
 
     process: ProcessRewardConfig = group(ProcessRewardConfig)
+
+
+@dataclass
+class RLRewardConfig(JudgeConfig):
+    """One source of reward (a rule, a .py file, HTTP servers, a reward model or a process reward model); its shape"""
+
     clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
     clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them")
     overlong_buffer_len: int | None = flag(

@@ -56,7 +56,7 @@ from rlhf_suite.config.loop import (
 )
 from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
-from rlhf_suite.config.reward import RewardConfig, RLRewardConfig
+from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.score import ScoreConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
@@ -207,7 +207,7 @@ class ScoreRun(ResumableRun):
     task: str = flag("score", "The task; chosen with task=<name>")
     ds: RewardModelConfig = group(RewardModelConfig)
     data: ScoreDataConfig = group(ScoreDataConfig)
-    reward: RLRewardConfig = group(RLRewardConfig)
+    reward: JudgeConfig = group(JudgeConfig)
     score: ScoreConfig = group(ScoreConfig)
 
 
