@@ -36,6 +36,14 @@ def test_groups_are_prompts_without_answers_that_are_cut_off_or_empty(tmp_path):
     ]
 
 
+def test_groups_are_told_apart_where_answers_are_missing(tmp_path):
+    rows = [("a", 1), ("a", 2), ("b", 3), ("c", 0), ("c", 1)]
+    made = [{"q": q, "prompt": q, "sample": s, "response": "x", "score": s, "finish_reason": "stop"} for q, s in rows]
+    (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    found = [(group.prompt, [a.score for a in group.answers]) for group in answer_groups(tmp_path / "out.jsonl", "q")]
+    assert found == [("a", [1, 2]), ("b", [3]), ("c", [0, 1])]
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [({"input_prompt": "a"}, "prompt"), ({"one": "a", "two": None}, "one,two"), ({"input_score": "a"}, "score")],

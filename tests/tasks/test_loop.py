@@ -12,7 +12,7 @@ from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
 from rlhf_suite.config.eval import LoopEvalConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.loop import ConditionalLoopConfig, LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
-from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, sft_run
+from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.resolve import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, RejectionSamplingRun
@@ -38,11 +38,13 @@ def done(folder, run, answers=(), score=0.0):
     record.start(fingerprint(run))
     save(run, folder / "config.yaml")
     rows = [
-        {"input": f"q{n}", "sample": s, "response": f"a{s}", "score": value, "finish_reason": "stop"}
+        {"input": f"q{n}", "prompt": f"q{n}", "sample": s, "response": f"a{s}", "score": value, "finish_reason": "stop"}
         for n, scores in enumerate(answers)
         for s, value in enumerate(scores)
     ]
-    (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / {"score": "scores.jsonl"}.get(run.task, "generations.jsonl")).write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     record.done({"score": score})
 
 
@@ -116,6 +118,28 @@ def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_se
         done(tmp_path / f"iter_{i}/sft", tuned)
     conditional_sft.run(config, tmp_path)
     assert [row["score"] for row in rows_of(tmp_path / "iter_0/rows.jsonl")] == [0.75, 0.25]
+
+
+def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
+    sections = SECTIONS | {"reward": RewardConfig(model_name_or_path="org/rm"), "data": replace(DATA, max_len=20_000)}
+    config = RejectionSamplingRun(
+        **sections, eval=LoopEvalConfig(dataset="builtin:reverse_eval"), loop=RejectionLoopConfig(1)
+    )
+    answered = generate_run(config, "org/first", 0, Share(0, 2048))
+    assert answered.reward == RewardConfig()
+    done(tmp_path / "iter_0/generate", answered)
+    scored = score_run(config, tmp_path / "iter_0/generate/generations.jsonl")
+    assert (scored.data.max_len, scored.score.max_tokens_per_gpu) == (20_000, 20_000)
+    assert (scored.data.input_key, scored.data.output_key) == ("prompt", "response")
+    done(tmp_path / "iter_0/score", scored, [[-3.0, 7.5]], score=2.25)
+    done(tmp_path / "iter_0/sft", sft_run(config, "org/first", tmp_path / "iter_0/rows.jsonl", str(tmp_path / "model")))
+    for i, model in enumerate(["org/first", str(tmp_path / "model")]):
+        done(tmp_path / f"evaluate_{i}", evaluate_run(config, model))
+        scored = score_run(config, tmp_path / f"evaluate_{i}/generations.jsonl")
+        done(tmp_path / f"evaluate_{i}_score", scored, [[float(i)], [-1.0]])
+    assert rejection_sampling.run(config, tmp_path)["eval/reward"] == 0.0
+    assert rows_of(tmp_path / "iter_0/rows.jsonl") == [{"input": "q0", "output": "a1", "score": 7.5}]
+    assert json.loads((tmp_path / "loop.json").read_text())["metrics"][0]["train/reward"] == 2.25
 
 
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, sft_run
+from rlhf_suite.config.checks_reward import one_reward
+from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, Run
 
@@ -26,6 +27,8 @@ def planned(run: LoopRun) -> Iterator[Planned]:
     """One of each kind of stage."""
     model = run.actor.model_name_or_path or "builtin:tiny"
     yield Planned(generate_run(run, model, 0, Share(run.data.skip_samples, 1)))
+    if run.reward.model_name_or_path is not None:
+        yield Planned(score_run(run, ROWS))
     if isinstance(run, IterativeDPORun):
         is_fixed = run.loop.fixed_reference_enable
         reference = model if is_fixed else run.ref.model_name_or_path
@@ -51,12 +54,6 @@ def renamed(text: str, stage: Planned) -> str:
     return text
 
 
-def answers_are_scored(run: LoopRun) -> Iterator[Problem]:
-    if not any((run.reward.rule, run.reward.remote_url, run.reward.model_name_or_path)):
-        fix = "add reward.rule=<rule>, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
-        yield Problem("reward.rule", "nothing scores the answers", fix)
-
-
 def there_is_a_choice(run: LoopRun) -> Iterator[Problem]:
     if run.rollout.n_samples_per_prompt < 2 and not isinstance(run, ConditionalSFTRun):
         what = "there is one answer to each prompt, so none is better"
@@ -70,7 +67,7 @@ def there_is_one_reference(run: LoopRun) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[LoopRun], Iterable[Problem]], ...] = (
-    answers_are_scored,
+    one_reward,
     there_is_a_choice,
     there_is_one_reference,
 )

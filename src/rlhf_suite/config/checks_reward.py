@@ -8,17 +8,17 @@ from urllib.parse import urlsplit
 
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import is_http, urls
-from rlhf_suite.config.runs import GenerateRun, PPORun, RewardedRun, ScoreRun
+from rlhf_suite.config.reward import JudgeConfig, is_http, urls
+from rlhf_suite.config.runs import GenerateRun, LoopRun, PPORun, RewardedRun, ScoreRun
 
 
-def one_reward(run: RewardedRun) -> Iterator[Problem]:
+def one_reward(run: RewardedRun | LoopRun) -> Iterator[Problem]:
     sources = {
         "reward.rule": run.reward.rule,
         "reward.remote_url": run.reward.remote_url,
         "reward.model_name_or_path": run.reward.model_name_or_path,
     }
-    if not isinstance(run, GenerateRun) and run.reward.process.enable:
+    if isinstance(run.reward, JudgeConfig) and run.reward.process.enable:
         sources["reward.process.enable"] = "true"
     chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
     if not chosen and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:

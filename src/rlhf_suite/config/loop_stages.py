@@ -8,18 +8,21 @@ from typing import Any, TypeVar
 
 from rlhf_suite.config.actor import DPOActorConfig, SFTActorConfig
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, SFTDataConfig
-from rlhf_suite.config.ds import PrecisionConfig
+from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, ScoreDataConfig, SFTDataConfig
+from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.generate import GeneratorConfig
+from rlhf_suite.config.reward import JudgeConfig, RewardConfig
 from rlhf_suite.config.runs import (
     ConditionalSFTRun,
     DPORun,
     GenerateRun,
     IterativeDPORun,
     LoopRun,
+    ScoreRun,
     SFTRun,
     SupervisedRun,
 )
+from rlhf_suite.config.score import ScoreConfig
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SupervisedRun)
@@ -79,6 +82,15 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
     return DPORun(**_training(run, DPOActorConfig, model, output), data=data, algo=run.algo, ref=ref)
 
 
+def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
+    """The scores of a reward model for an output of `generate_run`."""
+    data = ScoreDataConfig(dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
+    score = ScoreConfig()
+    score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
+    reward = like(JudgeConfig, run.reward, rule=None, remote_url=None)
+    return ScoreRun(ds=like(RewardModelConfig, run.ds), data=data, reward=reward, score=score, launch=run.launch)
+
+
 def like(cls: type[T], section: object, **changes: Any) -> T:
     """A section of class `cls` with the flags that `section` has too, and `changes`."""
     shared = {field.name: getattr(section, field.name) for field in fields(cls) if hasattr(section, field.name)}  # type: ignore[arg-type]
@@ -86,7 +98,10 @@ def like(cls: type[T], section: object, **changes: Any) -> T:
 
 
 def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
-    shared: dict[str, Any] = {name: getattr(run, name) for name in ("vllm", "reward", "launch")}
+    reward = (
+        run.reward if run.reward.model_name_or_path is None else RewardConfig()
+    )  # a model scores in a stage of its own
+    shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
     return GenerateRun(actor=GeneratorConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 
 

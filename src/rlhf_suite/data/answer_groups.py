@@ -37,14 +37,15 @@ class Answers:
 
 
 def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
-    """The groups of an output of task=generate whose prompts were in column `input_key`."""
-    group: Answers | None = None
+    """The groups of a scored output of task=generate whose prompts were in column `input_key`."""
+    group, last = None, {"prompt": "", "sample": 0}
     for row in read_lines(path):
-        if row["sample"] == 0:
+        # task=score may have left any answer of a prompt out
+        if group is None or row["sample"] <= last["sample"] or row["prompt"] != last["prompt"]:
             if group is not None:
                 yield group
             group = Answers(prompt_of(row, input_key), [])
-        assert group is not None
+        last = row
         if row["finish_reason"] != "length" and row["response"].strip():
             group.answers.append(Answer(row["response"], row["score"]))
     if group is not None:

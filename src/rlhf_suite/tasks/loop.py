@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run
+from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
 from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
 from rlhf_suite.data.answer_groups import Answers, Selected, answer_groups, read_lines
 from rlhf_suite.data.row_range import prompt_rows
@@ -34,7 +34,6 @@ COLUMNS = {
     "loop/rows": "rows trained on",
     "loop/dropped": "prompts dropped",
 }
-ANSWERS = "generations.jsonl"  # of a stage of task=generate
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,13 @@ class Loop:
     def select(self, iteration: int, run: GenerateRun) -> list[dict[str, Any]]:
         """The rows to train on: of the answers to the iteration's prompts."""
         self.say(iteration, f"answering {run.data.max_samples} prompts")
-        stage = self.steps.run(f"iter_{iteration}/generate", run)
-        groups = answer_groups(stage.path / ANSWERS, self.config.data.input_key)
-        rows, dropped = selected(map(self.recipe.select, groups))
-        metrics = stage.status()["metrics"]
-        self.log(iteration, {"train/reward": metrics["score"], "loop/rows": len(rows), "loop/dropped": dropped.total()})
+        answers, score = self.answers(f"iter_{iteration}/generate", f"iter_{iteration}/score", run)
+        rows, dropped = selected(map(self.recipe.select, answer_groups(answers, self.config.data.input_key)))
+        self.log(iteration, {"train/reward": score, "loop/rows": len(rows), "loop/dropped": dropped.total()})
         reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())
         self.say(iteration, f"{len(rows)} rows to train on{reasons}")
         if not rows:
-            raise RunError(f"iteration {iteration} has nothing to train on{reasons}. The answers are in {stage.path}")
+            raise RunError(f"iteration {iteration} has nothing to train on{reasons}. The answers are in {answers}")
         return rows
 
     def train(self, iteration: int, model: str, rows: list[dict[str, Any]], is_last: bool) -> str:
@@ -97,10 +94,18 @@ class Loop:
         if self.config.eval.dataset is None:
             return
         self.say(iteration, "evaluating" + ("" if target is None else f", asked for a reward of {target:g}"))
-        stage = self.steps.run(f"evaluate_{iteration}", evaluate_run(self.config, model, target))
-        scores = [row["score"] for row in read_lines(stage.path / ANSWERS)]
+        run = evaluate_run(self.config, model, target)
+        answers, _ = self.answers(f"evaluate_{iteration}", f"evaluate_{iteration}_score", run)
+        scores = [row["score"] for row in read_lines(answers)]
         passed = sum(score > 0.5 for score in scores) / len(scores)
         self.log(iteration, {"eval/pass1": passed, "eval/reward": sum(scores) / len(scores)})
+
+    def answers(self, name: str, scorer: str, run: GenerateRun) -> tuple[Path, float]:
+        """The file of the scored answers, and their mean score; a reward model scores them in a stage of its own."""
+        stage, file = self.steps.run(name, run), "generations.jsonl"
+        if self.config.reward.model_name_or_path is not None:
+            stage, file = self.steps.run(scorer, score_run(self.config, stage.path / file)), "scores.jsonl"
+        return stage.path / file, stage.status()["metrics"]["score"]
 
     def log(self, iteration: int, metrics: dict[str, float]) -> None:
         """Metrics of the model after `iteration` iterations."""
