@@ -14,7 +14,7 @@ FLAGS = [(f"task={task} {info.key}", info) for task, root in TASKS.items() for i
 def test_every_flag_accepts_its_own_default():
     for name, info in FLAGS:
         expected = kind(info.type)
-        assert expected.base in (bool, int, float, str, list), name
+        assert expected.base in (bool, int, float, str, list, dict), name
         assert info.default is not None or expected.optional, name
         assert info.default is None or isinstance(info.default, expected.base), name
         assert [*value_problems(info, info.default)] == [], name

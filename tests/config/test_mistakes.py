@@ -32,6 +32,12 @@ REJECTION = (
 CONDITIONAL = REJECTION.replace("rejection_sampling", "conditional_sft")
 ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 SCORE = "task=score data.dataset=builtin:reverse data.input_key=input data.output_key=output "
+SOURCES = PPO.replace("reward.rule=exact_match", "'reward.sources={}'")
+
+
+def sources(text: str) -> str:
+    return SOURCES.replace("{}", text)
+
 
 IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
@@ -39,6 +45,7 @@ DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
 FOUR_BITS = "ds.load_in_4bit=true "
 MERGE = "task=merge_lora actor.model_name_or_path=builtin:tiny "
+SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
 MISTAKES = [
     # tasks and presets
@@ -251,6 +258,25 @@ MISTAKES = [
     (PPO + "reward.http.batch_size=4", "reward.http.batch_size", "has no effect"),
     (PPO + "reward.max_error_rate=0.1", "reward.max_error_rate", "add reward.on_error=drop"),
     (PPO + "data.label_key=null", "data.label_key", "compares with a label"),
+    (sources("{a: {rule: maths}}"), "reward.sources.a.rule", "did you mean reward.sources.a.rule=math?"),
+    (sources("{a: {rule: math, weight: -1}}"), "reward.sources.a.weight", "is not >= 0"),
+    (sources("{a: {rule: math, wait: 1}}"), "reward.sources", "Key 'wait' not in 'NamedSourceConfig'"),
+    (sources("{a: {weight: 1}}"), "reward.sources.a", "nothing scores the samples"),
+    (sources("{a: {rule: math, remote_url: http://b/c}}"), "reward.sources.a", "several sources"),
+    (sources("{a: {remote_url: none.py}}"), "reward.sources.a.remote_url", "is no Python file"),
+    (sources("{a: {rule: math, weight: 0}}"), "reward.sources", "every weight is 0"),
+    (sources("{a/b: {rule: math}}"), "reward.sources", "use letters, digits"),
+    (sources("{a: {rule: math}}") + "reward.rule=math", "reward.sources", "would be the only sources"),
+    (
+        sources("{a: {model_name_or_path: x/y}, b: {model_name_or_path: x/z}}"),
+        "reward.sources",
+        "serve the others with task=serve_rm",
+    ),
+    (sources("math"), "reward.sources", "is not a {name: {rule,"),
+    ("task=serve_rm", "reward.model_name_or_path", "no model is named"),
+    (SERVE + "ds.attn_implementation=sdpa", "ds.attn_implementation", "write ds.attn_implementation=varlen"),
+    (SERVE + "serve.port=70000", "serve.port", "<= 65535"),
+    (SERVE + "train.seed=1", "train.seed", "it belongs to task="),
     (PPO + "reward.normalize_enable=true", "reward.normalize_enable", "name reward.model_name_or_path"),
     (PPO + "'reward.clip_range=[1,-1]'", "reward.clip_range", "low < high"),
     (PPO + "'reward.clip_range=[1]'", "reward.clip_range", "low < high"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 
+import httpx
 import jobs
 import numpy as np
 import pytest
@@ -155,3 +157,42 @@ def test_a_reward_model_without_constants_cannot_be_standardised(runs, words, re
     assert "reward.normalize_enable=true" in ended.err
     assert str(bare) in ended.err
     assert not (runs / "refused" / "logs").exists()  # before any actor was started
+
+
+def test_a_served_reward_model_scores_a_run_over_http(runs, words, reward_model, monkeypatch):
+    """As if it sat beside the policy; and the server ends as something done when it is told to."""
+    monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")
+    serving = ["task=serve_rm", f"reward.model_name_or_path={reward_model}", "serve.port=0", "serve.batch_size=8"]
+    server = jobs.Job(runs / "server", [*serving, "reward.normalize_enable=true", "ds.param_dtype=fp32"])
+    url = address(server)
+    folder = runs / "remote"
+    source = [f"reward.remote_url={url}", "reward.http.batch_size=5", "algo.advantage.estimator=reinforce"]
+    jobs.run(folder, [*words, *source, "train.max_steps=1", "eval.steps=1"])
+    refused = httpx.post(url, json={"query": ["a"]}, trust_env=False)
+    assert refused.status_code == 401
+    headers = {"Authorization": "Bearer s3cret"}
+    answer = httpx.post(url, json={"query": ["a", "b" * 9999]}, headers=headers, trust_env=False).json()
+    assert answer["rewards"][1] is None and "serve.max_len=4096" in answer["errors"][1]
+    server.process.terminate()
+    ended = server.ended(60)
+    assert ended.code == 0, ended.err
+    status = json.loads((runs / "server" / "status.json").read_text())
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
+    samples = jobs.rollout(folder, 1)
+    for row in samples:
+        with torch.no_grad():
+            score = float(model(torch.tensor([row["ids"]])).logits)
+        assert row["score"] == pytest.approx((score - MEAN) / STD, abs=1e-4)
+    assert status["state"] == "done"
+    assert status["metrics"]["serve/texts"] == len(samples) + 2 * 8 + 1  # of the step, two evaluations, and ours
+    assert "s3cret" not in "".join(file.read_text() for file in (runs / "server").rglob("*.*") if file.is_file())
+
+
+def address(server: jobs.Job) -> str:
+    """Where a server listens, once it does."""
+    file = server.folder.path / "server.json"
+    deadline = time.monotonic() + 120
+    while not file.exists():
+        assert server.process.poll() is None and time.monotonic() < deadline, server.text()
+        time.sleep(jobs.POLL_S)
+    return json.loads(file.read_text())["url"]

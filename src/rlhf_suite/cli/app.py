@@ -89,7 +89,7 @@ def hydra(line: CommandLine) -> int:
     from rlhf_suite.config.presets import conf_dir
 
     register()
-    sys.argv = [sys.argv[0], *line.for_hydra]
+    sys.argv = [sys.argv[0], *map(adding, line.for_hydra)]
     try:
         library.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
     except SystemExit as end:
@@ -97,6 +97,15 @@ def hydra(line: CommandLine) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def adding(word: str) -> str:
+    """A word as Hydra wants it: the entries of a table are keys that are not there yet."""
+    from rlhf_suite.config.kinds import kind
+    from rlhf_suite.config.names import flags_of
+
+    info = flags_of(None).get(word.partition("=")[0])
+    return f"++{word}" if info is not None and kind(info.type).base is dict else word
 
 
 def refuse(problems: list[Problem]) -> int:

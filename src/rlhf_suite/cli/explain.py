@@ -92,8 +92,9 @@ def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
     defaults = flat(asdict(TASKS[run.task]()))
     sources = [*preset_files(line, found)]
     for key, value in flat(asdict(run)).items():
-        if value != defaults[key] and key != "explain":
-            yield key, spelled(value), spelled(defaults[key]), origin(key, found, sources)
+        default = defaults.get(key)  # an entry of a table has none
+        if value != default and key != "explain":
+            yield key, spelled(value), spelled(default), origin(key, found, sources)
 
 
 def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> str:

@@ -144,7 +144,7 @@ def check_job(base: Composed, values: list[Value], result: Preflight, with_rules
     """
     config = copy.deepcopy(base.run)
     flags = flags_of(config.task)
-    mistakes = [assign(config, flags[key], value) for key, value in flattened(values) if key in flags]
+    mistakes = [assign(config, flags[key], value) for key, value in flattened(values, flags) if key in flags]
     run, problems = to_run(config)
     result.problems += [*filter(None, mistakes), *problems]
     if with_rules:
@@ -155,5 +155,5 @@ def check_job(base: Composed, values: list[Value], result: Preflight, with_rules
 
 
 def told(key: str, problems: list[Problem]) -> bool:
-    """Whether a mistake with this flag, or with a misspelling of it, is among the problems."""
-    return any(key == each.key or key in each.fix for each in problems)
+    """Whether a mistake with this flag, a misspelling of it or a part of this section is among the problems."""
+    return any(key == each.key or key in each.fix or each.key.startswith(f"{key}.") for each in problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
@@ -14,11 +14,11 @@ from rlhf_suite.config.problems import Problem
 Value = tuple[str, Any]
 
 
-def flattened(values: Iterable[Value]) -> Iterator[Value]:
-    """`algo={kl: {init_coef: 0}}` as its single values."""
+def flattened(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]:
+    """`algo={kl: {init_coef: 0}}` as its single values; a table that is a flag is one."""
     for key, value in values:
-        if isinstance(value, dict):
-            yield from flattened((f"{key}.{name}", inner) for name, inner in value.items())
+        if isinstance(value, dict) and key not in flags:
+            yield from flattened(((f"{key}.{name}", inner) for name, inner in value.items()), flags)
         else:
             yield key, value
 
@@ -26,7 +26,7 @@ def flattened(values: Iterable[Value]) -> Iterator[Value]:
 def name_problems(override: Override, task: str | None) -> Iterator[Problem]:
     """What is wrong with the key of an override, whatever its value."""
     flags = flags_of(task)
-    for key, value in flattened([(override.key_or_group, override.value())]):
+    for key, value in flattened([(override.key_or_group, override.value())], flags):
         if override.is_delete():
             yield Problem(key, "flags cannot be deleted", f"leave ~{key} away, or set it to null")
         elif key in flags:

@@ -21,7 +21,7 @@ from rlhf_suite.config.checks_tools import MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, ScoreRun, SupervisedRun
+from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, ScoreRun, ServeRMRun, SupervisedRun
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun | ScoreRun
@@ -48,6 +48,8 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         told = {problem.key for problem in problems}
         found = loops.stage_problems(run, lambda stage: check(stage, ()), set(flat(asdict(run))))
         problems += [problem for problem in found if problem.key not in told]
+    elif isinstance(run, ServeRMRun):
+        problems += attention_fits(run)
     return problems
 
 
@@ -157,7 +159,7 @@ def liger_fits(run: AnyRun) -> Iterator[Problem]:
         yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
 
 
-def attention_fits(run: AnyRun) -> Iterator[Problem]:
+def attention_fits(run: AnyRun | ServeRMRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
     if name in ("sdpa", "eager") and run.ds.packing_samples:
         what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"

@@ -10,6 +10,7 @@ from rlhf_suite.config import checks_rl as rl
 from rlhf_suite.config.checks_supervised import reward_template_problems
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, OutputConfig, output_file, shard_of
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.reward import has_source, reward_model
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.config.sources import source_problems
 
@@ -44,7 +45,7 @@ def best_has_a_score(run: GenerateRun) -> Iterator[Problem]:
     if not run.generate.best_of_n:
         return
     key = "generate.best_of_n"
-    if not any((run.reward.rule, run.reward.remote_url)):
+    if not has_source(run.reward):
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem(key, "nothing scores the samples", fix)
     if run.rollout.n_samples_per_prompt < 2:
@@ -65,12 +66,11 @@ def samples_differ(run: GenerateRun) -> Iterator[Problem]:
 
 
 def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
-    reward = run.reward
-    if reward.model_name_or_path is not None:
+    if reward_model(run.reward) is not None:
         what = "samples are scored by rules, files and servers only"
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem("reward.model_name_or_path", what, fix)
-    elif reward.rule is not None and reward.remote_url is not None:
+    elif has_source(run.reward):
         yield from rewards.one_reward(run)
 
 

@@ -2,38 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import JudgeConfig, is_http, urls
+from rlhf_suite.config.reward import (
+    JudgeConfig,
+    NamedSourceConfig,
+    SourceConfig,
+    has_source,
+    is_http,
+    reward_model,
+    urls,
+)
 from rlhf_suite.config.runs import GenerateRun, LoopRun, PPORun, RewardedRun, ScoreRun
+from rlhf_suite.config.spelling import spelled
+
+NAME = re.compile(r"[\w-]+")
+FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
+
+
+def named(run: RewardedRun | LoopRun) -> Mapping[str, SourceConfig]:
+    """Every source by the key of its section: `reward` itself, or the entries of reward.sources."""
+    if run.reward.sources:
+        return {f"reward.sources.{name}": source for name, source in run.reward.sources.items()}
+    return {"reward": run.reward}
+
+
+def given(key: str, source: SourceConfig) -> list[str]:
+    """What a source says that it is, as on the command line."""
+    flags = {"rule": source.rule, "remote_url": source.remote_url, "model_name_or_path": source.model_name_or_path}
+    chosen = [f"{key}.{name}={value}" for name, value in flags.items() if value is not None]
+    if isinstance(source, NamedSourceConfig) and source.process:
+        chosen.append(f"{key}.process=true")
+    if isinstance(source, JudgeConfig) and source.process.enable and not source.sources:
+        chosen.append("reward.process.enable=true")
+    return chosen
 
 
 def one_reward(run: RewardedRun | LoopRun) -> Iterator[Problem]:
-    sources = {
-        "reward.rule": run.reward.rule,
-        "reward.remote_url": run.reward.remote_url,
-        "reward.model_name_or_path": run.reward.model_name_or_path,
-    }
-    if isinstance(run.reward, JudgeConfig) and run.reward.process.enable:
-        sources["reward.process.enable"] = "true"
-    chosen = [f"{key}={value}" for key, value in sources.items() if value is not None]
-    if not chosen and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+    if not has_source(run.reward) and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
         if run.eval.dataset is not None:
             what = "nothing scores the samples of eval.dataset"
             yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
-    elif not chosen:
-        fix = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
-        yield Problem("reward", "nothing scores the samples", fix)
-    elif len(chosen) > 1:
-        yield Problem("reward", f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
+        return
+    beside = given("reward", run.reward)
+    if run.reward.sources and beside:
+        fix = "set it to null, or leave reward.sources away"
+        yield Problem("reward.sources", f"would be the only sources, but there is {' and '.join(beside)} too", fix)
+    for key, source in named(run).items():
+        chosen = given(key, source)
+        if not chosen:
+            fix = FIX if key == "reward" else "give it one of rule, remote_url, model_name_or_path and process"
+            yield Problem(key, "nothing scores the samples", fix)
+        elif len(chosen) > 1:
+            yield Problem(key, f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
+
+
+def sources_fit_together(run: RewardedRun) -> Iterator[Problem]:
+    sources = run.reward.sources
+    models = [name for name, source in sources.items() if source.model_name_or_path is not None]
+    if len(models) > 1:
+        what = f"{' and '.join(models)} are reward models, and one can run beside the policy"
+        yield Problem("reward.sources", what, "serve the others with task=serve_rm, and name them by remote_url")
+    of_steps = [name for name, source in sources.items() if source.process]
+    enabled = isinstance(run.reward, JudgeConfig) and run.reward.process.enable
+    if sources and bool(of_steps) != enabled:
+        what = (
+            f"{'no source' if enabled else of_steps[0]} has process: true, reward.process.enable is {spelled(enabled)}"
+        )
+        yield Problem("reward.sources", what, "write both, or neither")
+    if sources and not any(source.weight > 0 for source in sources.values()):
+        yield Problem("reward.sources", "every weight is 0, so nothing is trained on", "give one a weight above 0")
+    for name in sources:
+        if not NAME.fullmatch(name):
+            what = f"{name!r} is part of names of metrics"
+            yield Problem("reward.sources", what, "use letters, digits, - and _ in names of sources")
 
 
 def remote_url_is_usable(run: RewardedRun) -> Iterator[Problem]:
-    yield from url_problems("reward.remote_url", run.reward.remote_url)
+    for key, source in named(run).items():
+        yield from url_problems(f"{key}.remote_url", source.remote_url)
 
 
 def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
@@ -55,9 +107,10 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
 
 
 def rule_has_labels(run: RewardedRun) -> Iterator[Problem]:
-    if run.reward.rule is not None and run.data.label_key is None:
-        what = f"reward.rule={run.reward.rule} compares with a label"
-        yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
+    for key, source in named(run).items():
+        if source.rule is not None and run.data.label_key is None:
+            what = f"{key}.rule={source.rule} compares with a label"
+            yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
 def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
@@ -67,7 +120,7 @@ def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
 
 
 def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
-    if run.reward.normalize_enable and run.reward.model_name_or_path is None:
+    if run.reward.normalize_enable and reward_model(run.reward) is None:
         what = "the constants are stored in a reward model, and there is none"
         yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
 
@@ -80,6 +133,7 @@ def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
     one_reward,
+    sources_fit_together,
     remote_url_is_usable,
     rule_has_labels,
     process_has_a_model,

@@ -10,7 +10,7 @@ from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_n
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
-from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig
+from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig, reward_model
 from rlhf_suite.config.runs import PPORun, SamplingRun
 from rlhf_suite.config.sources import source_problems
 from rlhf_suite.config.teacher import RLTeacherConfig
@@ -28,7 +28,7 @@ def ranks(run: PPORun) -> dict[str, int]:
         sections["ref"] = run.ref
     if run.algo.distill.coef > 0:
         sections["teacher"] = run.teacher
-    if run.reward.model_name_or_path is not None:
+    if reward_model(run.reward) is not None:
         sections["reward"] = run.reward
     if run.reward.process.enable:
         sections["reward.process"] = run.reward.process

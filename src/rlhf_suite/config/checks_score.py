@@ -35,11 +35,20 @@ def budget_holds_a_sequence(run: ScoreRun) -> Iterator[Problem]:
         yield Problem("score.max_tokens_per_gpu", what, fix)
 
 
+def sources_read_text(run: ScoreRun) -> Iterator[Problem]:
+    for name, source in run.reward.sources.items():
+        if source.model_name_or_path is not None or source.process:
+            what = "several sources score text here, and a reward model is none of them"
+            fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
+            yield Problem(f"reward.sources.{name}", what, fix)
+
+
 RULES: tuple[Callable[[ScoreRun], Iterable[Problem]], ...] = (
     has_rows,
     output_is_writable,
     best_or_pairs,
     budget_holds_a_sequence,
+    sources_read_text,
     *reward.RULES,
     reward.model_stays,
 )

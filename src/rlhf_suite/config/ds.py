@@ -34,7 +34,20 @@ class RewardModelConfig(PrecisionConfig):
 
 
 @dataclass
-class DeepSpeedConfig(PrecisionConfig):
+class ForwardConfig(PrecisionConfig):
+    """Precision and attention"""
+
+    attn_implementation: str = flag(
+        "varlen",
+        "varlen: exact with and without packing on CPU and GPU; others are transformers' own",
+        choices=("varlen", "sdpa", "eager", "flash_attention_2"),
+    )
+    packing_samples: bool = flag(False, "Run sequences end to end without padding")
+    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+
+
+@dataclass
+class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
     zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3))
@@ -44,13 +57,6 @@ class DeepSpeedConfig(PrecisionConfig):
     grad_accum_dtype: str | None = flag(
         None, "Type gradients accumulate in; null: the parameters'", choices=("fp32", "bf16")
     )
-    attn_implementation: str = flag(
-        "varlen",
-        "varlen: exact with and without packing on CPU and GPU; others are transformers' own",
-        choices=("varlen", "sdpa", "eager", "flash_attention_2"),
-    )
-    packing_samples: bool = flag(False, "Run sequences end to end without padding")
-    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
     use_liger_kernel: bool = flag(False, "Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)")
     lora: LoRAConfig = group(LoRAConfig)

@@ -75,6 +75,9 @@ def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
 def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
     """What a value may look like: itself, an interpolation, null where allowed."""
     expected = kind(info.type)
+    if expected.base is dict:
+        yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
+        return
     scalar: dict[str, Any] = {"type": JSON_TYPES[expected.scalar]}
     if info.meta.choices is not None:
         scalar = {"enum": list(info.meta.choices)}

@@ -42,10 +42,10 @@ def flag(  # noqa: PLR0913
     lt: float | None = None,
     le: float | None = None,
 ) -> Any:
-    """Declare a flag. A list default is copied for each instance. `choices` and bounds hold for each item of a list."""
+    """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item."""
     meta = {"meta": Meta(help, choices, gt, ge, lt, le)}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=partial(list, default), metadata=meta)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
 
 

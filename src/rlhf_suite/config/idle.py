@@ -26,6 +26,13 @@ class Needs:
         return any(key.startswith(prefix) if prefix.endswith(".") else key == prefix for prefix in self.prefixes)
 
 
+def values_of(flag: str, flags: dict[str, Any]) -> list[Any]:
+    """The value of a flag, and those of the same name in a table beside it: reward.rule, reward.sources.<name>.rule."""
+    section, _, name = flag.rpartition(".")
+    named = [key for key in flags if key.startswith(f"{section}.sources.") and key.rpartition(".")[2] == name]
+    return [flags[key] for key in (flag, *named)]
+
+
 OFF = (None, False, -1)
 
 
@@ -187,7 +194,7 @@ def idle(run: Run, given: Iterable[str]) -> Iterator[Problem]:
         for needs in NEEDS:
             if key not in flags or needs.flag not in flags or not needs.concerns(key):
                 continue
-            if flags[key] in OFF or needs.is_met(flags[needs.flag]):
+            if flags[key] in OFF or any(map(needs.is_met, values_of(needs.flag, flags))):
                 continue
             what = f"has no effect with {needs.flag}={spelled(flags[needs.flag])}"
             yield Problem(key, what, f"leave it away, or add {needs.fix}")

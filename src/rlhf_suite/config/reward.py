@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, group
 
 AGGREGATES = ("min", "product", "last", "mean")
+RULES = ("exact_match", "math")
 
 
 @dataclass
@@ -34,15 +35,33 @@ class ProcessRewardConfig:
 
 
 @dataclass
-class RewardConfig:
-    """One source of reward: a rule, a .py file, HTTP servers or a reward model"""
+class SourceConfig:
+    """What scores: one of a rule, a .py file, HTTP servers, a reward model"""
 
-    rule: str | None = flag(None, "Built-in verifiable reward", choices=("exact_match", "math"))
+    rule: str | None = flag(None, "Built-in verifiable reward", choices=RULES)
     remote_url: str | None = flag(
         None, "A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"
     )
-    http: HttpConfig = group(HttpConfig)
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
+
+
+@dataclass
+class NamedSourceConfig(SourceConfig):
+    """One of several sources"""
+
+    weight: float = flag(1.0, "Factor of its reward in the sum; 0: measured, not trained on", ge=0)
+    datasets: list[str] | None = flag(None, "Values of column datasource whose rows it scores; null: all rows")
+    process: bool = flag(False, "The process reward model of reward.process")
+
+
+@dataclass
+class RewardConfig(SourceConfig):
+    """Where the reward comes from"""
+
+    sources: dict[str, NamedSourceConfig] = flag(
+        {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
+    )
+    http: HttpConfig = group(HttpConfig)
     offload: bool = flag(
         False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
     )
@@ -90,3 +109,15 @@ def is_http(remote_url: str | None) -> bool:
 def urls(remote_url: str | None) -> list[str]:
     """The servers of reward.remote_url."""
     return [url.strip() for url in (remote_url or "").split(",") if url.strip()]
+
+
+def has_source(config: RewardConfig) -> bool:
+    """Whether anything scores."""
+    process = isinstance(config, JudgeConfig) and config.process.enable
+    return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
+
+
+def reward_model(config: RewardConfig) -> str | None:
+    """The reward model that runs beside the policy, if a source is one."""
+    paths = [config.model_name_or_path, *(source.model_name_or_path for source in config.sources.values())]
+    return next((path for path in paths if path is not None), None)

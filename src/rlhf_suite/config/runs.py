@@ -38,7 +38,7 @@ from rlhf_suite.config.data import (
     SourceDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig, RewardModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
@@ -59,6 +59,7 @@ from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.score import ScoreConfig
+from rlhf_suite.config.serve import ServeConfig, ServedRewardConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
@@ -271,6 +272,19 @@ class ConditionalSFTRun(LoopRun):
     loop: ConditionalLoopConfig = group(ConditionalLoopConfig, num_iterations=1)
 
 
+@dataclass
+class ServeRMRun(Run):
+    """A reward model behind HTTP"""
+
+    MODEL = "reward.model_name_or_path"
+    HAS_DEMO = False  # there is no built-in reward model
+
+    task: str = flag("serve_rm", "The task; chosen with task=<name>")
+    reward: ServedRewardConfig = group(ServedRewardConfig)
+    ds: ForwardConfig = group(ForwardConfig, packing_samples=True)
+    serve: ServeConfig = group(ServeConfig)
+
+
 SamplingRun = PPORun | GenerateRun  # what has engines
 RewardedRun = SamplingRun | ScoreRun
 
@@ -288,4 +302,5 @@ TASKS: dict[str, type[Run]] = {
     "rejection_sampling": RejectionSamplingRun,
     "iterative_dpo": IterativeDPORun,
     "conditional_sft": ConditionalSFTRun,
+    "serve_rm": ServeRMRun,
 }

@@ -16,11 +16,13 @@ BOUNDS = (
 
 
 def spelled(value: Any) -> str:
-    """null, true, [0.9,0.95], text."""
+    """null, true, [0.9,0.95], {a: {b: 1}}, text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{','.join(spelled(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {spelled(item)}' for name, item in value.items())}}}"
     return str(value)
 
 

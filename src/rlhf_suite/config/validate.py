@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.flags import FlagInfo, Meta
+from rlhf_suite.config.flags import FlagInfo, Meta, walk
 from rlhf_suite.config.kinds import Kind, kind
 from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -25,8 +25,10 @@ def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     if loses_its_spelling(value, expected, info.meta) or is_odd_bool(value, expected):
         return wrong_type(info, value, expected)
     try:
-        OmegaConf.update(config, info.key, value, force_add=False)
-    except OmegaConfBaseException:
+        OmegaConf.update(config, info.key, value, force_add=expected.base is dict)  # its entries are new keys
+    except OmegaConfBaseException as error:
+        if expected.base is dict and isinstance(value, dict):
+            return Problem(info.key, str(error).splitlines()[0], f"write '{info.key}={expected.name}'")
         return wrong_type(info, value, expected)
     return None
 
@@ -67,7 +69,7 @@ def example(info: FlagInfo) -> str:
         return str(info.meta.choices[0])
     if info.default is not None:
         return spelled(info.default)
-    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]"}[kind(info.type).base]
+    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[kind(info.type).base]
 
 
 def article(noun: str) -> str:
@@ -75,21 +77,36 @@ def article(noun: str) -> str:
 
 
 def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
-    """Allowed values and bounds; each item of a list is held to them."""
+    """Allowed values and bounds; each item of a list is held to them, and each entry of a table to its section's."""
     if value is None:
         return
+    if isinstance(value, dict):
+        yield from entry_problems(info, value)
+        return
     for item in value if isinstance(value, list) else [value]:
-        if info.meta.choices is not None:
-            if item not in info.meta.choices:
-                yield not_a_choice(info, item)
-            continue
-        if isinstance(item, float) and not math.isfinite(item):
-            yield Problem(info.key, f"{item} is not a finite number", f"write a number{bounds(info.meta)}")
-            continue
-        for name, sign, holds in BOUNDS:
-            bound = getattr(info.meta, name)
-            if bound is not None and not holds(item, bound):
-                yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds(info.meta)}")
+        yield from item_problems(info, item)
+
+
+def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
+    """What is wrong with a value, or with one of a list."""
+    if info.meta.choices is not None:
+        if item not in info.meta.choices:
+            yield not_a_choice(info, item)
+        return
+    if isinstance(item, float) and not math.isfinite(item):
+        yield Problem(info.key, f"{item} is not a finite number", f"write a number{bounds(info.meta)}")
+        return
+    for name, sign, holds in BOUNDS:
+        bound = getattr(info.meta, name)
+        if bound is not None and not holds(item, bound):
+            yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds(info.meta)}")
+
+
+def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the values of a table's entries."""
+    for name, entry in table.items():
+        for field in walk(kind(info.type).section, f"{info.key}.{name}."):
+            yield from value_problems(field, entry[field.key.rpartition(".")[2]])
 
 
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:
@@ -106,7 +123,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
     In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
     """
     flags = flags_of(config.task)
-    problems = [unknown_flag(key, config.task) for key in leaves(config) if key not in flags]
+    problems = [unknown_flag(key, config.task) for key in leaves(config, flags) if key not in flags]
     good: dict[str, Any] = {}
     for key, info in flags.items():
         try:
@@ -128,11 +145,13 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
     return run, problems
 
 
-def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """The dotted keys of all values of a configuration; a list is one value."""
+def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all values of a configuration; a list is one value, and so is a table that is a flag."""
     for name in config:
         child = config._get_node(name)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from leaves(child, f"{prefix}{name!s}.")
+        if f"{prefix}{name!s}" in flags:
+            yield f"{prefix}{name!s}"
+        elif isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from leaves(child, flags, f"{prefix}{name!s}.")
         else:
             yield f"{prefix}{name!s}"

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import TextConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.errors import UserError
@@ -150,7 +150,7 @@ def load_model(
     path: str,
     *,
     head: Literal["lm"],
-    ds: DeepSpeedConfig,
+    ds: ForwardConfig,
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
@@ -160,7 +160,7 @@ def load_model(
     path: str,
     *,
     head: Literal["value"],
-    ds: DeepSpeedConfig,
+    ds: ForwardConfig,
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
@@ -169,7 +169,7 @@ def load_model(
     path: str,
     *,
     head: Literal["lm", "value"],
-    ds: DeepSpeedConfig,
+    ds: ForwardConfig,
     seed: int = 0,
     flag: str = "actor.model_name_or_path",
     writable: Gather = whole,
@@ -187,7 +187,7 @@ def load_model(
             "trust_remote_code": False,
             "output_loading_info": True,
         }
-        if ds.load_in_4bit:
+        if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:
             kwargs["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
         if head == "lm":
             check_head(config, flag, path)

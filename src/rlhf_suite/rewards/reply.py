@@ -14,7 +14,7 @@ class ResultError(ValueError):
 
 
 def outcomes(result: Any, count: int, who: str = "reward_func") -> list[Outcome]:
-    """What `who` returned for `count` rows: {"rewards", "scores"?, "extra_logs"?} or the rewards alone."""
+    """What `who` returned for `count` rows: {"rewards", "scores"?, "extra_logs"?, "errors"?} or the rewards alone."""
     try:
         given = result if isinstance(result, dict) else {"rewards": result}
         if "rewards" not in given:
@@ -27,10 +27,14 @@ def outcomes(result: Any, count: int, who: str = "reward_func") -> list[Outcome]
                 f"{who} returned extra_logs as {type(logs).__name__}; expected names with lists of numbers"
             )
         extra = {name: column(who, f"extra_logs[{name!r}]", values, count) for name, values in logs.items()}
+        errors = [None] * count if given.get("errors") is None else column(who, "errors", given["errors"], count)
     except ResultError as error:
         return [RewardFailure(str(error), "error")] * count
     return [
-        row_outcome(rewards[i], scores[i], {name: values[i] for name, values in extra.items()}) for i in range(count)
+        row_outcome(rewards[i], scores[i], {name: values[i] for name, values in extra.items()})
+        if errors[i] is None
+        else RewardFailure(f"{who}: {errors[i]}", "error")
+        for i in range(count)
     ]
 
 

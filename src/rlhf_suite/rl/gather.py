@@ -12,7 +12,6 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.collect import Collector
-from rlhf_suite.rl.reward_sources import no_reward
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
 from rlhf_suite.rl.scoring import Scorer
@@ -48,7 +47,7 @@ class Gatherer:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped)
-        if self.scorer.source is no_reward:
+        if self.scorer.rewards.rewards is None:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 

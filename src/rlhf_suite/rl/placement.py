@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf_suite.config.checks_rl import RankedConfig
+from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
@@ -24,7 +25,7 @@ def roles(config: PPORun) -> list[Role]:
         found.append(Role("teacher", _ranks(config.teacher)))
     if config.algo.advantage.estimator == "gae":
         found.append(Role("critic", _ranks(config.critic)))
-    if config.reward.model_name_or_path is not None:
+    if reward_model(config.reward) is not None:
         found.append(Role("reward", _ranks(config.reward)))
     if config.reward.process.enable:
         found.append(Role(PROCESS, _ranks(config.reward.process)))

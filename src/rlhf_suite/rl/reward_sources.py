@@ -1,36 +1,65 @@
-"""The sources of reward as one kind of function: trajectories with their text in, an outcome for each out."""
+"""The sources of reward of a run asked about trajectories: text goes to most of them, tokens to a reward model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlhf_suite.algo.shaping import normalize_scores
+from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.data.batch import collate
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.models.process import StepScores, scores_of
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.sources import TextReward
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
 from rlhf_suite.train.workers import WorkerGroup
 
-Source = Callable[[Sequence[Trajectory], list[RewardRow]], Sequence[Outcome]]
+ModelSource = Callable[[Sequence[Trajectory], Sequence[RewardRow]], list[Outcome]]
 
 
-def no_reward(trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Outcome]:
-    """Of a run that learns from a teacher alone."""
-    return [Scored(0.0, 0.0)] * len(rows)
+class TrajectoryRewards:
+    """`rewards` (None: it learns from a teacher alone) with the models that run beside the policy."""
+
+    def __init__(
+        self, rewards: Rewards | None, model: ModelSource | None = None, process: ModelSource | None = None
+    ) -> None:
+        self.rewards, self.model, self.process = rewards, model, process
+
+    def score(
+        self, trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]
+    ) -> tuple[list[Outcome], dict[str, float]]:
+        """An outcome per trajectory, and metrics of each source."""
+        if self.rewards is None:
+            return [Scored(0.0, 0.0)] * len(rows), {}
+
+        def by_model(source: NamedSourceConfig, chosen: Sequence[int]) -> list[Outcome]:
+            scores = self.process if source.process else self.model
+            assert scores is not None
+            return scores([trajectories[i] for i in chosen], [rows[i] for i in chosen])
+
+        return self.rewards.score(rows, by_model)
 
 
-def text_source(reward: TextReward) -> Source:
-    """A source that reads the text alone."""
-    return lambda trajectories, rows: reward.score(rows)
+def model_source(group: WorkerGroup, constants: tuple[float, float] | None) -> ModelSource:
+    """A reward model that reads the policy's own tokens. The score is what it says, the reward is that standardised by
+    `constants` (mean and deviation)."""
+
+    def scores(trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]) -> list[Outcome]:
+        batch = to_batch(trajectories)
+        parts = balanced_parts(batch, group.world_size)
+        found = reassemble_rows(parts, group.call_sharded("scores", shards(batch, parts)))
+        rewards = found if constants is None else normalize_scores(found, *constants)
+        return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
+
+    return scores
 
 
-def process_source(group: WorkerGroup, encoder: SolutionEncoder, aggregate: str) -> Source:
+def process_source(group: WorkerGroup, encoder: SolutionEncoder, aggregate: str) -> ModelSource:
     """A process reward model. It reads the text of prompt and response with its own tokenizer, so that policies of
     any vocabulary can be scored; the trajectory's tokens are not touched."""
 
-    def scores(trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Outcome]:
+    def scores(trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]) -> list[Outcome]:
         examples = [encoder.encode(row.prompt, row.response, is_rendered=True) for row in rows]
         batch = collate(examples)
         parts = balanced_parts(batch, group.world_size)
@@ -49,15 +78,3 @@ def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:
     reward = steps.aggregated(aggregate)
     extra = {f"step_{name}": steps.aggregated(name) for name in ("min", "mean")}
     return Scored(reward, reward, extra | {"num_steps": float(len(steps.scores))})
-
-
-def model_source(group: WorkerGroup) -> Source:
-    """A reward model that reads the policy's own tokens."""
-
-    def scores(trajectories: Sequence[Trajectory], rows: list[RewardRow]) -> Sequence[Outcome]:
-        batch = to_batch(trajectories)
-        parts = balanced_parts(batch, group.world_size)
-        found = reassemble_rows(parts, group.call_sharded("scores", shards(batch, parts)))
-        return [Scored(score, score) for score in found.tolist()]
-
-    return scores

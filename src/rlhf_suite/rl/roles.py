@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
@@ -94,7 +95,7 @@ class RewardRole(Role):
 
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
         super().__init__(rank, world_size, addr, port, device, config)
-        path = config.reward.model_name_or_path
+        path = reward_model(config.reward)
         assert path is not None
         flag = "reward.model_name_or_path"
         self.model = load_frozen(path, "value", config.ds, self.world, flag, config.reward.offload)

@@ -19,7 +19,7 @@ from rlhf_suite.data.scored_rows import best, pair, with_columns
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.models.process import StepScores, scores_of
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.sources import TextReward
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.reward_sources import outcome
 from rlhf_suite.rl.scoring import check_failures
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
@@ -48,7 +48,7 @@ class Judge(Protocol[T]):
 class TextJudge:
     """A rule, a file or servers."""
 
-    def __init__(self, data: ScoreDataConfig, reward: TextReward) -> None:
+    def __init__(self, data: ScoreDataConfig, reward: Rewards) -> None:
         self.data, self.reward = data, reward
 
     def read(self, row: Row) -> RewardRow:
@@ -58,7 +58,7 @@ class TextJudge:
         return RewardRow(prompt + response, prompt, response, label, "default" if source is None else str(source))
 
     def judge(self, items: Sequence[RewardRow]) -> Sequence[Outcome]:
-        return self.reward.score(list(items))
+        return self.reward.score(items)[0]
 
 
 class ModelJudge:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.models.load import model_folder
-from rlhf_suite.models.save import reward_stats
+from rlhf_suite.errors import RunError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rl.reward_sources import Source
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.train.journal import Journal
 
@@ -31,23 +27,22 @@ class Scorer:
         config: RewardConfig,
         prompts: Sequence[Prompt],
         tokenizer: PreTrainedTokenizerBase,
-        source: Source,
+        rewards: TrajectoryRewards,
         journal: Journal,
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
-        self.source, self.journal = source, journal
-        self.constants = normalization(config)
+        self.rewards, self.journal = rewards, journal
 
     def score(self, trajectories: list[Trajectory]) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Rewards of a rollout. Failed samples end the run or drop their group, by reward.on_error."""
         rows = self.rows(trajectories)
-        outcomes = self.source(trajectories, rows)
+        outcomes, metrics = self.rewards.score(trajectories, rows)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = len(failed) == len({t.group for t in trajectories})
         check_failures(self.config, self.journal, outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
-        return scored, failure_counts(outcomes, len(failed))
+        return scored, metrics | failure_counts(outcomes, len(failed))
 
     def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
         """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
@@ -69,7 +64,7 @@ class Scorer:
         chosen = [outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]
         return ScoredTrajectories(
             [trajectories[i] for i in kept],
-            self.normalized(np.array([s.reward for s in chosen], np.float32)),
+            np.array([s.reward for s in chosen], np.float32),
             np.array([s.score for s in chosen], np.float32),
             [rows[i].prompt for i in kept],
             [rows[i].response for i in kept],
@@ -77,12 +72,6 @@ class Scorer:
             [rows[i].datasource for i in kept],
             [s.extra for s in chosen],
         )
-
-    def normalized(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards [B] of the source, standardised where reward.normalize_enable asks for it."""
-        if self.constants is None:
-            return rewards
-        return normalize_scores(torch.from_numpy(rewards), *self.constants).numpy()
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
@@ -115,23 +104,3 @@ def check_failures(config: RewardConfig, journal: Journal, outcomes: Sequence[Ou
 def kind_of(outcome: Outcome) -> str | None:
     """error, timeout, or None for a score."""
     return outcome.kind if isinstance(outcome, RewardFailure) else None
-
-
-def normalization(config: RewardConfig) -> tuple[float, float] | None:
-    """The mean and standard deviation of reward.normalize_enable, from the reward model's config.json; None: off.
-
-    Raises:
-        UserError: the model holds none, so that the scores would stay as they are without a word.
-    """
-    if not config.normalize_enable:
-        return None
-    assert config.model_name_or_path is not None
-    folder = model_folder(config.model_name_or_path, "reward.model_name_or_path")
-    stats = reward_stats(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    if stats is None or stats[1] <= 0:
-        found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
-        raise UserError(
-            f"reward.normalize_enable=true, but config.json of reward.model_name_or_path={config.model_name_or_path} "
-            f"{found}: write the mean and the standard deviation of its scores there, or leave the flag away"
-        )
-    return stats

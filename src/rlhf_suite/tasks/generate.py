@@ -7,18 +7,19 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.rewards.sources import open_reward
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.answers import Answerer
 from rlhf_suite.rl.collect import stop_token_ids
 from rlhf_suite.rl.dispatch import Dispatcher
 from rlhf_suite.rl.engines import start_generators
-from rlhf_suite.rl.reward_sources import text_source
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.batch_job import BatchJob
@@ -52,9 +53,9 @@ def answerer(config: GenerateRun, journal: Journal) -> Iterator[Answerer]:
         slots = reserve(plan, config.launch.timeout_s)["engine"]
         engines = start_generators(config, path, slots, device, journal.folder.logs)
         scorer = None
-        if config.reward.rule or config.reward.remote_url:
-            reward = stack.enter_context(closing(open_reward(config.reward, journal.folder.logs / REWARD_LOG)))
-            scorer = Scorer(config.reward, [], tokenizer, text_source(reward), journal)
+        if has_source(config.reward):
+            rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
+            scorer = Scorer(config.reward, [], tokenizer, TrajectoryRewards(rewards), journal)
         engines.ready()
         dispatcher = Dispatcher(engines, vllm.max_num_seqs)
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)

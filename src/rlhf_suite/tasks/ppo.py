@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.reward import ProcessRewardConfig, RLRewardConfig
+from rlhf_suite.config.reward import ProcessRewardConfig, has_source, reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.sampler import BatchOrder
@@ -16,9 +16,10 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.models.judge import score_constants
 from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.models.process import solution_encoder
-from rlhf_suite.rewards.sources import open_reward
+from rlhf_suite.rewards.sources import Rewards, check_routes
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.collect import Collector, stop_token_ids
 from rlhf_suite.rl.credit import CreditAssigner
@@ -29,8 +30,8 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.placement import plan
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher, sync_backend
-from rlhf_suite.rl.reward_sources import Source, model_source, no_reward, process_source, text_source
-from rlhf_suite.rl.scoring import REWARD_LOG, Scorer, normalization
+from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
+from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
 from rlhf_suite.tasks.warm_start import warm_started
@@ -48,11 +49,12 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     config = with_models(config)
     assert config.actor.model_name_or_path is not None
     tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
-    normalization(config.reward)  # a reward model without constants is refused before anything starts
+    constants = score_constants(reward_model(config.reward), config.reward.normalize_enable)
     if config.algo.distill.coef > 0:
         check_teacher(tokenizer, config.teacher, config.data)
     judge = process_judge(config.reward.process)
     prompts = load_prompts(config, tokenizer)
+    check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)
     placement = plan(config, device)
@@ -64,22 +66,16 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         slots = reserve(placement, config.launch.timeout_s)
         steps = checked_steps(config, order) * steps_per_rollout(config)
         actors = start_actors(config, device, slots, run_folder.logs, steps)
-        source = reward_source(config.reward, actors, judge, run_folder.logs / REWARD_LOG, stack)
+        sources = None
+        if has_source(config.reward):
+            sources = stack.enter_context(closing(Rewards(config.reward, run_folder.logs / REWARD_LOG)))
         actors.ready()
-        return build(config, run_folder, journal, (tokenizer, prompts, order), actors, source).run()
-
-
-def reward_source(
-    config: RLRewardConfig, actors: Actors, judge: SolutionEncoder | None, log: Path, stack: ExitStack
-) -> Source:
-    """What `reward` names; what it opens is closed with `stack`."""
-    if actors.reward is not None:
-        return model_source(actors.reward)
-    if actors.process is not None and judge is not None:
-        return process_source(actors.process, judge, config.process.aggregate)
-    if config.rule is None and config.remote_url is None:
-        return no_reward
-    return text_source(stack.enter_context(closing(open_reward(config, log))))
+        model = None if actors.reward is None else model_source(actors.reward, constants)
+        process = None
+        if actors.process is not None and judge is not None:
+            process = process_source(actors.process, judge, config.reward.process.aggregate)
+        rewards = TrajectoryRewards(sources, model, process)
+        return build(config, run_folder, journal, (tokenizer, prompts, order), actors, rewards).run()
 
 
 def checked_steps(config: PPORun, order: BatchOrder) -> int:
@@ -103,7 +99,7 @@ def with_models(config: PPORun) -> PPORun:
     if reward.process.enable:
         path = warm_started(reward.process.model_name_or_path, "prm", task="prm")
         reward = replace(reward, process=replace(reward.process, model_name_or_path=path))
-    start = config.critic.model_name_or_path or config.reward.model_name_or_path or actor.model_name_or_path
+    start = config.critic.model_name_or_path or reward_model(config.reward) or actor.model_name_or_path
     critic = replace(config.critic, model_name_or_path=start)
     return replace(config, actor=actor, teacher=teacher, reward=reward, critic=critic)
 
@@ -122,14 +118,14 @@ def build(
     journal: Journal,
     data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
     actors: Actors,
-    source: Source,
+    rewards: TrajectoryRewards,
 ) -> Pipeline:
     """Wire the parts."""
     (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
     assert path is not None
     collector = Collector(config, prompts.train, actors.engines, stop_token_ids(path, tokenizer))
     scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, source, journal) for part in (prompts.train, prompts.held_out)
+        Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
     gatherer = Gatherer(config, order, collector, scorer, Shaper(config.reward, collector.room), journal)
     credit = CreditAssigner(config.algo)

@@ -10,12 +10,13 @@ from typing import Any
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.judge import score_constants
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.process import solution_encoder
-from rlhf_suite.rewards.sources import open_reward
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.row_scores import Judge, ModelJudge, RowScorer, StepJudge, TextJudge, row_source
 from rlhf_suite.rl.score_worker import ScoreWorker
-from rlhf_suite.rl.scoring import REWARD_LOG, normalization
+from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.train.batch_job import BatchJob
 from rlhf_suite.train.ranks import running
 
@@ -50,10 +51,10 @@ def judge(config: ScoreRun, job: BatchJob) -> Iterator[Judge[Any]]:
             yield StepJudge(config.data, encoder, group, process.aggregate)
         return
     if path is None:
-        with closing(open_reward(reward, folder.logs / REWARD_LOG)) as text:
+        with closing(Rewards(reward, folder.logs / REWARD_LOG)) as text:
             yield TextJudge(config.data, text)
         return
-    constants = normalization(reward)
+    constants = score_constants(path, reward.normalize_enable)
     tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
     ranks = reward.num_nodes * reward.num_gpus_per_node
     with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:

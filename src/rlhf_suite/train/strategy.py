@@ -19,6 +19,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
 from rlhf_suite.models.fused import fuse_layers
+from rlhf_suite.models.judge import check_head_is_trained
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.models.offload import stream_from_host
 from rlhf_suite.train import optim
@@ -179,11 +180,8 @@ def load_frozen(
     ds = replace(ds, load_in_4bit=ds.load_in_4bit and flag.startswith("ref."))
     with loading_context(ds):
         module = load_model(path, head=head, ds=ds, flag=flag)
-    if isinstance(module, ScalarModel) and module.head_is_new:
-        raise UserError(
-            f"{flag}={path}: the checkpoint has no head named {ds.value_head_prefix!r} (ds.value_head_prefix), so it "
-            "cannot score; give a reward model, or the name of its head"
-        )
+    if isinstance(module, ScalarModel):
+        check_head_is_trained(module, path, flag)
     if offload and world.device.type == "cpu":
         key = f"{flag.partition('.')[0]}.offload"
         raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")

@@ -1,0 +1,71 @@
+"""A reward model as a function from texts to scores, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoConfig
+
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.render import begin_ids, tokens
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.forward import ScalarModel, sequence_scores
+from rlhf_suite.models.load import load_model, load_tokenizer, model_folder
+from rlhf_suite.models.save import reward_stats
+
+FLAG = "reward.model_name_or_path"
+
+
+class Judge:
+    """The score of a text is the head at its last token. `constants`: mean and deviation to standardise by, or None."""
+
+    def __init__(self, path: str, ds: ForwardConfig, device: str, constants: tuple[float, float] | None) -> None:
+        self.tokenizer = load_tokenizer(path, DataConfig(), FLAG)
+        self.begin = begin_ids(self.tokenizer)
+        model = load_model(path, head="value", ds=ds, flag=FLAG)
+        check_head_is_trained(model, path, FLAG)
+        self.model = model.to(device).requires_grad_(False)
+        self.device = device
+        self.mean, self.std = constants or (0.0, 1.0)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens in it are read as such."""
+        return tokens(self.tokenizer, text, self.begin)
+
+    @torch.inference_mode()
+    def scores(self, sequences: Sequence[list[int]]) -> list[float]:
+        """One score per sequence of token ids."""
+        batch = collate([Example(ids, [0] * len(ids)) for ids in sequences]).to(self.device)
+        found: torch.Tensor = (sequence_scores(self.model, batch) - self.mean) / self.std
+        return found.tolist()
+
+
+def check_head_is_trained(model: ScalarModel, path: str, flag: str) -> None:
+    """Refuse to score with a head that was drawn at random."""
+    if model.head_is_new:
+        raise UserError(
+            f"{flag}={path}: the checkpoint has no head named {model.head_name!r} (ds.value_head_prefix), so it cannot "
+            "score; give a reward model, or the name of its head"
+        )
+
+
+def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | None:
+    """The mean and standard deviation of reward.normalize_enable, from the reward model's config.json; None: off.
+
+    Raises:
+        UserError: the model holds none, so that the scores would stay as they are without a word.
+    """
+    if not is_asked:
+        return None
+    assert path is not None, "checked with the flags"
+    stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=False))
+    if stats is None or stats[1] <= 0:
+        found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
+        raise UserError(
+            f"reward.normalize_enable=true, but config.json of {FLAG}={path} {found}: write the mean and the standard "
+            "deviation of its scores there, or leave the flag away"
+        )
+    return stats

@@ -1,0 +1,102 @@
+"""task=serve_rm: a reward model behind HTTP, for `reward.remote_url` of another run (docs/rewards.md).
+
+POST /get_reward {"query": [text, ...]} -> {"rewards": [number or null, ...], "errors": [null or why, ...]}
+GET /health
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from rlhf_suite.config.runs import ServeRMRun
+from rlhf_suite.config.serve import ServeConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.batcher import Batcher
+from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.launch.http_server import LOOPBACK, BadRequest, listening, make_app, serve, with_token
+from rlhf_suite.models.judge import Judge, score_constants
+from rlhf_suite.rewards.remote import TOKEN
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+PATH = "/get_reward"
+
+
+def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
+    """Serve until a signal; returns how much was scored. `server.json` in the folder says where it listens."""
+    reward, limits = config.reward, config.serve
+    assert reward.model_name_or_path is not None
+    token = os.environ.get(TOKEN) or None
+    if limits.host not in LOOPBACK and token is None:
+        raise UserError(
+            f"serve.host={limits.host} lets other machines in: export {TOKEN}=<secret> here and where the rewards are "
+            "asked for, or leave serve.host away"
+        )
+    constants = score_constants(reward.model_name_or_path, reward.normalize_enable)
+    judge = Judge(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
+    try:
+        listener = listening(limits.host, limits.port)
+    except OSError as error:
+        raise UserError(
+            f"serve.host={limits.host} serve.port={limits.port}: {error.strerror}. Choose another serve.port, or 0"
+        ) from None
+    service = Service(judge, limits)
+    app = make_app(
+        PATH,
+        service.answer,
+        {"status": "ok", "model": reward.model_name_or_path},
+        service.lifespan,
+        int(limits.max_request_mb * 2**20),
+    )
+    with_token(app, token)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+    (folder / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    Console().print(f"serving {reward.model_name_or_path} at {url} (end: Ctrl-C)", highlight=False, soft_wrap=True)
+    serve(app, listener)
+    return {"serve/texts": float(service.batcher.rows), "serve/forwards": float(service.batcher.calls)}
+
+
+class Service:
+    """Requests to scores."""
+
+    def __init__(self, judge: Judge, limits: ServeConfig) -> None:
+        self.judge, self.limits = judge, limits
+        self.batcher = Batcher(judge.scores, limits.batch_size, limits.max_tokens)
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """The batcher works as long as the server does."""
+        task = asyncio.create_task(self.batcher.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A score for each text of `query`; a text that is empty or too long gets a reason instead."""
+        texts = body.get("query")
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise BadRequest("'query' must be a list of texts")
+        encoded = await asyncio.to_thread(lambda: [self.judge.encode(text) for text in texts])
+        errors = [self.problem(ids) for ids in encoded]
+        good = [ids for ids, error in zip(encoded, errors, strict=True) if error is None]
+        scores = iter(await self.batcher.submit(good))
+        return {"rewards": [next(scores) if error is None else None for error in errors], "errors": errors}
+
+    def problem(self, ids: list[int]) -> str | None:
+        """Why a text cannot be scored. It is never cut: that would be another text."""
+        if not ids:
+            return "the text is empty"
+        if len(ids) > self.limits.max_len:
+            return f"the text has {len(ids)} tokens, serve.max_len={self.limits.max_len}"
+        return None

@@ -1,0 +1,141 @@
+"""Several sources of reward: who scores which row, how they add up, what is told of each."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from reward_server import RewardServer
+
+from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.sources import Rewards, check_routes
+
+
+def row(label: str, response: str, datasource: str = "default") -> RewardRow:
+    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)
+
+
+@pytest.fixture
+def rewards(tmp_path):
+    """A maker of open sources from their configuration; they are closed in the end."""
+    made = []
+
+    def make(*only: RewardConfig, **sources: NamedSourceConfig) -> Rewards:
+        config = only[0] if only else RewardConfig(sources=sources, http=HttpConfig(num_retries=0))
+        made.append(Rewards(config, tmp_path / "reward.log"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def length_file(tmp_path):
+    path = tmp_path / "length.py"
+    code = """
+    def reward_func(queries, prompts, labels):
+        lengths = [len(query) - 1 for query in queries]
+        if 13 in lengths:
+            raise ValueError("unlucky")
+        return {"rewards": [-n for n in lengths], "scores": [n / 10 for n in lengths], "extra_logs": {"n": lengths}}
+    """
+    path.write_text(textwrap.dedent(code))
+    return str(path)
+
+
+def test_one_source_is_as_it_was(rewards, length_file):
+    one = rewards(RewardConfig(remote_url=length_file))
+    assert one.score([row("", "abc", "any")]) == ([Scored(-3, 0.3, {"n": 3})], {})
+
+
+def test_weights_add_rewards_up_and_scores_become_a_weighted_mean(rewards, length_file):
+    both = rewards(
+        right=NamedSourceConfig(rule="exact_match", weight=2.0),
+        length=NamedSourceConfig(remote_url=length_file, weight=0.5),
+    )
+    outcomes, metrics = both.score([row("abcd", "abcd"), row("abcd", "ab")])
+    assert outcomes == [
+        Scored(2 * 1 - 0.5 * 4, (2 * 1 + 0.5 * 0.4) / 2.5, {"right/mean": 1, "length/n": 4, "length/mean": -4}),
+        Scored(2 * 0 - 0.5 * 2, (2 * 0 + 0.5 * 0.2) / 2.5, {"right/mean": 0, "length/n": 2, "length/mean": -2}),
+    ]
+    assert metrics["reward/right/rows"] == 2 and metrics["reward/length/errors"] == 0
+    assert metrics["reward/right/seconds"] > 0
+
+
+def test_a_source_of_weight_0_is_measured_but_changes_nothing(rewards, length_file):
+    both = rewards(
+        right=NamedSourceConfig(rule="exact_match"), length=NamedSourceConfig(remote_url=length_file, weight=0.0)
+    )
+    outcomes, _ = both.score([row("ab", "ab")])
+    assert outcomes == [Scored(1, 1, {"right/mean": 1, "length/n": 2, "length/mean": -2})]
+
+
+def test_rows_go_to_the_sources_of_their_datasource(rewards):
+    seen = []
+
+    def answer(body):
+        seen.extend(body["labels"])
+        return 200, {"rewards": [7.0] * len(body["labels"])}
+
+    server = RewardServer(answer)
+    both = rewards(
+        math=NamedSourceConfig(rule="math", datasets=["gsm8k"]),
+        judge=NamedSourceConfig(remote_url=server.url, datasets=["chat", "poems"]),
+    )
+    rows = [row("1/2", "0.5", "gsm8k"), row("a", "x", "chat"), row("2", "3", "gsm8k"), row("b", "y", "poems")]
+    outcomes, metrics = both.score(rows)
+    server.close()
+    assert [(outcome.reward, *outcome.extra) for outcome in outcomes] == [
+        (1, "math/mean"), (7, "judge/mean"), (0, "math/mean"), (7, "judge/mean"),
+    ]  # fmt: skip
+    assert seen == ["a", "b"]
+    assert metrics["reward/math/rows"] == metrics["reward/judge/rows"] == 2
+    outcomes, metrics = both.score(rows[:1])
+    assert outcomes[0].reward == 1 and "reward/judge/rows" not in metrics
+
+
+def test_a_row_fails_with_the_name_of_the_source_that_failed_for_it(rewards, length_file):
+    both = rewards(right=NamedSourceConfig(rule="exact_match"), length=NamedSourceConfig(remote_url=length_file))
+    outcomes, metrics = both.score([row("a", "a"), row("a", "a" * 13)])
+    assert outcomes[0] == Scored(0, 0.55, {"right/mean": 1, "length/n": 1, "length/mean": -1})
+    assert isinstance(outcomes[1], RewardFailure)
+    assert outcomes[1].reason == "source length: length.py:5: ValueError: unlucky"
+    assert metrics["reward/length/errors"] == 1 and metrics["reward/right/errors"] == 0
+
+
+def test_a_reward_model_beside_the_policy_is_asked_for_its_rows_by_index(rewards):
+    mixed = rewards(
+        right=NamedSourceConfig(rule="exact_match", datasets=["a"]),
+        model=NamedSourceConfig(model_name_or_path="some/model", datasets=["b"]),
+    )
+    rows = [row("x", "x", "b"), row("x", "x", "a"), row("x", "x", "b")]
+    outcomes, _ = mixed.score(rows, lambda source, chosen: [Scored(float(i), float(i)) for i in chosen])
+    assert [outcome.reward for outcome in outcomes] == [0, 1, 2]
+
+
+def test_a_row_that_nobody_scores_is_refused_before_training():
+    config = RewardConfig(
+        sources={
+            "a": NamedSourceConfig(rule="math", datasets=["gsm8k"]),
+            "b": NamedSourceConfig(rule="math", datasets=["chat"], weight=0.0),
+        }
+    )
+    check_routes(config, [("x.jsonl:1", "gsm8k")])
+    for datasource in ("chat", "other"):
+        with pytest.raises(UserError, match=rf"x.jsonl:2: its datasource '{datasource}' has no source.*gsm8k"):
+            check_routes(config, [("x.jsonl:1", "gsm8k"), ("x.jsonl:2", datasource)])
+    check_routes(RewardConfig(rule="math"), [("x.jsonl:1", "anything")])
+
+
+def test_sources_that_are_open_are_closed_when_the_next_cannot_be_used(tmp_path):
+    """No process is left behind."""
+    with pytest.raises(UserError, match="no such file"):
+        Rewards(
+            RewardConfig(
+                sources={"a": NamedSourceConfig(rule="exact_match"), "b": NamedSourceConfig(remote_url="/none.py")}
+            ),
+            tmp_path / "reward.log",
+        )
