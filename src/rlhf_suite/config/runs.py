@@ -23,7 +23,6 @@ from rlhf_suite.config.algo_supervised import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
     ConditionalDataConfig,
@@ -42,7 +41,6 @@ from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, PrecisionConfig
 from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
-from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import (
     ConditionalActorConfig,
@@ -58,41 +56,12 @@ from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
+from rlhf_suite.config.run import ResumableRun, Run, TrainedRun
 from rlhf_suite.config.score import ScoreConfig
 from rlhf_suite.config.serve import ServeConfig, ServedRewardConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
-
-
-@dataclass
-class Run:
-    """What every task has"""
-
-    MODEL: ClassVar[str] = "actor.model_name_or_path"  # the flag without which there is nothing to run
-    HAS_DEMO: ClassVar[bool] = True  # whether conf/demo has a preset that names one
-
-    task: str = flag("", "The task; chosen with task=<name>")
-    explain: bool = flag(
-        False, "Print the batch arithmetic, the placement and where each value comes from; run nothing"
-    )
-    launch: LaunchConfig = group(LaunchConfig)
-
-
-@dataclass
-class ResumableRun(Run):
-    """What every task has that can go on where it was stopped"""
-
-    ckpt: ResumeConfig = group(ResumeConfig)
-
-
-@dataclass
-class TrainedRun(ResumableRun):
-    """What every task that trains a model has"""
-
-    ds: DeepSpeedConfig = group(DeepSpeedConfig)
-    ckpt: CheckpointConfig = group(CheckpointConfig)
-    logger: LoggerConfig = group(LoggerConfig)
 
 
 @dataclass
