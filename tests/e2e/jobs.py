@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,16 @@ class Job:
 
     def wait_for_step(self, step: int, deadline_s: float = DEADLINE_S) -> None:
         """Until training step `step` is on record, or the run has ended well before we looked."""
+        self.wait_for(lambda: any(row["step"] >= step for row in train_rows(self.folder.path)), deadline_s)
+
+    def wait_for(self, is_met: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        """Until `is_met`, or the run has ended well before we looked."""
         deadline = time.monotonic() + deadline_s
-        while not any(row["step"] >= step for row in train_rows(self.folder.path)):
+        while not is_met():
             if (code := self.process.poll()) is not None:
                 assert code == 0, self.text()
                 return
-            assert time.monotonic() < deadline, f"no step {step} after {deadline_s} s: {self.text()}"
+            assert time.monotonic() < deadline, f"not so far after {deadline_s} s: {self.text()}"
             time.sleep(POLL_S)
 
     def family(self) -> set[psutil.Process]:
