@@ -273,6 +273,13 @@ MISTAKES = [
         "serve the others with task=serve_rm",
     ),
     (sources("math"), "reward.sources", "is not a {name: {rule,"),
+    (PPO + "reward.rules.code_timeout_s=3", "reward.rules.code_timeout_s", "has no effect"),
+    (
+        "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse reward.rule=format "
+        "'reward.rules.format_pattern=\"(\"'",
+        "reward.rules.format_pattern",
+        "is no regular expression",
+    ),
     ("task=serve_rm", "reward.model_name_or_path", "no model is named"),
     (SERVE + "ds.attn_implementation=sdpa", "ds.attn_implementation", "write ds.attn_implementation=varlen"),
     (SERVE + "serve.port=70000", "serve.port", "<= 65535"),

@@ -16,7 +16,6 @@ from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.pool import LOGGED, Rewarder
-from rlhf_suite.rewards.rules import RULES
 
 
 def row(label: str, response: str = "r") -> RewardRow:
@@ -174,7 +173,7 @@ def test_a_missing_file_is_a_user_error(tmp_path):
         Rewarder(RewardConfig(remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["exact_match", "math"])
 def test_rules_run_in_the_process_too(rewarder, rule):
     assert rewarder(rule=rule).score([row("12", "12"), row("12", "21")]) == [Scored(1, 1), Scored(0, 0)]
 

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from rlhf_suite.config.reward import RULES, RuleConfig
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.rules import RULES, boxed_text, last_boxed, make_scorer
+from rlhf_suite.rewards.rules import MAKERS, boxed_text, last_boxed, make_scorer
 
 
 def row(label: str, response: str) -> RewardRow:
@@ -16,7 +17,7 @@ def row(label: str, response: str) -> RewardRow:
 
 @pytest.fixture(scope="module")
 def scorers():
-    return {name: make_scorer(name) for name in RULES}
+    return {name: make_scorer(name) for name in MAKERS}
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,31 @@ def test_last_boxed_is_linear_in_the_number_of_open_boxes():
 
 def test_a_bare_percent_sign_does_not_comment_the_box_out():
     assert boxed_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"
+
+
+def test_every_rule_that_can_be_chosen_is_there():
+    assert set(MAKERS) == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<think>a\nb</think>\n<answer>4</answer>", 1),
+        (" <think></think><answer></answer>\n", 1),
+        ("<think>a</think> so <answer>4</answer>", 0),
+        ("<answer>4</answer>", 0),
+        ("", 0),
+    ],
+)
+def test_format_matches_the_whole_response(scorers, response, reward):
+    assert scorers["format"]([row("", response)]) == [Scored(reward, reward)]
+
+
+def test_format_takes_another_pattern():
+    scorer = make_scorer("format", RuleConfig(format_pattern=r".*\\boxed\{\d+\}"))
+    assert [each.reward for each in scorer([row("", "so\n\\boxed{12}"), row("", "12")])] == [1, 0]
+
+
+def test_length_falls_from_its_limit_to_twice_that():
+    scorer = make_scorer("length", RuleConfig(length_limit=10))
+    assert [each.reward for each in scorer([row("", "x" * n) for n in (0, 10, 15, 20, 99)])] == [1, 1, 0.5, 0, 0]

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import (
+    WITHOUT_LABEL,
     JudgeConfig,
     NamedSourceConfig,
     SourceConfig,
@@ -108,7 +109,7 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
 
 def rule_has_labels(run: RewardedRun) -> Iterator[Problem]:
     for key, source in named(run).items():
-        if source.rule is not None and run.data.label_key is None:
+        if source.rule not in (None, *WITHOUT_LABEL) and run.data.label_key is None:
             what = f"{key}.rule={source.rule} compares with a label"
             yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
@@ -131,11 +132,19 @@ def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
         yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
+def pattern_is_one(run: RewardedRun) -> Iterator[Problem]:
+    try:
+        re.compile(run.reward.rules.format_pattern)
+    except re.error as error:
+        yield Problem("reward.rules.format_pattern", f"is no regular expression: {error}", "mend it")
+
+
 RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
     one_reward,
     sources_fit_together,
     remote_url_is_usable,
     rule_has_labels,
+    pattern_is_one,
     process_has_a_model,
     constants_have_a_model,
 )

@@ -74,6 +74,11 @@ NEEDS = (
         "reward.model_name_or_path=<reward model>",
     ),
     Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
+    Needs(("reward.rules.format_pattern",), "reward.rule", "format".__eq__, "reward.rule=format"),
+    Needs(("reward.rules.length_limit",), "reward.rule", "length".__eq__, "reward.rule=length"),
+    Needs(
+        ("reward.rules.code_timeout_s", "reward.rules.code_memory_mb"), "reward.rule", "code".__eq__, "reward.rule=code"
+    ),
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
     Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
     Needs(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, group
 
 AGGREGATES = ("min", "product", "last", "mean")
-RULES = ("exact_match", "math")
+RULES = ("exact_match", "math", "code", "format", "length")
+WITHOUT_LABEL = ("format", "length")  # rules that look at the response alone
 
 
 @dataclass
@@ -32,6 +33,18 @@ class ProcessRewardConfig:
     )
     num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+
+
+@dataclass
+class RuleConfig:
+    """What rules can be told"""
+
+    format_pattern: str = flag(
+        r"<think>.*?</think>\s*<answer>.*?</answer>", "rule=format: regular expression of the whole response"
+    )
+    length_limit: int = flag(4000, "rule=length: characters up to which a response gets 1", ge=1)
+    code_timeout_s: float = flag(10.0, "rule=code: seconds for all tests of a response", gt=0)
+    code_memory_mb: int = flag(1024, "rule=code: memory of the program in MiB", ge=64)
 
 
 @dataclass
@@ -62,6 +75,7 @@ class RewardConfig(SourceConfig):
         {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
     )
     http: HttpConfig = group(HttpConfig)
+    rules: RuleConfig = group(RuleConfig)
     offload: bool = flag(
         False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
     )

@@ -35,5 +35,9 @@ class RewardFailure:
     kind: Literal["error", "timeout"]
 
 
+class LabelError(ValueError):
+    """A label that a rule cannot work with: a wrong label is not a wrong response."""
+
+
 Outcome = Scored | RewardFailure
 Scorer = Callable[[list[RewardRow]], list[Outcome]]

@@ -43,7 +43,10 @@ class Rewarder:
         assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
         self.timeout_s, self.log = config.timeout_s, log
         self.takes_batches = config.rule is None
-        self.source = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
+        kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
+        self.source = (kind, name, json.dumps(asdict(config.rules)))
+        # a row alone may take this long, also when others wait; a program has its own deadline before it
+        self.least_s = config.rules.code_timeout_s + 2 if name == "code" else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
         try:
@@ -70,7 +73,7 @@ class Rewarder:
         deadline = time.monotonic() + self.timeout_s
         for index, row in enumerate(rows):
             left = deadline - time.monotonic()
-            limit_s = max(left / (len(rows) - index), min(left, self.timeout_s / MAX_HANGING_ROWS))
+            limit_s = max(left / (len(rows) - index), min(left, self.least_s))
             if left <= 0:
                 reason = f"not scored: the rows before it took all of reward.timeout_s={self.timeout_s:g}"
                 outcomes.append(RewardFailure(reason, "timeout"))
@@ -102,7 +105,7 @@ class Rewarder:
 class RewardProcess:
     """`rewards.worker` as a process group of its own, at the other end of a socket."""
 
-    def __init__(self, source: tuple[str, str], log: Path) -> None:
+    def __init__(self, source: tuple[str, str, str], log: Path) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()

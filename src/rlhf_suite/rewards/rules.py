@@ -1,6 +1,6 @@
 """Rewards that come with the suite: 1 for a right response, 0 for a wrong one.
 
-An entry of `RULES` makes the rule, with whatever it has to import; the rule gets one row and returns its reward, or
+An entry of `MAKERS` makes the rule, with whatever it has to import; the rule gets one row and returns its reward, or
 raises `LabelError` when the row's label makes no sense (a wrong label is not a wrong response).
 """
 
@@ -10,21 +10,19 @@ import logging
 import re
 from collections.abc import Callable
 
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored, Scorer
+from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, RewardRow, Scored, Scorer
+from rlhf_suite.rewards.code import make_code
 
-Rule = Callable[[RewardRow], float]
-
-
-class LabelError(ValueError):
-    """A label the rule cannot work with."""
+Rule = Callable[[RewardRow], float | Scored]
 
 
-def make_exact_match() -> Rule:
+def make_exact_match(config: RuleConfig) -> Rule:
     """The response equals the label, white space at both ends aside."""
     return lambda row: float(row.response.strip() == row.label.strip())
 
 
-def make_math() -> Rule:
+def make_math(config: RuleConfig) -> Rule:
     """The response's answer equals the label as mathematics (1/2 = 0.5 = \\frac{1}{2}), by math-verify.
 
     The answer is what the last complete \\boxed{} holds; without one, what math-verify finds (an expression after "the
@@ -70,18 +68,35 @@ def last_boxed(text: str) -> str | None:
     return text[found[0] : found[1]] if found else None
 
 
-RULES: dict[str, Callable[[], Rule]] = {"exact_match": make_exact_match, "math": make_math}
+def make_format(config: RuleConfig) -> Rule:
+    """The whole response matches reward.rules.format_pattern ('.' takes line ends too), white space around it aside."""
+    pattern = re.compile(config.format_pattern, re.DOTALL)
+    return lambda row: float(pattern.fullmatch(row.response.strip()) is not None)
 
 
-def make_scorer(name: str) -> Scorer:
+def make_length(config: RuleConfig) -> Rule:
+    """1 up to reward.rules.length_limit characters, then falling by the share beyond it, to 0 at twice the limit."""
+    return lambda row: min(1.0, max(0.0, 2.0 - len(row.response) / config.length_limit))
+
+
+MAKERS: dict[str, Callable[[RuleConfig], Rule]] = {
+    "exact_match": make_exact_match,
+    "math": make_math,
+    "code": make_code,
+    "format": make_format,
+    "length": make_length,
+}
+
+
+def make_scorer(name: str, config: RuleConfig | None = None) -> Scorer:
     """The rule `name` over rows."""
-    rule = RULES[name]()
+    rule = MAKERS[name](config or RuleConfig())
 
     def outcome(row: RewardRow) -> Outcome:
         try:
             reward = rule(row)
         except LabelError as error:
             return RewardFailure(str(error), "error")
-        return Scored(reward, reward)
+        return reward if isinstance(reward, Scored) else Scored(reward, reward)
 
     return lambda rows: [outcome(row) for row in rows]

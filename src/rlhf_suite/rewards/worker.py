@@ -1,6 +1,7 @@
 """The process that runs reward code: one JSON line in, one out, until its parent closes the line or kills it.
 
-`python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path>`. Start with `pool.Rewarder`.
+`python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path> <rules as JSON>`.
+Start with `pool.Rewarder`.
 Its stdout and stderr belong to the reward code. It imports nothing but what the rule or the file needs.
 """
 
@@ -20,18 +21,19 @@ from dataclasses import asdict
 from io import BufferedRWPair
 from pathlib import Path
 
+from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import RewardRow, Scorer
 
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
 
-def main(socket_fd: int, parent: int, kind: str, name: str) -> None:
+def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -> None:
     """Load the reward, say so, then answer requests."""
     limit_memory()
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:
-        scorer = load(kind, name)
+        scorer = load(kind, name, rules)
     except (Exception, SystemExit) as error:
         reply(channel, {"error": describe(error)})
         return
@@ -42,8 +44,9 @@ def main(socket_fd: int, parent: int, kind: str, name: str) -> None:
         reply(channel, answer(scorer, [RewardRow(**row) for row in request["rows"]]))
 
 
-def load(kind: str, name: str) -> Scorer:
-    return importlib.import_module(SOURCES[kind]).make_scorer(name)
+def load(kind: str, name: str, rules: RuleConfig) -> Scorer:
+    module = importlib.import_module(SOURCES[kind])
+    return module.make_scorer(name, rules) if kind == "rule" else module.make_scorer(name)
 
 
 def answer(scorer: Scorer, rows: list[RewardRow]) -> dict[str, object]:
@@ -90,4 +93,4 @@ def die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], RuleConfig(**json.loads(sys.argv[5])))

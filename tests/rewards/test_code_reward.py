@@ -1,0 +1,113 @@
+"""Rule `code`: programs that pass their tests, those that do not, and those that attack."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
+from rlhf_suite.rewards.code import make_code
+from rlhf_suite.rewards.sandbox import run_python
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "reward_attacks.py"
+PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
+ADDS = "print(sum(map(int, input().split())))"
+
+
+def scored(response: str, label: object) -> Scored:
+    text = label if isinstance(label, str) else json.dumps(label)
+    return make_code(RuleConfig(code_timeout_s=20.0))(RewardRow("", "", response, text, "default"))
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "passed"),
+    [
+        (ADDS, PAIRS, 1.0),
+        (f"so:\n```python\n{ADDS}\n```\n", [{"input": "1 2", "output": "3"}], 1.0),
+        (f"```python\nprint(0)\n```\nno:\n```py\n{ADDS}\n```", PAIRS, 1.0),
+        ("print(3)", PAIRS, 0.5),
+        ("import sys; sys.exit(0)", PAIRS, 0.0),
+        ("def f(x): return 2 * x", {"asserts": ["assert f(1) == 2", "assert f(2) == 4"]}, 1.0),
+        ("def f(x): return 2", ["assert f(1) == 2", "assert f(2) == 4"], 0.0),
+        ("I do not know.", PAIRS, 0.0),
+        ("while True: input()", PAIRS, 0.0),
+    ],
+)
+def test_a_program_is_right_when_it_passes_every_test(response, label, passed):
+    result = scored(response, label)
+    assert (result.reward, result.score) == (float(passed == 1), float(passed == 1))
+    assert result.extra == {"tests_passed": passed, "tests_timed_out": 0.0}
+
+
+BAD = ["", "42", "{}", '{"inputs": ["1"], "outputs": []}', "[]", '{"asserts": [1]}', "[[1]]"]
+
+
+@pytest.mark.parametrize("label", BAD)
+def test_a_label_without_tests_is_not_the_programs_fault(label):
+    with pytest.raises(LabelError, match="the label holds no tests"):
+        scored("print(1)", label)
+
+
+def test_a_program_sees_neither_keys_nor_files_but_may_use_its_own_folder(monkeypatch):
+    monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")
+    code = "import os; print(sorted(os.environ), os.listdir('.')); open('x', 'w').write('y'); print(open('x').read())"
+    ran = run_python(code, "", (), 20.0, 512)
+    assert ran.problem is None
+    assert ran.stdout == "['HOME', 'LANG', 'OMP_NUM_THREADS', 'TMPDIR'] []\ny\n"
+
+
+def test_threads_and_installed_packages_work():
+    code = (
+        "import threading, numpy\n"
+        "t = threading.Thread(target=lambda: print(numpy.arange(4).sum()))\n"
+        "t.start(); t.join()"
+    )
+    assert run_python(code, "", (), 60.0, 1024).stdout == "6\n"
+
+
+@pytest.fixture(scope="module")
+def attacks():
+    """What came of every attack of the benchmark, by name."""
+    spec = importlib.util.spec_from_file_location("reward_attacks", BENCHMARK)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reward_attacks"] = module
+    spec.loader.exec_module(module)
+    Path(module.OUTSIDE).unlink(missing_ok=True)
+    found = {result.attack: result for result in module.results()}
+    assert set(found) == set(module.ATTACKS)
+    yield found
+    assert not Path(module.OUTSIDE).exists()
+
+
+def test_no_attack_earns_a_reward_or_stops_the_run(attacks):
+    for result in attacks.values():
+        assert result.run_goes_on, result
+        assert result.outcome.startswith("scored 0 ("), result
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        ("infinite loop", "it ran longer than 3 s"),
+        ("10 GB allocation", "MemoryError"),
+        ("segmentation fault", "SIGSEGV"),
+        ("flood of output", "File too large"),
+        ("sys.exit(0) before the tests", "ended early (exit code 0)"),
+        ("raise its own limits", "not allowed to raise maximum limit"),
+    ],
+)
+def test_an_attack_ends_by_the_limit_that_is_meant_for_it(attacks, attack, reason):
+    assert reason in attacks[attack].outcome
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="where users may not make namespaces, Landlock alone is there")
+def test_network_and_files_are_out_of_reach(attacks):
+    assert "Network is unreachable" in attacks["socket"].outcome
+    for attack in ("write outside its folder", "read another user's file", "read keys of other processes"):
+        assert "Permission denied" in attacks[attack].outcome
