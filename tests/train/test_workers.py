@@ -153,9 +153,9 @@ def test_a_hung_actor_meets_the_deadline_and_shows_where_it_hangs(group):
     began = time.monotonic()
     with pytest.raises(RunError) as caught:
         pupils.call("say_and_sleep", 600, what="a long nap")
-    assert time.monotonic() - began > 0.9 * 8
+    assert time.monotonic() - began > 0.9 * 12
     message = str(caught.value)
-    assert message.startswith("no answer within 8 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
+    assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
     assert "in say_and_sleep" in message
 
 
