@@ -1,15 +1,18 @@
-"""What model-written programs may try in `rule=code`, and what comes of it: one JSON line per attack.
+"""What reward code may try, and what comes of it: one JSON line per attack.
 
     python benchmarks/reward_attacks.py            # prints
     python benchmarks/reward_attacks.py --write    # and writes docs/reward_attacks.md
 
-Every attack stands between two right answers: `run_goes_on` says that both were scored 1.
+By a program that the model wrote (`reward.rule=code`) and by a user's reward file. Every attack stands between two
+right answers: `run_goes_on` says that both were scored 1. `left_behind` counts processes that outlived the attack.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import platform
 import tempfile
 import time
@@ -18,15 +21,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
+from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rewards.sandbox import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S, MEMORY_MB = 3.0, 512
-OUTSIDE = "/tmp/rlhf_suite_attack_was_here"
-# Name -> (what is limited, the program).
-ATTACKS = {
+MEMORY_MB = 512
+ADOPT_ORPHANS = 36  # prctl: processes whose parents died become our children
+SETTLED_S = 3.0  # for killed processes to be gone
+HANGING, OTHERS_S = ("infinite loop", "sleep"), 10.0  # the others end by themselves, on a busy machine later
+KEY = "RLHF_SUITE_REWARD_TOKEN"
+FORGERY = "write the report itself"
+# Name -> (what is limited, the program). OUTSIDE is a folder with a file `kept` that nobody may touch.
+PROGRAMS = {
     "infinite loop": ("wall and CPU time", "while True: pass"),
     "sleep": ("wall time", "import time; time.sleep(1000)"),
     "fork bomb": ("number of processes", "import os\nwhile True: os.fork()"),
@@ -35,83 +43,252 @@ ATTACKS = {
     "sys.exit(0) before the tests": ("only a run to the end counts", "import sys; sys.exit(0)"),
     "os._exit(0) before the tests": ("only a run to the end counts", "import os; os._exit(0)"),
     "flood of output": ("file size", "while True: print('x' * 1000)"),
+    "huge file": ("file size", "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20))"),
+    "many files": (
+        "disk",
+        "for i in range(1000):\n    with open(str(i), 'wb') as f: f.write(bytes(7 << 20))",
+    ),
     "socket": ("network", "import socket; socket.create_connection(('127.0.0.1', 22), timeout=2)"),
-    "write outside its folder": ("files", f"open({OUTSIDE!r}, 'w').write('x')"),
+    "write outside its folder": ("files", "open('OUTSIDE/new', 'w').write('x')"),
+    "delete files in HOME": ("files", "import os; os.remove('OUTSIDE/kept')"),
     "read another user's file": ("files", "print(open('/etc/shadow').read())"),
+    "read keys in the environment": ("environment", f"import os; os.environ[{KEY!r}]"),
     "read keys of other processes": ("files", "print(open('/proc/1/environ').read())"),
     "raise its own limits": ("rights", "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))"),
+    "kill the reward process": ("rights", "import os; os.kill(REWARDER, 9)"),
+    "kill every process": ("process namespace", "import os; os.kill(-1, 9); os.kill(os.getpid(), 9)"),
     "process that outlives it": (
         "process namespace",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nos._exit(0)",
     ),
+    FORGERY: (
+        "nothing: see below",
+        "import os, sys\nf = sys._getframe()\nwhile 'report_fd' not in f.f_locals: f = f.f_back\n"
+        "os.write(f.f_locals['report_fd'], f.f_locals['payload']['secret'].encode()); os._exit(0)",
+    ),
 }
+# The same of the reward file: statements of its reward_func. It is the user's own code, with the user's rights.
+FILES = {
+    "infinite loop": ("wall time", "while True: pass"),
+    "allocation of 64 TB": ("memory", "bytearray(1 << 46)"),
+    "segmentation fault": ("a process of its own", "import ctypes; ctypes.string_at(0)"),
+    "exception": ("row by row", "raise ValueError('no')"),
+    "sys.exit(0)": ("row by row", "import sys; sys.exit(0)"),
+    "os._exit(0)": ("a process of its own", "import os; os._exit(0)"),
+    "flood of output": ("wall time, size of the log", "while True: print('x' * 100000)"),
+    "not a number": ("checked answers", "reward = float('nan')"),
+    "process that outlives it": (
+        "process group",
+        "import subprocess, time; subprocess.Popen(['sleep', '1000']); time.sleep(1000)",
+    ),
+}
+FILE = """
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query in queries:
+        reward = 1.0
+        if query == "attack":
+            names = {{"reward": 1.0}}
+            exec({attack!r}, names)
+            reward = names["reward"]
+        rewards.append(reward)
+    return rewards
+"""
 
 
 @dataclass(frozen=True)
 class Result:
     """What came of one attack."""
 
+    by: str
     attack: str
     limited: str
     outcome: str
     seconds: float
     run_goes_on: bool
+    left_behind: int
+    outside_untouched: bool
 
 
-def row(program: str) -> RewardRow:
-    label = json.dumps({"asserts": ["assert 1 + 1 == 2"]})
-    return RewardRow("", "", f"```python\n{program}\n```", label, "default")
+class Watch:
+    """What attacks leave behind, processes and changes in the folder `outside`."""
+
+    def __init__(self, outside: Path) -> None:
+        self.outside, self.before = outside, set[int]()
+        outside.mkdir()
+        (outside / "kept").write_text("kept")
+        for path in (outside.parent, outside):  # whoever is not kept out by the sandbox may
+            path.chmod(0o777)
+
+    def begin(self) -> None:
+        self.before = children()
+
+    def left_behind(self, known: set[int]) -> int:
+        """How many new processes do not go away by themselves."""
+        deadline = time.monotonic() + SETTLED_S
+        while (left := children() - self.before - known) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return len(left)
+
+    def untouched(self) -> bool:
+        return [path.name for path in self.outside.iterdir()] == ["kept"]
 
 
-def results(attacks: dict[str, tuple[str, str]] = ATTACKS) -> Iterator[Result]:
-    """Try every attack, in one reward process."""
-    rules = RuleConfig(code_timeout_s=TIMEOUT_S, code_memory_mb=MEMORY_MB)
-    with tempfile.TemporaryDirectory() as folder:
-        rewarder = Rewarder(RewardConfig(rule="code", rules=rules), Path(folder, "reward.log"))
+def children() -> set[int]:
+    """Our living children; with ADOPT_ORPHANS also what our children left behind."""
+    found = set[int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            for name, (limited, program) in attacks.items():
-                began = time.perf_counter()
-                before, attack, after = rewarder.score([row("x = 1"), row(program), row("y = 2")])
-                seconds = round(time.perf_counter() - began, 2)
-                goes_on = all(isinstance(each, Scored) and each.reward == 1 for each in (before, after))
-                said = f"scored {attack.reward:g}" if isinstance(attack, Scored) else f"{attack.kind}: {attack.reason}"
-                why = run_python(program, "", ["pass"], TIMEOUT_S, MEMORY_MB).problem
-                yield Result(name, limited, f"{said} ({why})", seconds, goes_on)
-        finally:
-            rewarder.close()
+            state, parent = path.read_text().rpartition(") ")[2].split()[:2]
+        except OSError:  # it has just ended
+            continue
+        if int(parent) == os.getpid() and state != "Z":
+            found.add(int(path.parent.name))
+    return found
 
 
-def table(found: list[Result]) -> str:
+def results(timeout_s: float, file_timeout_s: float) -> Iterator[Result]:
+    """Try every attack. The programs share one reward process; each file has its own.
+
+    `timeout_s` is reward.rules.code_timeout_s of the programs that hang, `file_timeout_s` reward.timeout_s of the
+    files.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
+    os.environ[KEY] = "s3cret"
+    try:
+        with tempfile.TemporaryDirectory(prefix="attacked_") as folder:
+            watch = Watch(Path(folder, "home"))
+            yield from of_programs(watch, [name for name in PROGRAMS if name in HANGING], timeout_s)
+            yield from of_programs(watch, [name for name in PROGRAMS if name not in HANGING], OTHERS_S)
+            yield from of_files(watch, file_timeout_s)
+    finally:
+        del os.environ[KEY]
+        libc.prctl(ADOPT_ORPHANS, 0, 0, 0, 0)
+
+
+def of_programs(watch: Watch, names: list[str], timeout_s: float) -> Iterator[Result]:
+    rules = RuleConfig(code_timeout_s=timeout_s, code_memory_mb=MEMORY_MB)
+    rewarder = Rewarder(RewardConfig(rule="code", rules=rules), watch.outside.parent / "reward.log")
+    label = json.dumps({"asserts": ["assert 1 + 1 == 2"]})
+    try:
+        for name in names:
+            limited, text = PROGRAMS[name]
+            assert rewarder.process is not None
+            number = rewarder.process.popen.pid
+            program = text.replace("OUTSIDE", str(watch.outside)).replace("REWARDER", str(number))
+            rows = [RewardRow("", "", f"```python\n{each}\n```", label, "") for each in ("x = 1", program, "y = 2")]
+            result = tried(rewarder, rows, watch, ("program", name, limited), keeps=True)
+            if "scored 0" in result.outcome and "longer" not in result.outcome:
+                why = run_python(program, "", ["pass"], timeout_s, MEMORY_MB).problem
+                result = Result(**asdict(result) | {"outcome": f"{result.outcome} ({why})"})
+            yield result
+    finally:
+        rewarder.close()
+
+
+def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
+    rows = [RewardRow(query, "", query, "", "") for query in ("good", "attack", "fine")]
+    for name, (limited, attack) in FILES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "my_reward.py")
+            path.write_text(FILE.format(attack=attack))
+            config = RewardConfig(remote_url=str(path), timeout_s=timeout_s)
+            watch.begin()
+            rewarder = Rewarder(config, Path(folder, "reward.log"))
+            try:
+                yield tried(rewarder, rows, watch, ("file", name, limited), keeps=False)
+            finally:
+                rewarder.close()
+
+
+def tried(rewarder: Rewarder, rows: list[RewardRow], watch: Watch, names: tuple[str, str, str], keeps: bool) -> Result:
+    """An attack between two right answers. `keeps`: the reward process serves on; else it is closed before counting."""
+    if keeps:
+        watch.begin()
+    began = time.perf_counter()
+    before, attack, after = rewarder.score(rows)
+    seconds = round(time.perf_counter() - began, 2)
+    goes_on = all(isinstance(each, Scored) and each.reward == 1 for each in (before, after))
+    if not keeps:
+        rewarder.close()
+    known = {rewarder.process.popen.pid} if rewarder.process is not None else set()
+    return Result(*names, said(attack), seconds, goes_on, watch.left_behind(known), watch.untouched())
+
+
+def said(attack: object) -> str:
+    if isinstance(attack, Scored):
+        late = " (it ran longer than it may)" if attack.extra.get("tests_timed_out") else ""
+        return f"scored {attack.reward:g}{late}"
+    return f"{attack.kind}: {attack.reason}"  # type: ignore[attr-defined]
+
+
+def features() -> str:
+    """What of the kernel the sandbox could use in this run."""
+    child = os.fork()
+    if child == 0:
+        spaces = jail.NEW_NET | jail.NEW_PID | jail.NEW_IPC
+        os._exit(jail.libc.unshare(spaces if os.geteuid() == 0 else spaces | jail.NEW_USER) != 0)
+    namespaces = os.waitpid(child, 0)[1] == 0
+    landlock = jail.libc.syscall(jail.CREATE_RULESET, None, 0, 1)
+    return (
+        f"Linux {platform.release()}, as {'root' if os.geteuid() == 0 else 'a user'}, "
+        f"{'with' if namespaces else 'WITHOUT'} namespaces, "
+        f"{f'Landlock {landlock}' if landlock > 0 else 'WITHOUT Landlock'}, without seccomp (the sandbox uses none)"
+    )
+
+
+def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
     """docs/reward_attacks.md."""
     lines = [
         "<!-- Written by: python benchmarks/reward_attacks.py --write -->",
         "",
-        "# What model-written code can do to a run",
+        "# What reward code can do to a run",
         "",
-        f"`reward.rule=code`, {TIMEOUT_S:g} s and {MEMORY_MB} MiB per response; Linux {platform.release()}, as root. "
-        "Each attack stands between two right answers, in one reward process; seconds are of all three.",
+        f"{features()}. Programs: `reward.rule=code`, {timeout_s:g} s (those that end: {OTHERS_S:g} s) and {MEMORY_MB} "
+        f"MiB; files: `reward.timeout_s={file_timeout_s:g}`. Each attack stands between right answers of one batch; "
+        "seconds are of all three. Left behind are processes that outlive the attack (of a file: its reward process).",
         "",
-        "| attack | what limits it | outcome | seconds | run goes on |",
-        "|---|---|---|---|---|",
+        "| by | attack | what limits it | outcome | seconds | run goes on | left behind |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in found:
         outcome = each.outcome.replace("|", "\\|")
-        lines.append(
-            f"| {each.attack} | {each.limited} | {outcome} | {each.seconds:g} | {'yes' if each.run_goes_on else 'NO'} |"
-        )
-    return "\n".join(lines) + "\n"
+        goes_on = "yes" if each.run_goes_on and each.outside_untouched else "NO"
+        values = (each.by, each.attack, each.limited, outcome, f"{each.seconds:g}", goes_on, str(each.left_behind))
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines) + "\n" + NOT_STOPPED
+
+
+NOT_STOPPED = """
+Not stopped:
+
+- A program knows the interpreter that its `asserts` run in, so it can pass them without being right ("write the report
+  itself"; it harms the score, not the run). Labels with `inputs` and `outputs` are compared outside and are not met so.
+- A reward file is the user's own code: it has the user's files, network, keys and processes. A process that it starts
+  in a session of its own outlives it, and nothing bounds how many it starts. What the suite promises is that a file
+  that hangs, crashes, floods or answers nonsense costs its rows and not the run.
+- Without namespaces (no root, and user namespaces are off) programs cannot start processes, and Landlock alone refuses
+  TCP (Linux 6.7) and signals to other processes (Linux 6.12); on older kernels nothing does, UDP is open on all, and
+  the number of files of 8 MiB each is bounded by the time alone.
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write docs/reward_attacks.md")
-    write = parser.parse_args().write
+    parser.add_argument(
+        "--timeout_s", type=float, default=3.0, help="reward.rules.code_timeout_s of programs that hang"
+    )
+    parser.add_argument("--file_timeout_s", type=float, default=2.0, help="reward.timeout_s of the reward files")
+    given = parser.parse_args()
+    limits = (given.timeout_s, given.file_timeout_s)
     found = []
-    for result in results():
+    for result in results(*limits):
         print(json.dumps(asdict(result)), flush=True)
         found.append(result)
-    if write:
-        (ROOT / "docs" / "reward_attacks.md").write_text(table(found))
+    if given.write:
+        (ROOT / "docs" / "reward_attacks.md").write_text(table(found, *limits))
 
 
 if __name__ == "__main__":

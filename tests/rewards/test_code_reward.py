@@ -1,12 +1,8 @@
-"""Rule `code`: programs that pass their tests, those that do not, and those that attack."""
+"""Rule `code`: programs that pass their tests, and those that do not."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,6 @@ from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 from rlhf_suite.rewards.code import make_code
 from rlhf_suite.rewards.sandbox import run_python
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "reward_attacks.py"
 PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 ADDS = "print(sum(map(int, input().split())))"
 
@@ -69,45 +64,3 @@ def test_threads_and_installed_packages_work():
         "t.start(); t.join()"
     )
     assert run_python(code, "", (), 60.0, 1024).stdout == "6\n"
-
-
-@pytest.fixture(scope="module")
-def attacks():
-    """What came of every attack of the benchmark, by name."""
-    spec = importlib.util.spec_from_file_location("reward_attacks", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reward_attacks"] = module
-    spec.loader.exec_module(module)
-    Path(module.OUTSIDE).unlink(missing_ok=True)
-    found = {result.attack: result for result in module.results()}
-    assert set(found) == set(module.ATTACKS)
-    yield found
-    assert not Path(module.OUTSIDE).exists()
-
-
-def test_no_attack_earns_a_reward_or_stops_the_run(attacks):
-    for result in attacks.values():
-        assert result.run_goes_on, result
-        assert result.outcome.startswith("scored 0 ("), result
-
-
-@pytest.mark.parametrize(
-    ("attack", "reason"),
-    [
-        ("infinite loop", "it ran longer than 3 s"),
-        ("10 GB allocation", "MemoryError"),
-        ("segmentation fault", "SIGSEGV"),
-        ("flood of output", "File too large"),
-        ("sys.exit(0) before the tests", "ended early (exit code 0)"),
-        ("raise its own limits", "not allowed to raise maximum limit"),
-    ],
-)
-def test_an_attack_ends_by_the_limit_that_is_meant_for_it(attacks, attack, reason):
-    assert reason in attacks[attack].outcome
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="where users may not make namespaces, Landlock alone is there")
-def test_network_and_files_are_out_of_reach(attacks):
-    assert "Network is unreachable" in attacks["socket"].outcome
-    for attack in ("write outside its folder", "read another user's file", "read keys of other processes"):
-        assert "Permission denied" in attacks[attack].outcome

@@ -6,9 +6,12 @@ alone: it imports nothing of the suite, so that little time is lost and nothing 
 
 What is given up, and by what:
 
-    network                 a network namespace of its own (root, or where users may make user namespaces)
-    other processes         a process namespace of its own, which ends as a whole; 32 processes and threads at most
+    network                 a network namespace of its own (root, or where users may make user namespaces); where there
+                            is none, Landlock refuses TCP (Linux 6.7)
+    other processes         a process namespace of its own, which ends as a whole; 32 processes and threads at most;
+                            where there is none, Landlock refuses signals to others (Linux 6.12)
     files                   Landlock: reading the interpreter's and the system's libraries, writing its own folder
+    disk                    its folder is in memory, of 64 MiB (with namespaces)
     root                    the user nobody
     memory, CPU, file size  resource limits
 """
@@ -27,6 +30,8 @@ from pathlib import Path
 NOBODY = 65534
 MAX_TASKS = 32  # processes and threads
 FILE_BYTES = 8 << 20  # of any file that it writes, its output too
+DISK = b"size=64m,nr_inodes=4096,mode=0700"
+NEW_MOUNTS, RECURSIVE_PRIVATE, NO_SUID_NO_DEVICES = 0x00020000, 1 << 14 | 1 << 18, 2 | 4
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
 NO_NEW_PRIVILEGES, DEATH_SIGNAL, KEEP_CAPABILITIES = 38, 1, 8
 CAPABILITY_VERSION, READ_SEARCH = 0x20080522, 1 << 2
@@ -34,6 +39,8 @@ CAPABILITY_VERSION, READ_SEARCH = 0x20080522, 1 << 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
+TCP, TCP_SINCE = 1 | 2, 4  # bind and connect; the version of the interface that brought them
+SCOPES, SCOPES_SINCE = 1 | 2, 6  # abstract sockets of, and signals to, processes outside
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14  # what can be asked of a file rather than of a folder
 READ = EXECUTE | READ_FILE | READ_DIR
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero")
@@ -41,7 +48,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Ruleset(ctypes.Structure):
-    _fields_ = (("fs", ctypes.c_uint64),)
+    _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
 class PathRule(ctypes.Structure):
@@ -77,6 +84,8 @@ def isolate() -> bool:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{NOBODY} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{NOBODY} {gid} 1")
+    if parted:
+        own_disk(Path.cwd())
     if parted and (first := os.fork()):  # the process namespace begins with the next process
         _, status = os.waitpid(first, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -86,6 +95,13 @@ def isolate() -> bool:
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     libc.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     return is_root or parted
+
+
+def own_disk(folder: Path) -> None:
+    """Lay a small file system in memory over `folder`, which nobody else sees."""
+    if libc.unshare(NEW_MOUNTS) == 0 and libc.mount(None, b"/", None, RECURSIVE_PRIVATE, None) == 0:
+        libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", NO_SUID_NO_DEVICES, DISK)
+        os.chdir(folder)
 
 
 def become_nobody() -> None:
@@ -118,12 +134,13 @@ def limit(memory_bytes: int, cpu_s: int, counted_alone: bool) -> None:
 
 
 def landlock(folder: Path) -> bool:
-    """Reading of libraries and writing of `folder` only; False where the kernel has no Landlock."""
+    """Reading of libraries and writing of `folder` only, no TCP, no signals; False where the kernel has no Landlock."""
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return False
     handled = RIGHTS[min(version, max(RIGHTS))]
-    rules = Ruleset(handled)
+    rules = Ruleset(handled, TCP if version >= TCP_SINCE else 0, SCOPES if version >= SCOPES_SINCE else 0)
+    # an older kernel takes a longer structure whose unknown fields are 0
     ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     prefixes = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *filter(os.path.isabs, sys.path))
     for path in {*READABLE, *prefixes}:
