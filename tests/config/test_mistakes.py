@@ -45,6 +45,7 @@ DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
 FOUR_BITS = "ds.load_in_4bit=true "
 MERGE = "task=merge_lora actor.model_name_or_path=builtin:tiny "
+CHAT = "task=chat actor.model_name_or_path=builtin:tiny "
 SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
 MISTAKES = [
@@ -66,6 +67,13 @@ MISTAKES = [
     # tools
     (MERGE, "lora.path", "add lora.path=<folder of a LoRA adapter>"),
     (MERGE + "lora.path=/nowhere", "lora.path", "holds no adapter_config.json"),
+    (CHAT + "chat.max_len=512", "chat.max_len", "write chat.max_len=2048, or a smaller chat.max_new_tokens"),
+    (CHAT + "chat.temperature=0 chat.top_p=0.9", "chat.top_p", "has no effect with chat.temperature=0"),
+    (CHAT + "chat.temperature=-1", "chat.temperature", "is not >= 0"),
+    (CHAT + "'data.input_template=\"Q: {}\"'", "data.input_template", "add data.apply_chat_template=false"),
+    (CHAT + "data.apply_chat_template=false data.input_template=Q", "data.input_template", "must have one {}"),
+    (CHAT + "rollout.temperature=0", "rollout.temperature", "it belongs to task="),
+    ("task=chat actor.model_name_or_path=/nowhere", "actor.model_name_or_path", "there is no folder /nowhere"),
     (SFT + "ckpt.save_adapter=true", "ckpt.save_adapter", "add ds.lora.rank=<rank>"),
     # names
     (PPO + "algo.advantage.lambda=0.9", "algo.advantage.lambda", "did you mean algo.advantage.lambd?"),

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.run import ResumableRun
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.errors import RunError, UserError
@@ -45,7 +46,8 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
     except RunError as error:
         return say(str(error), 1)
     except KeyboardInterrupt:
-        return say("interrupted; continue with the same command and ckpt.load_enable=true", INTERRUPTED)
+        goes_on = "; continue with the same command and ckpt.load_enable=true" if isinstance(run, ResumableRun) else ""
+        return say(f"interrupted{goes_on}", INTERRUPTED)
     except Exception as error:
         log = folder / "error.log"
         log.write_text(traceback.format_exc())

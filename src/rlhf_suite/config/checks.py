@@ -17,14 +17,24 @@ from rlhf_suite.config import checks_score as score
 from rlhf_suite.config import checks_supervised as supervised
 from rlhf_suite.config.checks_frozen import offloads_fit
 from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
-from rlhf_suite.config.checks_tools import MERGE
+from rlhf_suite.config.checks_tools import CHAT, MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
-from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, Run, ScoreRun, ServeRMRun, SupervisedRun
+from rlhf_suite.config.runs import (
+    ChatRun,
+    GenerateRun,
+    LoopRun,
+    MergeLoRARun,
+    PPORun,
+    Run,
+    ScoreRun,
+    ServeRMRun,
+    SupervisedRun,
+)
 
 AnyRun = SupervisedRun | PPORun
-TextRun = AnyRun | GenerateRun | ScoreRun
+TextRun = AnyRun | GenerateRun | ScoreRun | ChatRun
 R = TypeVar("R", bound=Run)
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
@@ -39,8 +49,6 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         problems += broken(run, (*COMMON, *rl.RULES, *reward.RULES))
     elif isinstance(run, GenerateRun):
         problems += broken(run, (*TEXT, *generate.RULES))
-    elif isinstance(run, MergeLoRARun):
-        problems += broken(run, MERGE)
     elif isinstance(run, ScoreRun):
         problems += broken(run, (*TEXT, *score.RULES))
     elif isinstance(run, LoopRun):
@@ -48,9 +56,19 @@ def check(run: Run, given: Iterable[str]) -> list[Problem]:
         told = {problem.key for problem in problems}
         found = loops.stage_problems(run, lambda stage: check(stage, ()), set(flat(asdict(run))))
         problems += [problem for problem in found if problem.key not in told]
-    elif isinstance(run, ServeRMRun):
-        problems += attention_fits(run)
+    else:
+        problems += tool_problems(run)
     return problems
+
+
+def tool_problems(run: Run) -> Iterator[Problem]:
+    """Of the tasks that train nothing and write no rows."""
+    if isinstance(run, MergeLoRARun):
+        yield from broken(run, MERGE)
+    elif isinstance(run, ServeRMRun):
+        yield from attention_fits(run)
+    elif isinstance(run, ChatRun):
+        yield from broken(run, (*TEXT, *CHAT))
 
 
 def broken(run: R, rules: Iterable[Callable[[R], Iterable[Problem]]]) -> Iterator[Problem]:

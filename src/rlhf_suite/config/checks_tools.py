@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import MergeLoRARun
+from rlhf_suite.config.runs import ChatRun, MergeLoRARun
 
 
 def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
@@ -25,4 +25,12 @@ def output_is_another_folder(run: MergeLoRARun) -> Iterator[Problem]:
             yield Problem("ckpt.output_dir", f"{output} is also {key}", "write ckpt.output_dir=<another folder>")
 
 
+def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
+    if run.chat.max_len <= run.chat.max_new_tokens:
+        what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
+        fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
+        yield Problem("chat.max_len", what, fix)
+
+
 MERGE: tuple[Callable[[MergeLoRARun], Iterable[Problem]], ...] = (adapter_is_named, output_is_another_folder)
+CHAT: tuple[Callable[[ChatRun], Iterable[Problem]], ...] = (room_for_a_message,)

@@ -10,12 +10,18 @@ INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of colu
 
 
 @dataclass
-class TextConfig:
+class RenderConfig:
+    """How conversations become text"""
+
+    apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
+    tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
+
+
+@dataclass
+class TextConfig(RenderConfig):
     """How rows become text, and text tokens"""
 
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
-    apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
-    tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
     on_bad_row: str = flag(
         "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
     )

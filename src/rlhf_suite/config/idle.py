@@ -165,6 +165,7 @@ NEEDS = (
     Needs(
         ("data.input_template",), "data.apply_chat_template", lambda value: not value, "data.apply_chat_template=false"
     ),
+    Needs(("chat.top_p", "chat.top_k"), "chat.temperature", is_positive, "chat.temperature=1"),
     Needs(("data.turn_markers",), "data.output_key", lambda value: value is None, "data.output_key=null"),
     Needs(("data.turn_markers",), "data.prompt_key", lambda value: value is None, "data.prompt_key=null"),
     Needs(

@@ -23,6 +23,7 @@ from rlhf_suite.config.algo_supervised import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
+from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
     ConditionalDataConfig,
@@ -254,6 +255,16 @@ class ServeRMRun(Run):
     serve: ServeConfig = group(ServeConfig)
 
 
+@dataclass
+class ChatRun(Run):
+    """A conversation with a model in the terminal; trains nothing"""
+
+    task: str = flag("chat", "The task; chosen with task=<name>")
+    actor: GeneratorConfig = group(GeneratorConfig)
+    data: ChatTextConfig = group(ChatTextConfig)
+    chat: ChatConfig = group(ChatConfig)
+
+
 SamplingRun = PPORun | GenerateRun  # what has engines
 RewardedRun = SamplingRun | ScoreRun
 
@@ -272,4 +283,5 @@ TASKS: dict[str, type[Run]] = {
     "iterative_dpo": IterativeDPORun,
     "conditional_sft": ConditionalSFTRun,
     "serve_rm": ServeRMRun,
+    "chat": ChatRun,
 }

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlhf_suite.config.data import TextConfig
+from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.teacher import TeacherConfig
@@ -80,7 +80,7 @@ def model_digest(path: str, flag: str) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(path: str, data: TextConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
+def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
     """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
 
     Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,
@@ -107,7 +107,7 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     return tokenizer
 
 
-def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: TextConfig) -> None:
+def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: RenderConfig) -> None:
     """`check_same_vocabulary` with the teacher's own tokenizer."""
     path = teacher.model_name_or_path
     assert path is not None

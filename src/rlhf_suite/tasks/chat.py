@@ -1,0 +1,153 @@
+"""task=chat: a conversation with a model in the terminal, or with a pipe, one message a line."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from rlhf_suite.config.runs import ChatRun
+from rlhf_suite.data.conversation import Conversation
+from rlhf_suite.data.row import RowError
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.models.talker import FLAG, Talker
+from rlhf_suite.tasks.warm_start import warm_started
+
+HELP = """\
+/reset          forget the conversation; the system message stays
+/system <text>  another system message; without text, none
+/save <file>    add the conversation to a .jsonl file, as a row {"messages": [...]}
+/quit           end (also Ctrl-D)
+Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one; one that begins with a space is a
+message even if a / follows."""
+
+
+def run(config: ChatRun, folder: Path) -> dict[str, float]:
+    """Talk until /quit or the end of the input; returns how much was said."""
+    path = warm_started(config.actor.model_name_or_path, "teacher")
+    talker = Talker(path, config.chat, config.data, device_kind(config.launch))
+    conversation = Conversation(talker.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
+    try:
+        conversation.set_system(config.chat.system)
+    except RowError as error:
+        raise UserError(f"chat.system: {error.reason}. Leave it away") from error
+    chat = Chat(talker, conversation, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    chat.note(f"{FLAG}={config.actor.model_name_or_path}. /help lists the commands", in_pipe=False)
+    chat.talk()
+    return {"chat/answers": float(chat.num_answers), "chat/tokens": float(chat.num_tokens)}
+
+
+class Chat:
+    """Lines to answers. In a pipe, answers alone go to stdout; what else there is to say goes to stderr."""
+
+    def __init__(self, talker: Talker, conversation: Conversation, is_terminal: bool) -> None:
+        self.talker, self.conversation, self.is_terminal = talker, conversation, is_terminal
+        self.console = Console(stderr=not is_terminal, highlight=False, soft_wrap=True)
+        self.num_answers = self.num_tokens = 0
+        if is_terminal:
+            import_module("readline")  # arrow keys and history for input()
+
+    def talk(self) -> None:
+        """Until the input ends."""
+        goes_on = True
+        while goes_on:
+            try:
+                message = self.read()
+            except EOFError:
+                return
+            except UnicodeDecodeError as error:
+                raise UserError(f"standard input is not UTF-8 ({error.reason})") from error
+            except KeyboardInterrupt:
+                if not self.is_terminal:
+                    raise
+                self.note("\n/quit or Ctrl-D ends the chat")
+                continue
+            goes_on = self.take(message)
+
+    def read(self) -> str:
+        """A message: a line, with those after it as long as each ends with a backslash."""
+        lines = [input("> " if self.is_terminal else "")]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(input(". " if self.is_terminal else ""))
+        return "\n".join(lines)
+
+    def take(self, message: str) -> bool:
+        """Answer a message or follow a command; whether the chat goes on."""
+        if message.startswith("/"):
+            return self.command(*message.partition(" ")[::2])
+        if message.strip():
+            self.reply(message.strip())
+        return True
+
+    def command(self, name: str, rest: str) -> bool:
+        """Follow a command; whether the chat goes on."""
+        rest = rest.strip()
+        match name:
+            case "/quit":
+                return False
+            case "/help":
+                self.note(HELP)
+            case "/reset":
+                self.conversation.reset()
+                self.note("The conversation is forgotten", in_pipe=False)
+            case "/system":
+                self.set_system(rest)
+            case "/save":
+                self.save(rest)
+            case _:
+                self.note(f"There is no command {name}; /help lists them. Put a space before a message that begins so")
+        return True
+
+    def reply(self, message: str) -> None:
+        """Stream the answer, and say where it is not what one would take it for."""
+        try:
+            ids, dropped = self.conversation.ask(message)
+        except RowError as error:
+            self.note(error.reason)
+            return
+        if dropped:
+            self.note(f"({dropped} of the oldest turns dropped: the conversation has outgrown chat.max_len)")
+        answer = self.talker.answer(ids, self.write)
+        self.write("\n")
+        if answer.is_interrupted and not self.is_terminal:
+            raise KeyboardInterrupt
+        self.num_answers, self.num_tokens = self.num_answers + 1, self.num_tokens + answer.num_tokens
+        if answer.is_interrupted and not answer.text:
+            self.conversation.withdraw()
+        else:
+            self.conversation.answer(answer.text)
+        if answer.is_capped or answer.is_interrupted:
+            self.note("(stopped)" if answer.is_interrupted else "(cut at chat.max_new_tokens)")
+
+    def set_system(self, text: str) -> None:
+        """Another system message, or none."""
+        try:
+            self.conversation.set_system(text)
+        except RowError as error:
+            self.note(error.reason)
+
+    def save(self, file: str) -> None:
+        """Write the conversation down."""
+        if not file or not self.conversation.turns:
+            self.note("write /save <file>" if not file else "There is nothing to save yet")
+            return
+        try:
+            self.conversation.save(Path(file).expanduser())
+        except OSError as error:
+            self.note(f"{file}: {error.strerror}")
+        else:
+            self.note(f"saved to {file}", in_pipe=False)
+
+    def write(self, text: str) -> None:
+        """A piece of an answer, as it is; a terminal is spared escape sequences, which could do anything to it."""
+        sys.stdout.write(text.replace("\x1b", "") if self.is_terminal else text)
+        sys.stdout.flush()
+
+    def note(self, text: str, in_pipe: bool = True) -> None:
+        """A line that is no answer."""
+        if self.is_terminal or in_pipe:
+            self.console.print(text, style="dim", markup=False)
