@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_suite.cli.execute import execute
 from rlhf_suite.config.resolve import fingerprint, load
-from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.config.runs import ChatRun, SFTRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -25,17 +25,18 @@ def a_run():
 def ends(monkeypatch, tmp_path):
     """Run a task that returns or raises what it is given; gives the exit code."""
 
-    def execute_with(end):
-        def run(config, folder):
+    def execute_with(end, config=None):
+        def run(_, folder):
             assert RunFolder(folder).status()["state"] == "running"
             if isinstance(end, BaseException):
                 raise end
             return end
 
-        task = types.ModuleType("rlhf_suite.tasks.sft")
+        config = config or a_run()
+        task = types.ModuleType(f"rlhf_suite.tasks.{config.task}")
         task.run = run
-        monkeypatch.setitem(sys.modules, "rlhf_suite.tasks.sft", task)
-        return execute(a_run(), tmp_path)
+        monkeypatch.setitem(sys.modules, task.__name__, task)
+        return execute(config, tmp_path)
 
     before = dict(os.environ)
     yield execute_with
@@ -80,3 +81,8 @@ def test_the_traceback_of_an_unexpected_error_is_kept(ends, tmp_path):
 def test_an_expected_error_leaves_no_error_log(ends, tmp_path):
     ends(RunError("x"))
     assert not (tmp_path / "error.log").exists()
+
+
+def test_an_interrupted_run_that_cannot_be_resumed_does_not_offer_it(ends, capsys):
+    assert ends(KeyboardInterrupt(), ChatRun()) == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from rlhf_suite.config.chat import ChatTextConfig
+from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.data.conversation import Conversation
-from rlhf_suite.data.row import RowError
+from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.models.builtin import byte_tokenizer
 
 PLAIN = ChatTextConfig(apply_chat_template=False)
@@ -82,3 +84,12 @@ def test_reset_forgets_the_turns_and_saved_rows_are_message_lists(tokenizer, tmp
     rows = [json.loads(line)["messages"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [message["content"] for message in rows[0]] == ["Be brief.", "one", "1", "two", "2"]
     assert rows[1] == [{"role": "system", "content": "Be brief."}]
+
+
+def test_a_saved_conversation_is_a_row_to_train_on(tokenizer, tmp_path):
+    with_turns(tokenizer).save(tmp_path / "a.jsonl")
+    row = Row(json.loads((tmp_path / "a.jsonl").read_text()), "a.jsonl", 1)
+    config = SFTDataConfig(input_key="messages", apply_chat_template=True, multiturn=True)
+    example = ConversationEncoder(tokenizer, config).encode(row)
+    trained = [token for token, is_trained in zip(example.ids, example.mask, strict=True) if is_trained]
+    assert tokenizer.decode(trained) == "1<|im_end|>2<|im_end|>"

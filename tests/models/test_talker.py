@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import spread
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.talker import Talker
@@ -17,21 +16,21 @@ from rlhf_suite.models.talker import Talker
 GREEDY = ChatConfig(temperature=0, max_new_tokens=12, max_len=256)
 
 
-@pytest.fixture(scope="module")
-def model(folder, tmp_path_factory):
+@pytest.fixture
+def model(folder, load, tmp_path):
     """Weights that matter, and a generation_config.json that would change what is sampled."""
-    path = tmp_path_factory.mktemp("talker") / "model"
+    path = tmp_path / "model"
     shutil.copytree(folder(), path)
-    spread(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)).save_pretrained(path)
+    load().model.save_pretrained(path)
     settings = {"repetition_penalty": 9.0, "do_sample": True, "top_k": 3, "eos_token_id": [7]}
     (path / "generation_config.json").write_text(json.dumps(settings))
     return path
 
 
-@pytest.fixture(scope="module")
-def windowed(model, tmp_path_factory):
+@pytest.fixture
+def windowed(model, tmp_path):
     """The same, attending to the last eight tokens only."""
-    path = tmp_path_factory.mktemp("windowed") / "model"
+    path = tmp_path / "windowed"
     shutil.copytree(model, path)
     config = json.loads((path / "config.json").read_text())
     config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
