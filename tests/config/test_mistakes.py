@@ -32,6 +32,7 @@ REJECTION = (
 CONDITIONAL = REJECTION.replace("rejection_sampling", "conditional_sft")
 ITERATIVE = REJECTION.replace("rejection_sampling", "iterative_dpo")
 SCORE = "task=score data.dataset=builtin:reverse data.input_key=input data.output_key=output "
+CHECK = "task=check_reward data.dataset=builtin:reverse data.input_key=input "
 SOURCES = PPO.replace("reward.rule=exact_match", "'reward.sources={}'")
 
 
@@ -444,6 +445,18 @@ MISTAKES = [
     (GENERATE + "data.reward_template=x data.target_reward=1", "data.reward_template", "once and a {reward}"),
     (SCORE + "reward=prm", "reward.process.model_name_or_path", "folder that task=prm wrote"),
     (SCORE + "reward.model_name_or_path=rm reward.offload=true", "reward.offload", "write reward.offload=false"),
+    ("task=check_reward demo=check_reward data.dataset=null", "data.dataset", "no data is named"),
+    (CHECK + "data.label_key=output", "reward", "nothing scores"),
+    (CHECK + "reward.rule=math data.output_key=output", "data.label_key", "compares with a label"),
+    (CHECK + "reward.rule=length", "data.output_key", "there is nothing to score"),
+    (CHECK + "reward.rule=code data.label_key=output", "data.output_key", "holds tests, which are no answer"),
+    (CHECK + "data.output_key=output reward.model_name_or_path=rm", "reward.model_name_or_path", "use task=score"),
+    (CHECK + "data.output_key=output reward.on_error=drop", "reward.on_error", "it belongs to task="),
+    (
+        CHECK + "data.output_key=output 'reward.sources={a: {model_name_or_path: rm}}'",
+        "reward.sources.a",
+        "serve it with task=serve_rm",
+    ),
     # flags that would do nothing
     (PPO + "reward.process.aggregate=mean", "reward.process.aggregate", "add reward.process.enable=true"),
     (PPO + "teacher.model_name_or_path=x", "teacher.model_name_or_path", "add algo.distill.coef=<number > 0>"),

@@ -23,6 +23,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import (
     ChatRun,
+    CheckRewardRun,
     GenerateRun,
     LoopRun,
     MergeLoRARun,
@@ -67,6 +68,8 @@ def tool_problems(run: Run) -> Iterator[Problem]:
         yield from broken(run, MERGE)
     elif isinstance(run, ServeRMRun):
         yield from attention_fits(run)
+    elif isinstance(run, CheckRewardRun):
+        yield from broken(run, score.CHECK_REWARD)
     elif isinstance(run, ChatRun):
         yield from broken(run, (*TEXT, *CHAT))
 

@@ -19,14 +19,14 @@ from rlhf_suite.config.reward import (
     reward_model,
     urls,
 )
-from rlhf_suite.config.runs import GenerateRun, LoopRun, PPORun, RewardedRun, ScoreRun
+from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
 from rlhf_suite.config.spelling import spelled
 
 NAME = re.compile(r"[\w-]+")
 FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
 
 
-def named(run: RewardedRun | LoopRun) -> Mapping[str, SourceConfig]:
+def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
     """Every source by the key of its section: `reward` itself, or the entries of reward.sources."""
     if run.reward.sources:
         return {f"reward.sources.{name}": source for name, source in run.reward.sources.items()}
@@ -44,7 +44,7 @@ def given(key: str, source: SourceConfig) -> list[str]:
     return chosen
 
 
-def one_reward(run: RewardedRun | LoopRun) -> Iterator[Problem]:
+def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
     if not has_source(run.reward) and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
         if run.eval.dataset is not None:
             what = "nothing scores the samples of eval.dataset"
@@ -63,7 +63,7 @@ def one_reward(run: RewardedRun | LoopRun) -> Iterator[Problem]:
             yield Problem(key, f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
 
 
-def sources_fit_together(run: RewardedRun) -> Iterator[Problem]:
+def sources_fit_together(run: ScoredTextRun) -> Iterator[Problem]:
     sources = run.reward.sources
     models = [name for name, source in sources.items() if source.model_name_or_path is not None]
     if len(models) > 1:
@@ -84,7 +84,7 @@ def sources_fit_together(run: RewardedRun) -> Iterator[Problem]:
             yield Problem("reward.sources", what, "use letters, digits, - and _ in names of sources")
 
 
-def remote_url_is_usable(run: RewardedRun) -> Iterator[Problem]:
+def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         yield from url_problems(f"{key}.remote_url", source.remote_url)
 
@@ -107,7 +107,7 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
             yield Problem(key, what, "leave it away, and export RLHF_SUITE_REWARD_TOKEN")
 
 
-def rule_has_labels(run: RewardedRun) -> Iterator[Problem]:
+def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         if source.rule not in (None, *WITHOUT_LABEL) and run.data.label_key is None:
             what = f"{key}.rule={source.rule} compares with a label"
@@ -132,19 +132,32 @@ def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
         yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
-def pattern_is_one(run: RewardedRun) -> Iterator[Problem]:
+def pattern_is_one(run: ScoredTextRun) -> Iterator[Problem]:
     try:
         re.compile(run.reward.rules.format_pattern)
     except re.error as error:
         yield Problem("reward.rules.format_pattern", f"is no regular expression: {error}", "mend it")
 
 
-RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
+def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+    for name, source in run.reward.sources.items():
+        if source.model_name_or_path is not None or source.process:
+            what = "several sources score text here, and a reward model is none of them"
+            fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
+            if isinstance(run, CheckRewardRun):
+                fix = "serve it with task=serve_rm and name it by remote_url, or leave it away for this check"
+            yield Problem(f"reward.sources.{name}", what, fix)
+
+
+OF_TEXT: tuple[Callable[[ScoredTextRun], Iterable[Problem]], ...] = (
     one_reward,
     sources_fit_together,
     remote_url_is_usable,
     rule_has_labels,
     pattern_is_one,
+)
+RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
+    *OF_TEXT,
     process_has_a_model,
     constants_have_a_model,
 )

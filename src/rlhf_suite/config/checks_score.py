@@ -1,4 +1,4 @@
-"""Rules between the flags of the task that scores rows."""
+"""Rules between the flags of the tasks that score rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from rlhf_suite.config import checks_reward as reward
 from rlhf_suite.config.checks_generate import output_problems
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.config.runs import CheckRewardRun, ScoreRun
 from rlhf_suite.config.sources import source_problems
 
 
-def has_rows(run: ScoreRun) -> Iterator[Problem]:
-    keys = {"data.input_key": run.data.input_key, "data.output_key": run.data.output_key}
-    if run.data.label_key is not None:
-        keys["data.label_key"] = run.data.label_key
+def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+    data = run.data
+    given = {"data.input_key": data.input_key, "data.output_key": data.output_key, "data.label_key": data.label_key}
+    keys = {flag: column for flag, column in given.items() if column is not None}
     yield from source_problems("data.dataset", run.data.dataset, keys)
 
 
@@ -35,12 +35,24 @@ def budget_holds_a_sequence(run: ScoreRun) -> Iterator[Problem]:
         yield Problem("score.max_tokens_per_gpu", what, fix)
 
 
-def sources_read_text(run: ScoreRun) -> Iterator[Problem]:
-    for name, source in run.reward.sources.items():
-        if source.model_name_or_path is not None or source.process:
-            what = "several sources score text here, and a reward model is none of them"
-            fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
-            yield Problem(f"reward.sources.{name}", what, fix)
+def no_model_scores(run: CheckRewardRun) -> Iterator[Problem]:
+    key = "reward.model_name_or_path"
+    if run.reward.model_name_or_path is not None:
+        yield Problem(
+            key, "this task loads no model", "use task=score, or a served one: task=serve_rm, reward.remote_url"
+        )
+
+
+def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
+    """Without responses the label is its own answer."""
+    if run.data.output_key is not None:
+        return
+    key, fix = "data.output_key", "add data.output_key=<column of the responses>"
+    if run.data.label_key is None:
+        yield Problem(key, "there is nothing to score: no response, and no label to take for one", fix)
+    for name, source in reward.named(run).items():
+        if source.rule == "code":
+            yield Problem(key, f"a label of {name}.rule=code holds tests, which are no answer", fix)
 
 
 RULES: tuple[Callable[[ScoreRun], Iterable[Problem]], ...] = (
@@ -48,7 +60,15 @@ RULES: tuple[Callable[[ScoreRun], Iterable[Problem]], ...] = (
     output_is_writable,
     best_or_pairs,
     budget_holds_a_sequence,
-    sources_read_text,
+    reward.sources_read_text,
     *reward.RULES,
     reward.model_stays,
+)
+
+CHECK_REWARD: tuple[Callable[[CheckRewardRun], Iterable[Problem]], ...] = (
+    has_rows,
+    no_model_scores,
+    something_is_scored,
+    reward.sources_read_text,
+    *reward.OF_TEXT,
 )

@@ -62,21 +62,35 @@ class RowRangeConfig(PromptTextConfig):
 
 
 @dataclass
-class ScoreDataConfig(TextConfig):
-    """Prompts with responses"""
+class ScoredRowsConfig:
+    """Rows that a reward is asked about"""
 
     dataset: str | None = flag(
         None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
     )
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
-    output_key: str = flag("response", "Column of the response: text, or messages")
     label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
+    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
+
+
+@dataclass
+class ScoreDataConfig(ScoredRowsConfig, TextConfig):
+    """Prompts with responses"""
+
+    output_key: str = flag("response", "Column of the response: text, or messages")
     input_template: str | None = flag(
         None, "Prompt template with one {} for a reward model; used without a chat template"
     )
-    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
     max_samples: int | None = flag(None, "Rows taken after those; null: all", ge=1)
+
+
+@dataclass
+class CheckedDataConfig(ScoredRowsConfig):
+    """Prompts with responses, or with right answers"""
+
+    output_key: str | None = flag(None, "Column of the response; null: the label is scored as its own answer")
+    max_samples: int = flag(16, "Rows taken after those", ge=1)
 
 
 @dataclass

@@ -68,21 +68,27 @@ class NamedSourceConfig(SourceConfig):
 
 
 @dataclass
-class RewardConfig(SourceConfig):
-    """Where the reward comes from"""
+class TextRewardConfig(SourceConfig):
+    """What gives the scores of texts"""
 
     sources: dict[str, NamedSourceConfig] = flag(
         {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
     )
     http: HttpConfig = group(HttpConfig)
     rules: RuleConfig = group(RuleConfig)
+    timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
+
+
+@dataclass
+class RewardConfig(TextRewardConfig):
+    """Where the reward comes from"""
+
     offload: bool = flag(
         False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
     )
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
-    timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
     on_error: str = flag(
         "stop",
         "A sample whose reward fails or times out: end the run, or drop its whole group",
@@ -125,7 +131,7 @@ def urls(remote_url: str | None) -> list[str]:
     return [url.strip() for url in (remote_url or "").split(",") if url.strip()]
 
 
-def has_source(config: RewardConfig) -> bool:
+def has_source(config: TextRewardConfig) -> bool:
     """Whether anything scores."""
     process = isinstance(config, JudgeConfig) and config.process.enable
     return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))

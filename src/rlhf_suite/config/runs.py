@@ -26,6 +26,7 @@ from rlhf_suite.config.algo_supervised import (
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
+    CheckedDataConfig,
     ConditionalDataConfig,
     GenerateDataConfig,
     LabelledDataConfig,
@@ -55,7 +56,7 @@ from rlhf_suite.config.loop import (
 )
 from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
-from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
+from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.run import ResumableRun, Run, TrainedRun
 from rlhf_suite.config.score import ScoreConfig
@@ -183,6 +184,17 @@ class ScoreRun(ResumableRun):
 
 
 @dataclass
+class CheckRewardRun(Run):
+    """The reward over a few rows, told row by row, before any GPU is used"""
+
+    MODEL: ClassVar[str] = "data.dataset"
+
+    task: str = flag("check_reward", "The task; chosen with task=<name>")
+    data: CheckedDataConfig = group(CheckedDataConfig)
+    reward: TextRewardConfig = group(TextRewardConfig)
+
+
+@dataclass
 class MergeLoRARun(Run):
     """A LoRA adapter merged into its base model; trains nothing"""
 
@@ -267,6 +279,7 @@ class ChatRun(Run):
 
 SamplingRun = PPORun | GenerateRun  # what has engines
 RewardedRun = SamplingRun | ScoreRun
+ScoredTextRun = RewardedRun | CheckRewardRun
 
 TASKS: dict[str, type[Run]] = {
     "sft": SFTRun,
@@ -278,6 +291,7 @@ TASKS: dict[str, type[Run]] = {
     "ppo": PPORun,
     "generate": GenerateRun,
     "score": ScoreRun,
+    "check_reward": CheckRewardRun,
     "merge_lora": MergeLoRARun,
     "rejection_sampling": RejectionSamplingRun,
     "iterative_dpo": IterativeDPORun,

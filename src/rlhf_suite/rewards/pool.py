@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
@@ -38,7 +38,7 @@ class StartError(RuntimeError):
 class Rewarder:
     """Scores rows by `reward.rule` or the file `reward.remote_url`. One process, started once and used again."""
 
-    def __init__(self, config: RewardConfig, log: Path) -> None:
+    def __init__(self, config: TextRewardConfig, log: Path) -> None:
         """Start the process, so that a file that cannot be loaded is named at once. What it prints goes to `log`."""
         assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
         self.timeout_s, self.log = config.timeout_s, log

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, RewardConfig, is_http, urls
+from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, urls
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
@@ -50,7 +50,7 @@ class Source:
 class Rewards:
     """All sources of `config`. What reward code prints goes to `log`."""
 
-    def __init__(self, config: RewardConfig, log: Path) -> None:
+    def __init__(self, config: TextRewardConfig, log: Path) -> None:
         """Open them.
 
         Raises:
@@ -139,7 +139,7 @@ def added_up(parts: Sequence[tuple[Source, Outcome]]) -> Outcome:
     return Scored(reward, score / weights, extra)
 
 
-def named_sources(config: RewardConfig) -> dict[str, NamedSourceConfig]:
+def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
     """reward.sources, or the one source that `reward` names itself."""
     if config.sources:
         return config.sources
@@ -147,7 +147,7 @@ def named_sources(config: RewardConfig) -> dict[str, NamedSourceConfig]:
     return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=process)}
 
 
-def open_text(config: RewardConfig, source: NamedSourceConfig, log: Path) -> TextReward | None:
+def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> TextReward | None:
     """The source, if it reads text; None for a model that runs beside the policy."""
     if source.model_name_or_path is not None or source.process:
         return None
@@ -156,7 +156,7 @@ def open_text(config: RewardConfig, source: NamedSourceConfig, log: Path) -> Tex
     return Rewarder(replace(config, rule=source.rule, remote_url=source.remote_url), log)
 
 
-def check_routes(config: RewardConfig, rows: Iterable[tuple[str, str]]) -> None:
+def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:
     """Refuse rows (where, datasource) that no source with a weight above 0 scores."""
     takers = [source for source in named_sources(config).values() if source.weight > 0]
     if any(source.datasets is None for source in takers):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlhf_suite.algo.shaping import normalize_scores
-from rlhf_suite.config.data import ScoreDataConfig, SFTDataConfig
+from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.chat import ConversationEncoder
@@ -52,13 +52,18 @@ class TextJudge:
         self.data, self.reward = data, reward
 
     def read(self, row: Row) -> RewardRow:
-        prompt, response = (label_text(joined(row, key)) for key in (self.data.input_key, self.data.output_key))
-        label = "" if self.data.label_key is None else label_text(required(row, self.data.label_key))
-        source = row.values.get("datasource")
-        return RewardRow(prompt + response, prompt, response, label, "default" if source is None else str(source))
+        return text_row(row, self.data, self.data.output_key)
 
     def judge(self, items: Sequence[RewardRow]) -> Sequence[Outcome]:
         return self.reward.score(items)[0]
+
+
+def text_row(row: Row, data: ScoredRowsConfig, output_key: str) -> RewardRow:
+    """What rewards that read text are told of a row; RowError says why it cannot be scored."""
+    prompt, response = (label_text(joined(row, key)) for key in (data.input_key, output_key))
+    label = "" if data.label_key is None else label_text(required(row, data.label_key))
+    source = row.values.get("datasource")
+    return RewardRow(prompt + response, prompt, response, label, "default" if source is None else str(source))
 
 
 class ModelJudge:

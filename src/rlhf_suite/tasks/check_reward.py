@@ -1,0 +1,157 @@
+"""task=check_reward: the reward over a few rows, told row by row, before any GPU is used."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.runs import CheckRewardRun
+from rlhf_suite.data.row import RowError
+from rlhf_suite.data.row_range import Given, RowSource
+from rlhf_suite.data.rows import DATASET
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.row_scores import text_row
+from rlhf_suite.rl.scoring import REWARD_LOG
+from rlhf_suite.train.console import Progress
+from rlhf_suite.train.run_folder import RunFolder
+
+SAME = 1e-6  # scores that differ by less are equal
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A row scored alone, by the sources `names`. `item` is None where the row itself cannot be read."""
+
+    where: str
+    item: RewardRow | None
+    names: list[str]
+    outcome: Outcome
+    seconds: float
+
+
+def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
+    """Score each row alone, then all of them as one batch; tell both. RunError when a row has no score."""
+    given, log, console = rows(config), RunFolder(folder).logs / REWARD_LOG, Console()
+    with closing(Rewards(config.reward, log)) as rewards:
+        progress = Progress(LoggerConfig(), config.task, len(given), 0, console.is_terminal)
+        checked = list[Checked]()
+        with closing(progress):
+            for each in scored_alone(config, given, rewards):
+                checked.append(each)
+                progress.update(len(checked), {})
+        items = {each.where: each.item for each in checked if each.item is not None}
+        began = time.perf_counter()
+        found = rewards.score([*items.values()])[0] if items else []
+        speed = len(items) / (time.perf_counter() - began)
+    in_batch = dict(zip(items, found, strict=True))
+    metrics = summary(checked, speed)
+    console.print(table(checked))
+    console.print(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), soft_wrap=True, highlight=False)
+    for warning in warnings(config, checked, in_batch):
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    failed = failures({each.where: each.outcome for each in checked}) or failures(in_batch, " in a batch")
+    if failed:
+        printed = f"; what reward code printed is in {log}" if log.exists() and log.stat().st_size else ""
+        raise RunError(f"{len(failed)} of {len(checked)} rows have no score; the first is {failed[0]}{printed}")
+    return metrics
+
+
+def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
+    """`file:line: error: why` of every row without a score."""
+    return [
+        f"{where}{how}: {outcome.kind}: {outcome.reason}"
+        for where, outcome in outcomes.items()
+        if isinstance(outcome, RewardFailure)
+    ]
+
+
+def rows(config: CheckRewardRun) -> list[Given]:
+    """The first `data.max_samples` rows after `data.skip_samples`."""
+    data = config.data
+    assert data.dataset is not None
+    source = RowSource(data.dataset, data.dataset_split, data.skip_samples, data.max_samples, DATASET)
+    found = [*islice(iter(source), data.skip_samples, data.skip_samples + data.max_samples)]
+    if not found:
+        raise UserError(f"data.dataset={data.dataset}: no rows are left (data.skip_samples={data.skip_samples})")
+    return found
+
+
+def scored_alone(config: CheckRewardRun, given: Sequence[Given], rewards: Rewards) -> Iterator[Checked]:
+    """The rows one at a time. Without a column of responses the label is the response."""
+    key = config.data.output_key or config.data.label_key
+    assert key is not None
+    for row in given:
+        try:
+            if isinstance(row, RowError):
+                raise row
+            item = text_row(row, config.data, key)
+        except RowError as error:
+            yield Checked(error.where, None, [], RewardFailure(error.reason, "error"), 0.0)
+            continue
+        began = time.perf_counter()
+        (outcome,), _ = rewards.score([item])
+        seconds = time.perf_counter() - began
+        names = [source.name for source in rewards.sources if source.takes(item.datasource)]
+        yield Checked(row.where, item, names, outcome, seconds)
+
+
+def table(checked: Sequence[Checked]) -> Table:
+    """A line per row; of several sources the score of each too."""
+    result = Table("row", "datasource", "score or why there is none", "seconds")
+    for each in checked:
+        result.add_row(
+            Text(each.where, overflow="fold"),
+            each.item.datasource if each.item else "",
+            Text(told(each.outcome, each.names), style="red" if isinstance(each.outcome, RewardFailure) else ""),
+            f"{each.seconds:.3g}",
+        )
+    return result
+
+
+def told(outcome: Outcome, names: Sequence[str]) -> str:
+    if isinstance(outcome, RewardFailure):
+        return f"{outcome.kind}: {outcome.reason}"
+    parts = [f"{name} {outcome.extra[f'{name}/mean']:.4g}" for name in names if name]
+    return f"{outcome.reward:.4g}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
+    """Counts and the spread of the scores; `rows_per_s` of the whole batch, as training asks."""
+    scores = [each.outcome.reward for each in checked if isinstance(each.outcome, Scored)]
+    kinds = [each.outcome.kind for each in checked if isinstance(each.outcome, RewardFailure)]
+    counts = {"rows": len(checked), "errors": kinds.count("error"), "timeouts": kinds.count("timeout")}
+    result = {name: float(value) for name, value in counts.items()}
+    if scores:
+        result |= {"score_mean": statistics.fmean(scores), "score_min": min(scores), "score_max": max(scores)}
+        result |= {"score_std": statistics.pstdev(scores)}
+    return result | {"rows_per_s": speed}
+
+
+def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mapping[str, Outcome]) -> Iterator[str]:
+    """What is no failure, but nothing can be learned from, or is likely a mistake."""
+    known = [each.outcome for each in checked if isinstance(each.outcome, Scored)]
+    scores = [each.reward for each in known]
+    full = [each for each in known if each.score >= 1 - SAME]
+    if config.data.output_key is None and len(full) < len(known):
+        less = f"{len(known) - len(full)} of {len(known)} labels"
+        yield f"{less} do not get full marks (a score of 1) as their own answer"
+    elif config.data.output_key is not None and len(scores) > 1 and max(scores) - min(scores) < SAME:
+        yield f"all scores are {scores[0]:.4g}: nothing can be learned from such rows"
+    pairs = [(each.outcome, in_batch.get(each.where)) for each in checked]
+    differ = [
+        a for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and abs(a.reward - b.reward) > SAME
+    ]
+    if differ:
+        yield f"{len(differ)} rows score differently in a batch than alone; a response is to be scored by itself"

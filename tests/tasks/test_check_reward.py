@@ -1,0 +1,83 @@
+"""`task=check_reward`: every row is told, a failing one fails the run, and what cannot be learned from is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf_suite.cli import main
+from rlhf_suite.train.run_folder import RunFolder
+
+FILE = """
+def reward_func(queries, prompts, labels):
+    if "bad" in queries[0]:
+        raise ValueError("no such answer")
+    return [float(query.endswith(label)) for query, label in zip(queries, labels)]
+"""
+OF_A_BATCH = "def reward_func(queries, prompts, labels): return [float(len(queries))] * len(queries)"
+
+
+@pytest.fixture
+def check(tmp_path, capsys):
+    """Run the task on rows with a .py file or flags; the exit code, what was printed and the metrics."""
+
+    def run(rows, *flags, file=FILE):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "my_reward.py").write_text(file)
+        given = flags if any("reward." in flag for flag in flags) else (f"reward.remote_url={tmp_path}/my_reward.py",)
+        rest = [flag for flag in flags if flag not in given]
+        line = ["task=check_reward", f"data.dataset={tmp_path}/rows.jsonl", "data.label_key=label", *given, *rest]
+        folder = tmp_path / f"run{len([*tmp_path.glob('run*')])}"
+        code = main([*line, f"hydra.run.dir={folder}"])
+        found = capsys.readouterr()
+        return code, " ".join((found.out + found.err).split()), RunFolder(folder).status()["metrics"]
+
+    return run
+
+
+def row(prompt, answer, label="4"):
+    return {"prompt": prompt, "answer": answer, "label": label}
+
+
+def test_scores_are_told_with_their_spread(check):
+    code, text, metrics = check([row("a", "4"), row("b", "5"), row("c", "4"), row("d", "4")], "data.output_key=answer")
+    assert code == 0
+    assert "warning" not in text
+    expected = {"rows": 4, "errors": 0, "timeouts": 0, "score_mean": 0.75, "score_min": 0, "score_max": 1}
+    assert {name: metrics[name] for name in expected} == expected
+    assert metrics["score_std"] == pytest.approx(3**0.5 / 4)
+
+
+def test_a_row_without_a_score_fails_the_run_and_is_named(check):
+    code, text, _ = check([row("a", "4"), row("b", "bad"), row("c", "5"), {"prompt": "d"}], "data.output_key=answer")
+    assert code == 1
+    assert "2 of 4 rows have no score" in text
+    assert "rows.jsonl:2: error: my_reward.py:4: ValueError: no such answer" in text
+    assert "errors 2" in text
+
+
+def test_equal_scores_are_warned_of(check):
+    code, text, _ = check([row("a", "5"), row("b", "6")], "data.output_key=answer")
+    assert code == 0
+    assert "warning: all scores are 0" in text
+
+
+def test_without_answers_the_label_is_to_get_full_marks(check):
+    assert "warning" not in check([row("a", "", "4"), row("b", "", "x")], "reward.rule=exact_match")[1]
+    code, text, metrics = check([row("a", "", "4"), row("b", "", "<think>")], "reward.rule=format")
+    assert (code, metrics["score_mean"]) == (0, 0)
+    assert "2 of 2 labels do not get full marks" in text
+
+
+def test_a_file_that_looks_at_the_whole_batch_is_warned_of(check):
+    text = check([row("a", "4"), row("b", "5")], "data.output_key=answer", file=OF_A_BATCH)[1]
+    assert "2 rows score differently in a batch than alone" in text
+
+
+def test_several_sources_are_told_one_by_one(check):
+    sources = "reward.sources={right: {rule: exact_match}, short: {rule: length, weight: 0.5}}"
+    code, text, metrics = check([row("a", "4"), row("b", "5")], sources, "data.output_key=answer")
+    assert (code, metrics["score_mean"]) == (0, 1.0)
+    assert "1.5 (right 1, short 1)" in text
+    assert "0.5 (right 0, short 1)" in text
