@@ -23,10 +23,8 @@ from rlhf_suite.config.algo_supervised import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.data import (
-    CheckedDataConfig,
     ConditionalDataConfig,
     GenerateDataConfig,
     LabelledDataConfig,
@@ -39,7 +37,7 @@ from rlhf_suite.config.data import (
     SourceDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, PrecisionConfig, RewardModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
@@ -54,13 +52,12 @@ from rlhf_suite.config.loop import (
     RejectionActorConfig,
     RejectionLoopConfig,
 )
-from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
 from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
-from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
+from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
 from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
 from rlhf_suite.config.run import ResumableRun, Run, TrainedRun
+from rlhf_suite.config.runs_tools import ChatRun, CheckRewardRun, MergeLoRARun, ServeRMRun
 from rlhf_suite.config.score import ScoreConfig
-from rlhf_suite.config.serve import ServeConfig, ServedRewardConfig
 from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
@@ -184,30 +181,6 @@ class ScoreRun(ResumableRun):
 
 
 @dataclass
-class CheckRewardRun(Run):
-    """The reward over a few rows, told row by row, before any GPU is used"""
-
-    MODEL: ClassVar[str] = "data.dataset"
-
-    task: str = flag("check_reward", "The task; chosen with task=<name>")
-    data: CheckedDataConfig = group(CheckedDataConfig)
-    reward: TextRewardConfig = group(TextRewardConfig)
-
-
-@dataclass
-class MergeLoRARun(Run):
-    """A LoRA adapter merged into its base model; trains nothing"""
-
-    HAS_DEMO: ClassVar[bool] = False
-
-    task: str = flag("merge_lora", "The task; chosen with task=<name>")
-    actor: BaseModelConfig = group(BaseModelConfig)
-    lora: AdapterConfig = group(AdapterConfig)
-    ckpt: MergedConfig = group(MergedConfig)
-    ds: MergedPrecisionConfig = group(MergedPrecisionConfig)
-
-
-@dataclass
 class LoopRun(ResumableRun):
     """What every loop over answering, scoring and training has: the sections of those tasks"""
 
@@ -252,29 +225,6 @@ class ConditionalSFTRun(LoopRun):
     actor: ConditionalActorConfig = group(ConditionalActorConfig)
     data: ConditionalDataConfig = group(ConditionalDataConfig)
     loop: ConditionalLoopConfig = group(ConditionalLoopConfig, num_iterations=1)
-
-
-@dataclass
-class ServeRMRun(Run):
-    """A reward model behind HTTP"""
-
-    MODEL = "reward.model_name_or_path"
-    HAS_DEMO = False  # there is no built-in reward model
-
-    task: str = flag("serve_rm", "The task; chosen with task=<name>")
-    reward: ServedRewardConfig = group(ServedRewardConfig)
-    ds: ForwardConfig = group(ForwardConfig, packing_samples=True)
-    serve: ServeConfig = group(ServeConfig)
-
-
-@dataclass
-class ChatRun(Run):
-    """A conversation with a model in the terminal; trains nothing"""
-
-    task: str = flag("chat", "The task; chosen with task=<name>")
-    actor: GeneratorConfig = group(GeneratorConfig)
-    data: ChatTextConfig = group(ChatTextConfig)
-    chat: ChatConfig = group(ChatConfig)
 
 
 SamplingRun = PPORun | GenerateRun  # what has engines
