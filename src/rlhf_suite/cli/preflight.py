@@ -20,7 +20,7 @@ from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
 from rlhf_suite.cli.overrides import Overrides
 from rlhf_suite.cli.values import Value, flattened, name_problems
-from rlhf_suite.config.checks import check
+from rlhf_suite.config.checks.run import check
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from rlhf_suite.config.checks_reward import one_reward
+from rlhf_suite.config.checks.reward import one_reward
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, Run

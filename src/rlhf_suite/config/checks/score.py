@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_suite.config import checks_reward as reward
-from rlhf_suite.config.checks_generate import output_problems
+from rlhf_suite.config.checks import reward
+from rlhf_suite.config.checks.generate import output_problems
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import CheckRewardRun, ScoreRun
 from rlhf_suite.config.sources import source_problems

@@ -9,15 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config import checks_generate as generate
-from rlhf_suite.config import checks_loops as loops
-from rlhf_suite.config import checks_reward as reward
-from rlhf_suite.config import checks_rl as rl
-from rlhf_suite.config import checks_score as score
-from rlhf_suite.config import checks_supervised as supervised
-from rlhf_suite.config.checks_frozen import offloads_fit
-from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
-from rlhf_suite.config.checks_tools import CHAT, MERGE
+from rlhf_suite.config.checks import generate, loops, reward, rl, score, supervised
+from rlhf_suite.config.checks.frozen import offloads_fit
+from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
+from rlhf_suite.config.checks.tools import CHAT, MERGE
 from rlhf_suite.config.idle import idle
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat

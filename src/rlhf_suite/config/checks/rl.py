@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_suite.config.algo import GROUP_ESTIMATORS, ON_POLICY_DISTILL
-from rlhf_suite.config.checks_algo import RULES as ALGO_RULES
-from rlhf_suite.config.checks_optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
+from rlhf_suite.config.checks.algo import RULES as ALGO_RULES
+from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rlhf_suite.config import checks_reward as rewards
-from rlhf_suite.config import checks_rl as rl
-from rlhf_suite.config.checks_supervised import reward_template_problems
+from rlhf_suite.config.checks import reward as rewards
+from rlhf_suite.config.checks import rl
+from rlhf_suite.config.checks.supervised import reward_template_problems
 from rlhf_suite.config.generate import OUTPUT_SUFFIXES, OutputConfig, output_file, shard_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import has_source, reward_model
