@@ -18,7 +18,7 @@ from common import RESULTS, ROOT, publish, scratch, watch
 SOURCE = ROOT / "src" / "rlhf_suite" / "tasks"
 # name: flags, and the metric that the demo is about
 DEMOS: dict[str, tuple[list[str], str]] = {
-    "sft": (["task=sft"], "eval/gpt_loss"),
+    "sft": (["task=sft"], "train/gpt_loss"),
     "rm": (["task=rm"], "eval/acc"),
     "dpo": (["task=dpo"], "eval/acc"),
     "kto": (["task=kto"], "eval/loss"),
