@@ -47,7 +47,7 @@ EXPERIMENTS: dict[str, tuple[str, str, str, list[str], str]] = {
     "rm_dialogues": ("rm", "preferences", "3e-4", DIALOGUES, "acc"),
     "rm_solutions": ("rm", "solution_pairs", "3e-4", QUESTION, "acc"),
     "dpo_dialogues": ("dpo", "preferences", "1e-4", [*DIALOGUES, "ref.cache_enable=true"], "acc"),
-    "kto_solutions": ("kto", "solutions", "1e-4", SOLUTION, "loss"),
+    "kto_solutions": ("kto", "solutions", "1e-4", [*SOLUTION, "data.max_samples=1600"], "loss"),
     "prm_steps": ("prm", "steps", "3e-4", STEPS, "acc"),
 }
 

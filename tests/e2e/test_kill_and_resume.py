@@ -44,7 +44,7 @@ def resumed(runs, actor_critic_words):
 def is_agent(process):
     """Two helpers of Ray's, idle and small, insist on telling their dead cluster for a minute that it is dead."""
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()[0].startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
+        return " ".join(process.cmdline()).startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))  # [] of a zombie
     return False
 
 
