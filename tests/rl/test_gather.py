@@ -16,6 +16,7 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.gather import Gatherer
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
 from rlhf_suite.rl.shaping import Shaper
@@ -100,7 +101,7 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
 class Answers:
     """In place of engines and reward: the answers to a prompt differ when its index is even."""
 
-    source = None
+    rewards = TrajectoryRewards(None, None, None)
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
