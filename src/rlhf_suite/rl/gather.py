@@ -47,7 +47,7 @@ class Gatherer:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped)
-        if self.scorer.rewards.rewards is None:
+        if self.scorer.rewards.is_empty:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 

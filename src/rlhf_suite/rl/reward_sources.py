@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.data.batch import collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.models.process import StepScores, scores_of
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
-from rlhf_suite.train.workers import WorkerGroup
+from rlhf_suite.train.group import Group
 
 ModelSource = Callable[[Sequence[Trajectory], Sequence[RewardRow]], list[Outcome]]
 
@@ -25,6 +27,11 @@ class TrajectoryRewards:
         self, rewards: Rewards | None, model: ModelSource | None = None, process: ModelSource | None = None
     ) -> None:
         self.rewards, self.model, self.process = rewards, model, process
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing scores: every response then has reward 0."""
+        return self.rewards is None
 
     def score(
         self, trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]
@@ -41,33 +48,41 @@ class TrajectoryRewards:
         return self.rewards.score(rows, by_model)
 
 
-def model_source(group: WorkerGroup, constants: tuple[float, float] | None) -> ModelSource:
+def model_source(group: Group, constants: tuple[float, float] | None) -> ModelSource:
     """A reward model that reads the policy's own tokens. The score is what it says, the reward is that standardised by
     `constants` (mean and deviation)."""
 
     def scores(trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]) -> list[Outcome]:
-        batch = to_batch(trajectories)
-        parts = balanced_parts(batch, group.world_size)
-        found = reassemble_rows(parts, group.call_sharded("scores", shards(batch, parts)))
+        found = sequence_scores(group, to_batch(trajectories))
         rewards = found if constants is None else normalize_scores(found, *constants)
         return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
 
     return scores
 
 
-def process_source(group: WorkerGroup, encoder: SolutionEncoder, aggregate: str) -> ModelSource:
+def process_source(group: Group, encoder: SolutionEncoder, aggregate: str) -> ModelSource:
     """A process reward model. It reads the text of prompt and response with its own tokenizer, so that policies of
     any vocabulary can be scored; the trajectory's tokens are not touched."""
 
     def scores(trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]) -> list[Outcome]:
         examples = [encoder.encode(row.prompt, row.response, is_rendered=True) for row in rows]
-        batch = collate(examples)
-        parts = balanced_parts(batch, group.world_size)
-        found = group.call_sharded("probabilities", shards(batch, parts), encoder.columns)
-        steps = scores_of(batch, reassemble(batch, parts, found), [example.truncated for example in examples])
-        return [outcome(each, aggregate, encoder.form.max_len) for each in steps]
+        return [outcome(each, aggregate, encoder.form.max_len) for each in step_scores(group, encoder, examples)]
 
     return scores
+
+
+def sequence_scores(group: Group, batch: TokenBatch) -> torch.Tensor:
+    """[B] what the reward model of `group` says of each sequence, its ranks sharing the work by length."""
+    parts = balanced_parts(batch, group.world_size)
+    return reassemble_rows(parts, group.call_sharded("scores", shards(batch, parts)))
+
+
+def step_scores(group: Group, encoder: SolutionEncoder, examples: Sequence[Example]) -> list[StepScores]:
+    """P(good) of the steps of each solution, by the process reward model of `group`."""
+    batch = collate(examples)
+    parts = balanced_parts(batch, group.world_size)
+    found = group.call_sharded("probabilities", shards(batch, parts), encoder.columns)
+    return scores_of(batch, reassemble(batch, parts, found), [example.truncated for example in examples])
 
 
 def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:

@@ -17,12 +17,11 @@ from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
 from rlhf_suite.data.scored_rows import best, pair, with_columns
 from rlhf_suite.data.solutions import SolutionEncoder
-from rlhf_suite.models.process import StepScores, scores_of
+from rlhf_suite.models.process import StepScores
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.reward_sources import outcome
+from rlhf_suite.rl.reward_sources import outcome, sequence_scores, step_scores
 from rlhf_suite.rl.scoring import check_failures
-from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
 from rlhf_suite.train.batch_job import Done
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
@@ -84,9 +83,7 @@ class ModelJudge:
         return self.encoder.encode(row)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
-        batch = collate(items)
-        parts = balanced_parts(batch, self.group.world_size)
-        scores = reassemble_rows(parts, self.group.call_sharded("scores", shards(batch, parts)))
+        scores = sequence_scores(self.group, collate(items))
         if self.constants is not None:
             scores = normalize_scores(scores, *self.constants)
         return [Scored(score, score) for score in scores.tolist()]
@@ -112,11 +109,7 @@ class StepJudge:
         return self.encoder.encode(prompt, response)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
-        batch = collate(items)
-        parts = balanced_parts(batch, self.group.world_size)
-        found = self.group.call_sharded("probabilities", shards(batch, parts), self.encoder.columns)
-        steps = scores_of(batch, reassemble(batch, parts, found), [example.truncated for example in items])
-        return [self.outcome(each) for each in steps]
+        return [self.outcome(each) for each in step_scores(self.group, self.encoder, items)]
 
     def outcome(self, steps: StepScores) -> Outcome:
         result = outcome(steps, self.aggregate, self.encoder.form.max_len)
