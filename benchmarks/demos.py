@@ -1,4 +1,4 @@
-"""Every task's demo from command to end: what it cost and what it changed; writes the table in docs/demos.md.
+"""The tasks' demos from command to end: what it cost and what it changed; writes the table in docs/demos.md.
 
     python benchmarks/demos.py [names] [--save] [--write]
 
@@ -34,7 +34,7 @@ DEMOS: dict[str, tuple[list[str], str]] = {
 }
 PAGE = """# The demos, measured
 
-`python benchmarks/demos.py --save --write` writes this page: every task's demo from command to end on two CPU cores,
+`python benchmarks/demos.py --save --write` writes this page: demos from command to end on two CPU cores,
 with the models that it starts from at hand. CPU seconds are those of all processes, Ray's daemons included.
 
 | demo | lines of its file | command | seconds | CPU seconds | metric | first | last |
