@@ -183,15 +183,6 @@ class IpcSender:
 Sender = ShmSender | StreamSender | IpcSender
 
 
-def make_sender(backend: str, dtype: torch.dtype, check: bool, host: str, port: int, timeout_s: float) -> Sender:
-    """The sender of a resolved vllm.sync_backend. `port` is 0 for the rank that hosts the rendezvous."""
-    if backend == "shm":
-        return ShmSender(dtype, check)
-    if backend == "ipc":
-        return IpcSender(dtype, check, host, port, timeout_s)
-    return StreamSender(backend, dtype, check, host, timeout_s)
-
-
 def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
     """A group of its own beside the process's default one."""
     prefixed = dist.PrefixStore("weights", store)
