@@ -15,7 +15,7 @@ import rlhf_suite
 SOURCE = Path(rlhf_suite.__file__).parent
 ROOMS = {
     "ray": ("rl/", "launch/", "train/workers.py"),
-    "vllm": ("rl/engine.py", "rl/weight_sync.py"),
+    "vllm": ("rl/engine/actor.py", "rl/sync/receiver.py"),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "config/"),
     "omegaconf": ("cli/", "config/"),

@@ -24,12 +24,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlhf_suite.config.vllm import VLLMConfig
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.rl.engine import Engine
-from rlhf_suite.rl.engine_env import engine_env
-from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.generation import EngineSpec, GenerationRequest, SamplingSettings
-from rlhf_suite.rl.weight_sender import ShmSender, StreamSender
-from rlhf_suite.rl.weights import WeightSyncError
+from rlhf_suite.rl.engine.actor import Engine
+from rlhf_suite.rl.engine.env import engine_env
+from rlhf_suite.rl.engine.generation import EngineSpec, GenerationRequest, SamplingSettings
+from rlhf_suite.rl.engine.pool import EnginePool
+from rlhf_suite.rl.sync.digests import WeightSyncError
+from rlhf_suite.rl.sync.sender import ShmSender, StreamSender
 
 VOCAB, EOS, MAX_LEN = 64, 1, 128
 SHAPE = {
@@ -66,7 +66,7 @@ class ProbedEngine(Engine):
         await self._call(lambda engine: engine.apply_model(change))
 
     async def without_head_cure(self) -> None:
-        from rlhf_suite.rl import weight_sync
+        from rlhf_suite.rl.sync import receiver as weight_sync
 
         weight_sync.repack_heads = lambda model: None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_suite.rl.engine_env import engine_env
-from rlhf_suite.rl.engine_pool import spread
-from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.rl.engine.env import engine_env
+from rlhf_suite.rl.engine.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.rl.engine.pool import spread
 
 
 def _requests(prompts):

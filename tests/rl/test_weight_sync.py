@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl import weight_sender, weights
-from rlhf_suite.rl.held import ModelReader
-from rlhf_suite.rl.weight_sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
-from rlhf_suite.rl.weights import TensorEntry, WeightSyncError, digest, entries_from_plain
+from rlhf_suite.rl.sync import digests as weights
+from rlhf_suite.rl.sync import sender as weight_sender
+from rlhf_suite.rl.sync.digests import TensorEntry, WeightSyncError, digest, entries_from_plain
+from rlhf_suite.rl.sync.held import ModelReader
+from rlhf_suite.rl.sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
 
 
 def test_digest_of_known_bits():
@@ -94,7 +95,7 @@ def test_a_failed_publication_leaves_no_file():
 
 def test_files_of_killed_owners_are_swept_and_others_are_not():
     code = (
-        "import torch, os; from rlhf_suite.rl.weight_sender import ShmSender; "
+        "import torch, os; from rlhf_suite.rl.sync.sender import ShmSender; "
         "print(ShmSender(torch.float32, True).publish(1, [('a', torch.ones(2))]).path, flush=True); "
         "os.kill(os.getpid(), 9)"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
-from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.engines import start_engines
+from rlhf_suite.rl.engine.pool import EnginePool
+from rlhf_suite.rl.engine.start import start_engines
 from rlhf_suite.rl.placement import PROCESS
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps

@@ -16,8 +16,8 @@ from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.row_range import Given
 from rlhf_suite.data.scored_rows import best, with_columns
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rl.dispatch import Dispatcher
-from rlhf_suite.rl.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.rl.engine.dispatch import Dispatcher
+from rlhf_suite.rl.engine.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.train.batch_job import Done
 

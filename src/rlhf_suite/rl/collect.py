@@ -11,8 +11,8 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.load import model_folder
-from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.generation import GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.rl.engine.generation import GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.rl.engine.pool import EnginePool
 
 TRAINING, EVALUATION = 0, 1  # streams of random numbers that never meet
 

@@ -19,8 +19,8 @@ from rlhf_suite.models.process import step_probabilities
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
-from rlhf_suite.rl.weight_sender import IpcSender, Sender, ShmSender, StreamSender
-from rlhf_suite.rl.weights import Manifest
+from rlhf_suite.rl.sync.digests import Manifest
+from rlhf_suite.rl.sync.sender import IpcSender, Sender, ShmSender, StreamSender
 from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step

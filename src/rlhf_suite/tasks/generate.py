@@ -17,8 +17,8 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.answers import Answerer
 from rlhf_suite.rl.collect import stop_token_ids
-from rlhf_suite.rl.dispatch import Dispatcher
-from rlhf_suite.rl.engines import start_generators
+from rlhf_suite.rl.engine.dispatch import Dispatcher
+from rlhf_suite.rl.engine.start import start_generators
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started

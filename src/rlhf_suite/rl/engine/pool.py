@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.wait import first_done, wait_for
-from rlhf_suite.rl.generation import EngineInfo, Generation, GenerationRequest
-from rlhf_suite.rl.weights import Manifest, SyncReport
+from rlhf_suite.rl.engine.generation import EngineInfo, Generation, GenerationRequest
+from rlhf_suite.rl.sync.digests import Manifest, SyncReport
 
 # Backends whose sender and receivers work at the same time; with the others the engines follow the sender.
 STREAMS = ("gloo", "nccl", "ipc")

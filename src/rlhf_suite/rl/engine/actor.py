@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.rl.generation import EngineInfo, EngineSpec, Generation, GenerationRequest, SamplingSettings
-from rlhf_suite.rl.step_loop import Job, StepLoop
-from rlhf_suite.rl.weights import Manifest, SyncReport
+from rlhf_suite.rl.engine.generation import EngineInfo, EngineSpec, Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.rl.engine.step_loop import Job, StepLoop
+from rlhf_suite.rl.sync.digests import Manifest, SyncReport
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
@@ -159,7 +159,7 @@ class Engine:
 
 def _attest(engine: LLMEngine) -> SyncReport:
     """The first worker speaks: all receive the same tensors."""
-    from rlhf_suite.rl.weight_sync import attest
+    from rlhf_suite.rl.sync.receiver import attest
 
     return engine.collective_rpc(attest)[0]
 
@@ -171,9 +171,9 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
     from pydantic import ValidationError
     from vllm import EngineArgs, LLMEngine
 
-    from rlhf_suite.rl import weight_sync  # registers the transfer backends
+    from rlhf_suite.rl.sync import receiver  # registers the transfer backends
 
-    arguments = EngineArgs(**_engine_args(spec, weight_sync.backend_name(spec.sync_backend)))
+    arguments = EngineArgs(**_engine_args(spec, receiver.backend_name(spec.sync_backend)))
     try:
         config = arguments.create_engine_config()
         if spec.device == "cpu":
@@ -219,7 +219,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
         # Worker processes register the transfer backends by importing this class.
-        "worker_extension_cls": "rlhf_suite.rl.weight_sync.WorkerExtension",
+        "worker_extension_cls": "rlhf_suite.rl.sync.receiver.WorkerExtension",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf_suite.rl.weights import TensorEntry, WeightSyncError
+from rlhf_suite.rl.sync.digests import TensorEntry, WeightSyncError
 
 IDENTITY_ROWS = 512  # multiplied at a time
 

@@ -7,10 +7,10 @@ import torch
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.rl.engine_pool import EnginePool
+from rlhf_suite.rl.engine.pool import EnginePool
 from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
-from rlhf_suite.rl.weights import WeightSyncError
+from rlhf_suite.rl.sync.digests import WeightSyncError
 from rlhf_suite.train.workers import WorkerGroup
 
 PROBE_SEQUENCES = 4

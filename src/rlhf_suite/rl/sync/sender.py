@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl.weights import Manifest, TensorEntry, as_bytes, digest, dtype_name
+from rlhf_suite.rl.sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
 from rlhf_suite.train.world import open_store
 
 SHM_FOLDER = Path("/dev/shm")

@@ -28,9 +28,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlhf_suite.rl.held import ModelReader
-from rlhf_suite.rl.weight_sender import broadcast, gpu_uuid, header_key, ipc_key, make_group
-from rlhf_suite.rl.weights import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.rl.sync.digests import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.rl.sync.held import ModelReader
+from rlhf_suite.rl.sync.sender import broadcast, gpu_uuid, header_key, ipc_key, make_group
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this only ends an orphan
 

@@ -12,11 +12,11 @@ from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.models.load import model_folder
-from rlhf_suite.rl.engine import Engine
-from rlhf_suite.rl.engine_env import engine_env
-from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.generation import EngineSpec
-from rlhf_suite.rl.publish import sync_backend
+from rlhf_suite.rl.engine.actor import Engine
+from rlhf_suite.rl.engine.env import engine_env
+from rlhf_suite.rl.engine.generation import EngineSpec
+from rlhf_suite.rl.engine.pool import EnginePool
+from rlhf_suite.rl.sync.publish import sync_backend
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import ray
 
-from rlhf_suite.rl.engine_pool import EnginePool
-from rlhf_suite.rl.generation import Generation, GenerationRequest
+from rlhf_suite.rl.engine.generation import Generation, GenerationRequest
+from rlhf_suite.rl.engine.pool import EnginePool
 
 BUNDLE = 16  # requests in one call of an engine; its answers come together
 AHEAD = 2  # requests handed to an engine, in multiples of what it runs at once
