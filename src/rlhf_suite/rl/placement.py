@@ -74,3 +74,12 @@ def _check_equal(flag: str, together: tuple[Role, ...], config: PPORun) -> None:
 
 def _size_flags(role: Role) -> str:
     return "vllm.num_engines" if role.name == ENGINE else f"{role.name}.num_nodes x {role.name}.num_gpus_per_node"
+
+
+def sync_backend(config: PPORun, device: str) -> str:
+    """What vllm.sync_backend=auto stands for: memory that trainer and engines share, where they do."""
+    if config.vllm.sync_backend != "auto":
+        return config.vllm.sync_backend
+    if device == "cpu":
+        return "shm" if config.actor.num_nodes == 1 else "gloo"
+    return "ipc" if config.train.colocate_all else "nccl"

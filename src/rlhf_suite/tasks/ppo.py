@@ -27,12 +27,12 @@ from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
-from rlhf_suite.rl.placement import plan
+from rlhf_suite.rl.placement import plan, sync_backend
 from rlhf_suite.rl.prompts import Prompts, load_prompts
+from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher
 from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.sync.publish import PROBE_SEQUENCES, Publisher, sync_backend
 from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.group import Group

@@ -16,7 +16,7 @@ from rlhf_suite.rl.engine.actor import Engine
 from rlhf_suite.rl.engine.env import engine_env
 from rlhf_suite.rl.engine.generation import EngineSpec
 from rlhf_suite.rl.engine.pool import EnginePool
-from rlhf_suite.rl.sync.publish import sync_backend
+from rlhf_suite.rl.placement import sync_backend
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 

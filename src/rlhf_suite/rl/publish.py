@@ -16,15 +16,6 @@ from rlhf_suite.train.workers import WorkerGroup
 PROBE_SEQUENCES = 4
 
 
-def sync_backend(config: PPORun, device: str) -> str:
-    """What vllm.sync_backend=auto stands for: memory that trainer and engines share, where they do."""
-    if config.vllm.sync_backend != "auto":
-        return config.vllm.sync_backend
-    if device == "cpu":
-        return "shm" if config.actor.num_nodes == 1 else "gloo"
-    return "ipc" if config.train.colocate_all else "nccl"
-
-
 class Publisher:
     """Keeps the engines' weights those of the policy. `prompts` is what the first sync is probed with."""
 
