@@ -6,9 +6,7 @@ from rlhf_suite.config.checks.rl import RankedConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
-
-__all__ = ["Plan", "plan", "reserve", "resources", "roles"]
+from rlhf_suite.launch.placement import Plan, Pool, Role
 
 ENGINE = "engine"
 PROCESS = "reward.process"  # the process reward model; also its section of flags
