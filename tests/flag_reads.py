@@ -34,7 +34,7 @@ def unread(lines: list[str], files: list[Path]) -> set[str]:
 def active(config: Run) -> dict[str, Read]:
     """Every flag that does something under the values of `config`, by its dotted key."""
     values = {info.key: info.default for info in walk(config)}
-    idle = [need for need in NEEDS if need.flag in values and not need.is_met(values[need.flag])]
+    idle = [need for need in NEEDS if need.flag in values and not need.holds(values)]
     keys = [key for key in values if not any(need.concerns(key) for need in idle)]
     return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
 

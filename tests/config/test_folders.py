@@ -67,10 +67,30 @@ def test_the_nodes_of_a_slurm_job_share_a_folder_that_is_named(checked, here, mo
     earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)  # the first node has begun already
     for name, value in {"PROCID": 1, "STEP_NUM_NODES": 2, "NTASKS": 2, "JOB_ID": 5}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    assert for_run(checked("task=sft hydra.run.dir=mine")) == Place(Path("mine"))
-    refused = for_run(checked("task=sft"))
+    assert for_run(checked("task=ppo hydra.run.dir=mine")) == Place(Path("mine"))
+    assert for_run(checked("task=sft actor.num_nodes=2 train.micro_batch_size=32 hydra.run.dir=mine")) == Place(
+        Path("mine")
+    )
+    refused = for_run(checked("task=ppo"))
     assert isinstance(refused, Problem)
     assert "hydra.run.dir=<folder>" in refused.fix
+
+
+LOOP = "task=rejection_sampling hydra.run.dir=mine"
+ONE_PROCESS = "task=check_reward hydra.run.dir=mine"
+
+
+@pytest.mark.parametrize(("line", "words"), [(LOOP, "each stage of task=rejection_sampling"), (ONE_PROCESS, "idle")])
+def test_what_cannot_use_the_nodes_of_a_slurm_job_is_refused_on_each_of_them(checked, here, monkeypatch, line, words):
+    for name, value in {"STEP_NUM_NODES": 2, "NTASKS": 2, "JOB_ID": 5}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    for rank in "01":
+        monkeypatch.setenv("SLURM_PROCID", rank)
+        refused = for_run(checked(line))
+        assert isinstance(refused, Problem) and refused.key == "task"
+        assert words in refused.what and "srun --nodes=1" in refused.fix
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    assert for_run(checked(line)) == Place(Path("mine"))
 
 
 def test_a_named_folder_that_holds_a_run_is_only_continued_on_purpose(checked, here):

@@ -47,6 +47,7 @@ DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 FOUR_BITS = "ds.load_in_4bit=true "
 MERGE = "task=merge_lora actor.model_name_or_path=builtin:tiny "
 CHAT = "task=chat actor.model_name_or_path=builtin:tiny "
+SLURM = "-m hydra/launcher=slurm "
 SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
 MISTAKES = [
@@ -437,6 +438,8 @@ MISTAKES = [
     (SCORE + "reward.rule=math", "data.label_key", "compares with a label"),
     (SCORE + "reward.model_name_or_path=/no/model", "reward.model_name_or_path", "there is no folder"),
     (SCORE + "reward.model_name_or_path=rm data.max_len=20000", "score.max_tokens_per_gpu", "20000 or more"),
+    (SFT + "data.cache_max_gb=1 data.cache_enable=false", "data.cache_max_gb", "has no effect with"),
+    (SCORE + "reward.rule=format score.max_tokens_per_gpu=9000", "score.max_tokens_per_gpu", "has no effect with"),
     (SCORE + "reward.remote_url=http://x score.pairs=true score.best_of_n=true", "score.best_of_n", "has the best"),
     (SCORE + "reward.remote_url=http://x score.output_path=x.csv", "score.output_path", "score.output_path=x.jsonl"),
     (SCORE + "reward.remote_url=http://x score.shard=0", "score.shard", "write score.shard=0/4"),
@@ -468,6 +471,8 @@ MISTAKES = [
     # sweeps: every job is checked before the first one starts
     ("-m " + PPO + "algo.kl.estimator=k1,k2,k4", "algo.kl.estimator", "'k4' is not one of k1, k2, k3"),
     ("-m " + PPO + "actor.adam.lr=1e-6,fast", "actor.adam.lr", "'fast' is not a float"),
+    (SLURM + "hydra.launcher.nodes=2 " + ITERATIVE, "hydra.launcher.nodes", "run the stages one by one"),
+    (SLURM + "hydra.launcher.nodes=2 " + SFT, "hydra.launcher.nodes", "write hydra.launcher.nodes=1"),
     ("-m " + PPO + "experiment=grpo,grp", "experiment", "there is no preset experiment/grp"),
     ("-m " + SFT + "train.batch_size=128,100", "train.batch_size", "100 is no multiple"),
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
 from rlhf_suite.config.runs import ResumableRun, Run, TrainedRun
@@ -28,9 +29,13 @@ class Place:
 def for_run(found: Preflight) -> Place | Problem:
     """The folder of a single run that passed the preflight."""
     (run,) = found.runs
+    here = allocation()
+    nodes = 1 if here is None else here.num_nodes
+    if (problem := node_problem(run, "task", nodes, "start it on one of them: srun --nodes=1 --ntasks=1")) is not None:
+        return problem
     if found.chosen_folder:
         return chosen(found.folder, run)
-    if (here := allocation()) is not None:
+    if here is not None:
         what = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
         return Problem("hydra.run.dir", what, "add hydra.run.dir=<folder>, or use hydra/launcher=slurm")
     if not resumes(run) or (isinstance(run, TrainedRun) and run.ckpt.path is not None):

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
+from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.cli.overrides import Overrides
 from rlhf_suite.cli.values import Value, flattened, name_problems
 from rlhf_suite.config.checks.run import check
@@ -63,6 +64,9 @@ def preflight(line: CommandLine) -> Preflight:
             check_choices(choices, given, result)
         if not result.problems:
             set_folder(first, given, result)
+            nodes = OmegaConf.select(first.whole, "hydra.launcher.nodes") or 1
+            key = "hydra.launcher.nodes"
+            result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
     result.problems = distinct(result.problems)
     return result
 

@@ -38,6 +38,9 @@ class DataConfig(TextConfig):
         "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
         "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory",
     )
+    cache_max_gb: float = flag(
+        50.0, "GiB of encoded rows kept; beyond it those that were not used for the longest time are removed", gt=0
+    )
 
 
 @dataclass

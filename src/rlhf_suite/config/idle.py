@@ -15,15 +15,21 @@ from rlhf_suite.config.spelling import spelled
 
 @dataclass(frozen=True)
 class Needs:
-    """Flags that begin with one of `prefixes` are read only when `flag` has a value that `is_met` accepts."""
+    """Flags that begin with one of `prefixes` are read only when `flag` has a value that `is_met` accepts, or the
+    switch `or_flag` is on."""
 
     prefixes: tuple[str, ...]
     flag: str
     is_met: Callable[[Any], bool]
     fix: str
+    or_flag: str | None = None
 
     def concerns(self, key: str) -> bool:
         return any(key.startswith(prefix) if prefix.endswith(".") else key == prefix for prefix in self.prefixes)
+
+    def holds(self, flags: dict[str, Any]) -> bool:
+        """Whether the flags are read, by the values of all flags of the run."""
+        return flags.get(self.or_flag) is True or any(map(self.is_met, values_of(self.flag, flags)))
 
 
 def values_of(flag: str, flags: dict[str, Any]) -> list[Any]:
@@ -72,6 +78,13 @@ NEEDS = (
         "reward.model_name_or_path",
         is_set,
         "reward.model_name_or_path=<reward model>",
+    ),
+    Needs(
+        ("score.max_tokens_per_gpu",),
+        "reward.model_name_or_path",
+        is_set,
+        "reward.model_name_or_path=<reward model>, or a process reward model by reward=prm",
+        or_flag="reward.process.enable",
     ),
     Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
     Needs(("reward.rules.format_pattern",), "reward.rule", "format".__eq__, "reward.rule=format"),
@@ -162,6 +175,7 @@ NEEDS = (
         bool,
         "train.dynamic_batch_enable=true",
     ),
+    Needs(("data.cache_max_gb",), "data.cache_enable", bool, "data.cache_enable=true"),
     Needs(
         ("data.input_template",), "data.apply_chat_template", lambda value: not value, "data.apply_chat_template=false"
     ),
@@ -200,7 +214,7 @@ def idle(run: Run, given: Iterable[str]) -> Iterator[Problem]:
         for needs in NEEDS:
             if key not in flags or needs.flag not in flags or not needs.concerns(key):
                 continue
-            if flags[key] in OFF or any(map(needs.is_met, values_of(needs.flag, flags))):
+            if flags[key] in OFF or needs.holds(flags):
                 continue
             what = f"has no effect with {needs.flag}={spelled(flags[needs.flag])}"
             yield Problem(key, what, f"leave it away, or add {needs.fix}")

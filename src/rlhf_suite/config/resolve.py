@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlhf_suite.config.runs import TASKS, Run
 
 # What may differ between a run and its continuation.
-FREE = ("explain", "ckpt.load_enable", "logger.", "launch.")
+FREE = ("explain", "ckpt.load_enable", "data.cache_max_gb", "logger.", "launch.")
 
 
 def save(run: Run, path: Path) -> None:

@@ -12,14 +12,16 @@ from typing import Generic, TypeVar
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.encode import Encoder, encode_rows
 from rlhf_suite.data.identity import digest
+from rlhf_suite.data.room import make_room
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.rows import Sources, combine, limited
 from rlhf_suite.data.sources import Located, locate
-from rlhf_suite.data.store import Store, in_memory, open_elsewhere, open_folder, write_folder
+from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_elsewhere, open_folder, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
 
 Encoded = TypeVar("Encoded")
+KIND, GIB = "encoded", 1 << 30
 Watch = Callable[[str, int], None]  # a source, rows of it that are done
 
 
@@ -34,7 +36,11 @@ class Loader(Generic[Encoded]):
     watch: Watch | None = None
 
     def load(self, sources: Sources) -> Sequence[Encoded]:
-        return combine([self.source(name, sources) for name in sources.names], sources, self.seed)
+        """The items of all sources; what the cache holds beyond its bound goes."""
+        parts = [self.source(name, sources) for name in sources.names]
+        if self.data.cache_enable:
+            make_room(cache_folder(KIND), SUMMARY, self.data.cache_max_gb * GIB)
+        return combine(parts, sources, self.seed)
 
     def source(self, name: str, sources: Sources) -> Sequence[Encoded]:
         """All items of one source, from the disk where they are there; UserError if there are none."""
@@ -48,7 +54,7 @@ class Loader(Generic[Encoded]):
         """Where the items of a source are, or will be: by everything that they depend on."""
         contents = [file_digest(file) for file in located.files]
         taken = (name, sources.split, sources.max_samples, contents)
-        return cache_folder("encoded") / digest(self.encoder, self.data.on_bad_row, taken)
+        return cache_folder(KIND) / digest(self.encoder, self.data.on_bad_row, taken)
 
     def encode(
         self, located: Located, name: str, sources: Sources, folder: Path | None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlhf_suite.data.codec import Codec, codec_of, codecs
 from rlhf_suite.data.lazy import Lazy
+from rlhf_suite.data.room import in_use
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.errors import UserError
 
@@ -38,10 +39,10 @@ class Layout:
 
 
 class Store(Lazy[T]):
-    """Items read back from an Arrow file: from a folder, or from memory."""
+    """Items read back from an Arrow file: from a folder, or from memory. `held` keeps the folder from being removed."""
 
-    def __init__(self, source: Path | pa.Buffer, layout: Layout) -> None:
-        self.source, self.layout = source, layout
+    def __init__(self, source: Path | pa.Buffer, layout: Layout, held: IO[bytes] | None = None) -> None:
+        self.source, self.layout, self.held = source, layout, held
         self.codec: Codec[T] = codecs()[layout.kind]
         on_disk = isinstance(source, Path)
         self.file = pa.ipc.open_file(pa.memory_map(str(source / ROWS)) if on_disk else pa.BufferReader(source))
@@ -82,10 +83,11 @@ def write_folder(items: Iterable[T], folder: Path, bad: BadRows) -> None:
 def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
     """The store in a folder, and what was said of its rows when they were encoded; None if it is not (whole) there."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text())
+        held = in_use(folder / SUMMARY)
+        summary = json.load(held)
         counts = np.load(folder / COUNTS, mmap_mode="r")
         ends = np.array(summary["ends"], np.int64)
-        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts))
+        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts), held)
         whole = store.file.num_record_batches == len(ends) and ends[-1] == len(counts)
     except (OSError, ValueError, KeyError, EOFError):  # pyarrow's errors and those of JSON are ValueErrors
         return None

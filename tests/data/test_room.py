@@ -1,0 +1,108 @@
+"""The bound of the cache of encoded rows: the longest unused goes, what somebody reads stays, nobody reads half."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from test_loading import SFT, Counting, load, write
+
+from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.room import in_use, make_room
+from rlhf_suite.data.store import SUMMARY
+
+HOLDS = """
+import sys
+from pathlib import Path
+from rlhf_suite.data.room import in_use
+held = in_use(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rlhf_suite" / "encoded"
+
+
+@pytest.fixture
+def sets(tmp_path):
+    """Three sets of 1000 bytes each, used last at the times 1, 2 and 3; one that is being written."""
+    for age, name in enumerate(("old", "middle", "new"), start=1):
+        folder = tmp_path / "sets" / name
+        folder.mkdir(parents=True)
+        (folder / "rows.arrow").write_bytes(bytes(900))
+        (folder / SUMMARY).write_bytes(bytes(100))
+        os.utime(folder / SUMMARY, (age, age))
+    (tmp_path / "sets" / ".next.new.1").mkdir()
+    (tmp_path / "sets" / ".next.new.1" / SUMMARY).write_bytes(bytes(5000))
+    return tmp_path / "sets"
+
+
+def names(folders):
+    return [folder.name for folder in folders]
+
+
+def left(sets):
+    return sorted(folder.name for folder in sets.glob("[!.]*"))
+
+
+def test_those_unused_for_the_longest_time_go_until_the_rest_fits(sets):
+    assert make_room(sets, SUMMARY, 3000) == []
+    assert names(make_room(sets, SUMMARY, 2999)) == ["old"]
+    in_use(sets / "middle" / SUMMARY).close()
+    assert names(make_room(sets, SUMMARY, 1000)) == ["new"]
+    assert left(sets) == ["middle"] and list(sets.glob(".*")) == [sets / ".next.new.1"]
+
+
+def test_what_is_in_use_stays_even_beyond_the_bound(sets):
+    with in_use(sets / "old" / SUMMARY):
+        os.utime(sets / "old" / SUMMARY, (1, 1))
+        assert names(make_room(sets, SUMMARY, 10)) == ["middle", "new"]
+    assert names(make_room(sets, SUMMARY, 10)) == ["old"]
+
+
+def test_a_reader_in_another_process_counts_until_it_is_gone(sets):
+    reader = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(sets / "old" / SUMMARY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert reader.stdout.readline() == b"held\n"
+    make_room(sets, SUMMARY, 10)
+    assert left(sets) == ["old"]
+    reader.kill()
+    reader.communicate()
+    make_room(sets, SUMMARY, 10)
+    assert left(sets) == []
+
+
+def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
+    """Between opening its file and locking it the set is removed, and another takes its place."""
+    place = sets / "old"
+
+    def removed_meanwhile(file, operation):
+        monkeypatch.undo()
+        make_room(sets, SUMMARY, 10)
+        place.mkdir()
+        (place / SUMMARY).write_text("another")
+
+    monkeypatch.setattr("rlhf_suite.data.room.fcntl.flock", removed_meanwhile)
+    with pytest.raises(FileNotFoundError):
+        in_use(place / SUMMARY)
+
+
+def test_a_run_keeps_its_own_sets_and_reads_them_after_the_others_are_gone(tokenizer, tmp_path, cache):
+    encoder, tiny = Counting(ConversationEncoder(tokenizer, SFT)), replace(SFT, cache_max_gb=1e-9)
+    first, second = write(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", chosen="another answer")
+    mine = load(encoder, first)
+    whole = list(mine)
+    load(encoder, second, tiny)
+    assert len(list(cache.iterdir())) == 2, "both are open: the second by the run that has just written it"
+    encoder.calls.clear()
+    load(encoder, first, tiny)
+    assert encoder.calls == [] and len(list(cache.iterdir())) == 1, "nobody has the second open any more"
+    assert list(mine) == whole
