@@ -22,7 +22,7 @@ class Needs:
     flag: str
     is_met: Callable[[Any], bool]
     fix: str
-    or_flag: str | None = None
+    or_flag: str = ""
 
     def concerns(self, key: str) -> bool:
         return any(key.startswith(prefix) if prefix.endswith(".") else key == prefix for prefix in self.prefixes)
