@@ -175,7 +175,8 @@ def step_tokens(rows: list[Row], command: list[str], arguments: argparse.Namespa
     (config,) = preflight(parse(command)).runs
     make_task = importlib.import_module(f"rlhf_suite.tasks.{arguments.task}").make_task
     task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
-    lengths = [len(task.encoder.encode(DataRow(row, "rows", line))) for line, row in enumerate(rows)]
+    encoded = (task.encoder.encode(DataRow(row, "rows", line)) for line, row in enumerate(rows))
+    lengths = [len(item[0] if isinstance(item, list) else item) for item in encoded]  # a text has one window
     order = BatchOrder(len(rows), arguments.batch, SEED)
     return [sum(lengths[i] for i in order.indices(step)) for step in range(arguments.steps)]
 

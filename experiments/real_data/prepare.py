@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 Row = dict[str, Any]
 VOCABULARY = 4096
 HELD_OUT = 0.2  # of the questions
+GROUPS = 10  # of held-out questions: how much a metric differs between them says how sure it is
 PAIRS_PER_QUESTION = 4
 
 
@@ -36,7 +37,11 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def is_held_out(question: str) -> bool:
-    return int(hashlib.sha256(question.encode()).hexdigest(), 16) % 1000 < HELD_OUT * 1000
+    return digest(question) % 1000 < HELD_OUT * 1000
+
+
+def digest(question: str) -> int:
+    return int(hashlib.sha256(question.encode()).hexdigest(), 16)
 
 
 def solution_pairs(rows: list[Row]) -> Iterator[Row]:
@@ -126,16 +131,18 @@ def main(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     corpus: dict[bool, list[str]] = {True: [], False: []}
     for name, (rows, keys) in sets(source).items():
-        sides: dict[bool, list[Row]] = {True: [], False: []}
-        for row, key in zip(rows, keys, strict=True):
-            sides[is_held_out(key)].append(row)
-        write(target / f"{name}_train.jsonl", sides[False])
-        write(target / f"{name}_held_out.jsonl", sides[True])
-        for held_out, side in sides.items():
-            corpus[held_out] += texts(name, side)
-        print(f"{name}: {len(sides[False])} to train on, {len(sides[True])} held out")
-    for held_out, name in ((False, "texts_train"), (True, "texts_held_out")):
-        write(target / f"{name}.jsonl", ({"text": text} for text in dict.fromkeys(corpus[held_out])))
+        train = [row for row, key in zip(rows, keys, strict=True) if not is_held_out(key)]
+        held_out = [
+            (row, digest(key) // 1000 % GROUPS) for row, key in zip(rows, keys, strict=True) if is_held_out(key)
+        ]
+        write(target / f"{name}_train.jsonl", train)
+        for group in range(GROUPS):
+            write(target / f"{name}_held_out_{group}.jsonl", (row for row, of in held_out if of == group))
+        corpus[False] += texts(name, train)
+        corpus[True] += texts(name, [row for row, _ in held_out])
+        print(f"{name}: {len(train)} to train on, {len(held_out)} held out")
+    for is_out, name in ((False, "texts_train"), (True, "texts_held_out")):
+        write(target / f"{name}.jsonl", ({"text": text} for text in dict.fromkeys(corpus[is_out])))
     write_model(target / "untrained", tokenizer_of(corpus[False]))
 
 

@@ -1,8 +1,9 @@
-"""Train every task on the files that `prepare.py` made, and print what each learnt on its held-out side.
+"""Train every task on the files that `prepare.py` made, and show what each learnt on its held-out side.
 
     python experiments/real_data/run.py <folder made by prepare.py> [names of experiments]
 
-One after the other, each a run of its own in `<folder>/<name>`; those that are done are not run again.
+One after the other, each a run of its own in `<folder>/<name>`; those that are done are not run again. Prints the table
+of all that are done, and draws their curves into `curves.png` beside this file.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from math import sqrt
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from prepare import GROUPS
 
 ROOT = Path(__file__).parents[2]
+PICTURE = Path(__file__).parent / "curves.png"
 COMMON = [
     "train.batch_size=32",
     "train.micro_batch_size=8",
-    "train.max_epochs=1",
-    "eval.steps=15",
     "ds.param_dtype=bf16",
     "ds.zero_stage=1",
     "ds.packing_samples=true",
@@ -41,66 +45,118 @@ STEPS = [
     'algo.placeholder_token="<|reward|>"',
     'algo.reward_tokens=["<|good|>","<|bad|>"]',
 ]
-# name: task, files, learning rate, flags, the metric of the table
-EXPERIMENTS: dict[str, tuple[str, str, str, list[str], str]] = {
-    "sft": ("sft", "instructions", "5e-4", ["data.input_key=prompt", "data.output_key=output"], "gpt_loss"),
-    "rm_dialogues": ("rm", "preferences", "3e-4", DIALOGUES, "acc"),
-    "rm_solutions": ("rm", "solution_pairs", "3e-4", QUESTION, "acc"),
-    "dpo_dialogues": ("dpo", "preferences", "1e-4", [*DIALOGUES, "ref.cache_enable=true"], "acc"),
-    "kto_solutions": ("kto", "solutions", "1e-4", [*SOLUTION, "data.max_samples=1600"], "loss"),
-    "prm_steps": ("prm", "steps", "3e-4", STEPS, "acc"),
+INSTRUCTIONS = ["data.input_key=prompt", "data.output_key=output"]
+STUDENT_T = 2.262  # 97.5 % of the t distribution with GROUPS - 1 = 9 degrees of freedom
+CHANCE = 0.5  # of an accuracy on pairs, and of an area under the ROC curve
+
+Evaluations = list[tuple[int, float, list[float]]]  # step, the metric on all held-out rows and on each group
+
+
+@dataclass(frozen=True)
+class Experiment:
+    task: str
+    files: str
+    rate: float
+    flags: list[str]
+    metric: str
+    epochs: int = 1
+    every: int = 15  # steps between evaluations
+
+
+EXPERIMENTS = {
+    "sft": Experiment("sft", "instructions", 5e-4, INSTRUCTIONS, "gpt_loss"),
+    "rm_dialogues": Experiment("rm", "preferences", 3e-4, DIALOGUES, "acc"),
+    "rm_solutions": Experiment("rm", "solution_pairs", 3e-4, QUESTION, "acc"),
+    "dpo_dialogues": Experiment("dpo", "preferences", 1e-4, [*DIALOGUES, "ref.cache_enable=true"], "acc"),
+    "kto_solutions": Experiment(
+        "kto", "solutions", 3e-4, [*SOLUTION, "data.max_samples=1600", "ref.cache_enable=true"], "auc", every=25
+    ),
+    "prm_steps": Experiment("prm", "steps", 3e-4, STEPS, "auc", epochs=2, every=25),
 }
+# The loss of the model that sft starts from: a step that changes no weight, then the evaluation.
+UNTRAINED = "sft_untrained"
+HIDDEN = {UNTRAINED: Experiment("sft", "instructions", 1e-12, [*INSTRUCTIONS, "train.max_steps=1"], "gpt_loss")}
 
 
-def train(folder: Path, name: str) -> None:
+def train(folder: Path, name: str, experiment: Experiment) -> None:
     """Run one experiment from the model that `task=sft` made of texts, `<folder>/base`."""
-    task, files, rate, flags, _ = EXPERIMENTS[name]
+    files = folder / experiment.files
     words = [
-        f"task={task}",
+        f"task={experiment.task}",
         f"actor.model_name_or_path={folder / 'base' / 'model'}",
-        f"actor.adam.lr={rate}",
-        f"data.dataset={folder / files}_train.jsonl",
-        f"eval.dataset={folder / files}_held_out.jsonl",
+        f"actor.adam.lr={experiment.rate}",
+        f"data.dataset={files}_train.jsonl",
+        f"eval.dataset='{','.join(f'{files}_held_out_{group}.jsonl' for group in range(GROUPS))}'",
+        f"eval.steps={experiment.every}",
+        f"train.max_epochs={experiment.epochs}",
         *COMMON,
-        *flags,
+        *experiment.flags,
         f"hydra.run.dir={folder / name}",
     ]
     subprocess.run([sys.executable, str(ROOT / "run.py"), *words], check=True, cwd=ROOT)
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def evaluations(folder: Path, name: str) -> Evaluations:
+    experiment = (EXPERIMENTS | HIDDEN)[name]
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    groups = [f"eval/{experiment.files}_held_out_{group}/{experiment.metric}" for group in range(GROUPS)]
+    whole = f"eval/{experiment.metric}"
+    return [(row["step"], row[whole], [row[group] for group in groups]) for row in rows if whole in row]
 
 
-def measured(folder: Path, name: str) -> tuple[str, ...]:
-    """A row of the table: first and last evaluation; for an accuracy its 95 % interval and what guessing gives."""
-    task, files, _, _, metric = EXPERIMENTS[name]
-    values = [row[f"eval/{metric}"] for row in rows(folder / name / "metrics.jsonl") if f"eval/{metric}" in row]
-    first, last = values[0], values[-1]
-    if metric != "acc":
-        return name, metric, f"{first:.3f}", f"{last:.3f}", "", ""
-    held_out = rows(folder / f"{files}_held_out.jsonl")
-    labels = [label for row in held_out for label in row["labels"]] if task == "prm" else []
-    share = sum(map(float, labels)) / len(labels) if labels else 0.5
-    low, high = wilson(last, len(labels) or len(held_out))
-    return name, metric, f"{first:.3f}", f"{last:.3f}", f"{low:.3f} to {high:.3f}", f"{max(share, 1 - share):.3f}"
+def untrained(folder: Path, metric: str) -> tuple[float, list[float]]:
+    """The metric without this training, on all rows and on each group."""
+    if metric == "gpt_loss":
+        return evaluations(folder, UNTRAINED)[-1][1:]
+    return CHANCE, [CHANCE] * GROUPS
 
 
-def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a share measured on `count` independent cases (Wilson, 1927)."""
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return middle - half, middle + half
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % t interval of a mean, from the mean in each group. Groups share no question, so rows that do (several
+    solutions, all steps of one) do not make it too narrow."""
+    return float(STUDENT_T * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def table_row(folder: Path, name: str) -> str:
+    """Before and after, and what was gained with its 95 % interval, group by group."""
+    metric = EXPERIMENTS[name].metric
+    before, groups_before = untrained(folder, metric)
+    step, after, groups_after = evaluations(folder, name)[-1]
+    gain, half = after - before, half_width(np.subtract(groups_after, groups_before).tolist())
+    interval = f"{gain:+.3f} ({gain - half:+.3f} to {gain + half:+.3f})"
+    return f"| `{name}` | {step} | {metric} | {before:.3f} | {after:.3f} | {interval} |"
+
+
+def draw(folder: Path, names: Sequence[str]) -> None:
+    """The held-out metric of every experiment over its steps, with its interval."""
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, name in zip(figure.subplots(2, 3).flat, names, strict=False):
+        metric = EXPERIMENTS[name].metric
+        steps, values, groups = zip(*evaluations(folder, name), strict=True)
+        axes.errorbar(steps, values, [half_width(each) for each in groups], marker="o", capsize=3, label="held out")
+        axes.axhline(untrained(folder, metric)[0], color="gray", linestyle="--", label="untrained")
+        axes.set_title(f"{name}: {metric}")
+        axes.set_xlabel("optimiser step")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(PICTURE, dpi=90)
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if not (folder / name / "model" / "config.json").exists():
-            train(folder, name)
-    print("| experiment | metric | first evaluation | last | 95 % interval | guessing |")
-    print("|---|---|---|---|---|---|")
-    for name in names:
-        print("| " + " | ".join(measured(folder, name)) + " |", flush=True)
+    for name in [*names, *(HIDDEN if "sft" in names else ())]:
+        if not is_done(folder, name):
+            train(folder, name, (EXPERIMENTS | HIDDEN)[name])
+    done = [name for name in EXPERIMENTS if is_done(folder, name)]
+    print("| experiment | steps | metric | untrained | trained | gain and its 95 % interval |\n" + "|---" * 6 + "|")
+    for name in done:
+        print(table_row(folder, name))
+    draw(folder, done)
+
+
+def is_done(folder: Path, name: str) -> bool:
+    return (folder / name / "model" / "config.json").exists()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from rlhf_suite.data.batch import Example, TokenBatch, collate, concat, take
+from rlhf_suite.data.batch import Example, TokenBatch, collate, take
 
 EXAMPLES = [
     Example([10, 11, 12], [0, 1, 1], "a:1", {"margin": 0.5}),
@@ -61,11 +61,6 @@ def test_take_of_nothing_is_an_empty_batch():
     assert len(take(collate(EXAMPLES), [])) == 0
 
 
-def test_concat_undoes_take():
-    batch = collate(EXAMPLES)
-    assert equal(concat([take(batch, [0]), take(batch, torch.tensor([1, 2]))]), batch)
-
-
 def test_fields_with_further_dimensions_travel_along():
     vectors = torch.arange(12.0).reshape(6, 2)
     batch = TokenBatch(torch.arange(6), torch.tensor([3, 1, 2]), {"vectors": vectors})
@@ -76,12 +71,6 @@ def test_fields_with_further_dimensions_travel_along():
 def test_a_field_of_the_wrong_size_is_refused(fields):
     with pytest.raises(AssertionError, match="'x'"):
         TokenBatch(torch.tensor([1, 2, 3]), torch.tensor([1, 2]), **fields)
-
-
-def test_concat_refuses_batches_with_different_fields():
-    batch = collate(EXAMPLES)
-    with pytest.raises(AssertionError, match="mask"):
-        concat([batch, TokenBatch(batch.ids, batch.lengths, {}, batch.rows)])
 
 
 def test_a_batch_pickles_and_moves():

@@ -6,8 +6,7 @@ import jobs
 import numpy as np
 import pytest
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.models.process import ProcessScorer
+from plain_judge import PlainJudge
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +21,12 @@ def test_the_reward_is_the_least_step_of_the_response(runs, warm, judge):
     small = [*jobs.SMALL, f"actor.model_name_or_path={warm}", "algo.advantage.estimator=rloo"]
     jobs.run(folder, [*small, *words, "train.max_steps=1", "eval.steps=1"])
     samples, (metrics,) = jobs.rollout(folder, 1), jobs.train_rows(folder)
-    scorer = ProcessScorer(str(judge), DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
-    steps = scorer.score([(row["prompt"], row["response"]) for row in samples])
-    assert [row["reward"] for row in samples] == pytest.approx([each.aggregated("min") for each in steps], abs=1e-5)
+    plain = PlainJudge(judge)
+    steps = [plain.scores(row["prompt"], row["response"]) for row in samples]
+    assert [row["reward"] for row in samples] == pytest.approx([min(each, default=0) for each in steps], abs=1e-5)
     assert np.std([row["reward"] for row in samples]) > 0
-    assert [len(each.scores) for each in steps] == [len(row["response"].replace(" ", "")) for row in samples]
-    assert metrics["reward/num_steps"] == pytest.approx(np.mean([len(each.scores) for each in steps]))
-    assert metrics["reward/step_mean"] == pytest.approx(np.mean([each.aggregated("mean") for each in steps]), abs=1e-5)
+    assert [len(each) for each in steps] == [len(row["response"].replace(" ", "")) for row in samples]
+    assert metrics["reward/num_steps"] == pytest.approx(np.mean([len(each) for each in steps]))
+    means = [np.mean(each) if each else 0 for each in steps]
+    assert metrics["reward/step_mean"] == pytest.approx(np.mean(means), abs=1e-5)
     assert {log.stem for log in (folder / "logs").glob("reward*.log")} >= {"reward.process-0", "reward.process-1"}

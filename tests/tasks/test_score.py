@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from plain_judge import PlainJudge
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.builtin import rows
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.process import KEY, ProcessScorer
+from rlhf_suite.models.process import KEY
 from small_runs import batch_run
 
 SAMPLES = 3
@@ -107,13 +107,14 @@ def test_a_process_reward_model_scores_every_step(ranks, step_model, tmp_path):
     )
     metrics = ranks(1).call(batch_run, tmp_path / "run", line)[0]
     assert (metrics["rows"], metrics["written"]) == (3, 2)
-    scorer = ProcessScorer(str(step_model), DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
+    judge = PlainJudge(step_model)
     found = read(tmp_path / "run" / "scores.jsonl")
-    for row, (prompt, response), expected in zip(found, pairs, scorer.score(pairs[:2]), strict=False):
+    for row, (prompt, response) in zip(found, pairs[:2], strict=True):
+        expected = judge.scores(prompt, response)
         assert (row["prompt"], row["response"]) == (prompt, response)
-        assert row["step_scores"] == pytest.approx(expected.scores, abs=1e-6)
+        assert row["step_scores"] == pytest.approx(expected, abs=1e-6)
         assert len(row["step_scores"]) == len(response)
-        assert row["score"] == pytest.approx(sum(expected.scores) / len(response), abs=1e-6)
+        assert row["score"] == pytest.approx(sum(expected) / len(response), abs=1e-6)
 
 
 def test_a_file_scores_and_a_run_that_failed_goes_on(answers, tmp_path):

@@ -1,16 +1,22 @@
-"""Evaluation metrics are exact means over tokens, whatever the split; the model comes back as it was."""
+"""Evaluation metrics are exact over the whole set, whatever the split; the model comes back as it was."""
 
 from __future__ import annotations
 
 import gradients
 import pytest
 import steps
+import task_gradients
 import torch
+from plain_models import reference_model
 from policy_formulas import NextToken
+from splits import Split
+from task_cases import Plain
+from task_formulas import MINUS, PLACEHOLDER, PLUS
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.supervised import set_names
 
 SETS = {"short": (0, 2, 5, 8, 10), "long": (4, 9), "one": (7,), "nothing": (gradients.UNMASKED,)}
@@ -71,3 +77,38 @@ def test_sets_are_named_by_their_last_part_unless_two_share_it():
 
 def test_no_set_no_metric(ranks, folder):
     assert ranks(1).call(run, folder, 0, {}, TrainConfig())[0] == {}
+
+
+def of_task(world, folder, name, split):
+    config, task, items = task_gradients.setup(folder, name, split)
+    model = gradients.trained_model(world, folder, task.head, split)
+    task.frozen = load_frozen_roles(task, config, model)
+    return evaluate(model, task, {"set": items}, config.train, lambda batches: prepared(task, model, batches))
+
+
+def ranked(folder, name):
+    """(score, whether it should be high) of each answer or step, by plain models."""
+    _, _, items = task_gradients.setup(folder, name, Split("all"))
+    model, reference = (Plain(reference_model(folder, each).requires_grad_(False)) for each in ("lm", "reference"))
+    if name == "kto":
+        answers = [item.examples[0] for item in items]
+        return [(model.answer(x)[0] - reference.answer(x)[0], x.numbers["label"] == 1) for x in answers]
+    places = [(x, at) for x in items for at, token in enumerate(x.ids) if token == PLACEHOLDER]
+    logits = [(model.logits(x)[at], x.token_numbers["target"][at] == 0) for x, at in places]
+    return [(row[PLUS] - row[MINUS], good) for row, good in logits]
+
+
+@pytest.mark.parametrize("name", ["kto", "prm, two reward tokens"])
+def test_the_auc_counts_all_pairs_of_a_right_and_a_wrong_one_over_ranks_and_micro_batches(ranks, folder, name):
+    scores = ranked(folder, name)
+    pairs = [float(a > b) for a, high in scores for b, other in scores if high and not other]
+    expected = sum(pairs) / len(pairs)
+    assert 0.1 < expected < 0.9 and len(pairs) > 9
+    for split in (Split("one"), Split("two", micro=2), Split("ranks", ranks=2, zero=2, micro=1)):
+        for metrics in ranks(split.ranks).call(of_task, folder, name, split):
+            assert metrics["eval/auc"] == metrics["eval/set/auc"] == pytest.approx(expected)
+
+
+def test_a_judge_of_the_whole_vocabulary_has_no_good_token_to_rank_by(ranks, folder):
+    split = Split("one")
+    assert "eval/auc" not in ranks(1).call(of_task, folder, "prm, whole vocabulary", split)[0]

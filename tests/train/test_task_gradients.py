@@ -5,7 +5,11 @@ Every loss and every split once; `python benchmarks/gradient_equality.py` comput
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
+from gradients import trained_model
 from plain_models import reference_model, relative_error
 from splits import SPLITS, Split, sampled
 from task_cases import CASES, ROWS, Plain
@@ -16,6 +20,8 @@ from rlhf_suite.config.runs import TASKS, SupervisedRun
 from rlhf_suite.data.batch import sequences
 from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.packing import balance
+from rlhf_suite.train.frozen import load_frozen_roles
+from rlhf_suite.train.loader import rank_micro_batches
 
 LIMIT = 1e-5  # of fp32 against float64
 SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
@@ -44,6 +50,23 @@ def test_the_reference_point_of_kto_is_one_for_all_ranks(ranks, folder):
     for name in ("kto", "kto vanilla"):
         found = ranks(2).call(gradient, folder, name, split)[0]
         assert relative_error(found, wanted(folder, name, split)) <= LIMIT, name
+
+
+def logits_held(world, folder):
+    """Number of tokens, and the shapes of all that is as large as their logits between the two passes."""
+    config, task, items = setup(folder, "distill forward_kl", SPLITS[0])
+    model = trained_model(world, folder, task.head, SPLITS[0])
+    task.frozen = load_frozen_roles(task, config, model)
+    (batch,) = rank_micro_batches(items, range(len(items)), config.train, world)
+    loss = task.loss(model, batch)
+    tokens, found = int(batch.tokens["mask"].sum()), [each for each in gc.get_objects() if torch.is_tensor(each)]
+    model.backward(loss.sums["tokens"])
+    return tokens, [tuple(each.shape) for each in found if each.ndim == 2 and each.numel() >= tokens * task.vocabulary]
+
+
+def test_distillation_holds_the_logits_of_no_model_until_its_backward_pass(ranks, folder):
+    tokens, wide = ranks(1).call(logits_held, folder)[0]
+    assert tokens > 50 and tokens not in [rows for rows, _ in wide]
 
 
 def selectable():

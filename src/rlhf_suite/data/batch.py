@@ -142,17 +142,3 @@ def take(batch: TokenBatch, indices: Sequence[int] | Tensor) -> TokenBatch:
         {name: value[source] for name, value in batch.tokens.items()},
         {name: value[chosen] for name, value in batch.rows.items()},
     )
-
-
-def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """All sequences of `batches`, one batch after the other; they have the same `tokens` and `rows`."""
-    first = batches[0]
-    for batch in batches[1:]:
-        assert batch.tokens.keys() == first.tokens.keys(), f"tokens differ: {set(batch.tokens) ^ set(first.tokens)}"
-        assert batch.rows.keys() == first.rows.keys(), f"rows differ: {set(batch.rows) ^ set(first.rows)}"
-    return TokenBatch(
-        torch.cat([batch.ids for batch in batches]),
-        torch.cat([batch.lengths for batch in batches]),
-        {name: torch.cat([batch.tokens[name] for batch in batches]) for name in first.tokens},
-        {name: torch.cat([batch.rows[name] for batch in batches]) for name in first.rows},
-    )

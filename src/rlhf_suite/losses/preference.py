@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.losses.reduce import LossSum, Mean, counted_mean, counted_sum, log1mexp
+from rlhf_suite.losses.metrics import Mean
+from rlhf_suite.losses.reduce import LossSum, counted_mean, counted_sum, log1mexp
 
 
 @dataclass(frozen=True)

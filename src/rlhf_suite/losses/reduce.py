@@ -16,23 +16,14 @@ sequence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlhf_suite.config.actor import LOSS_AGG_MODES
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean that adds up exactly over micro-batches and ranks: `total / count`, both kept."""
-
-    total: Tensor  # scalar
-    count: Tensor | float
-
-    def __add__(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.count + other.count)
+from rlhf_suite.losses.metrics import Mean, Metric
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class LossSum:
     """A loss summed over its units, with gradient, and metrics without."""
 
     total: Tensor  # scalar
-    metrics: dict[str, Mean]
+    metrics: Mapping[str, Metric]
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

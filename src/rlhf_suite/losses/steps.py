@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_suite.losses.reduce import LossSum, Mean
+from rlhf_suite.losses.metrics import Mean, Ranking
+from rlhf_suite.losses.reduce import LossSum
 
 
 def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
@@ -18,8 +19,18 @@ def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
     others = (1 - targets).clamp(min=0)
     chosen, other = (log_probs.gather(1, index[:, None]).squeeze(1) for index in (targets, others))  # [N]
     losses = -(weights * chosen + torch.where(weights < 1, (1 - weights) * other, 0))
-    wanted = torch.where(weights >= 0.5, targets, others)
-    right = (log_probs.argmax(-1) == wanted).float()
+    right = (log_probs.argmax(-1) == wanted(targets, weights)).float()
     return LossSum(
         losses.sum(), {"loss": Mean(losses.detach().sum(), len(losses)), "acc": Mean(right.sum(), len(right))}
     )
+
+
+def wanted(targets: Tensor, weights: Tensor) -> Tensor:
+    """The reward token with the larger label, [N]."""
+    return torch.where(weights >= 0.5, targets, 1 - targets)
+
+
+def step_ranking(logits: Tensor, targets: Tensor, weights: Tensor) -> Ranking:
+    """Of N steps by the probability of the first reward token, which is the good one: whether wrong steps have less of
+    it. Most steps of most data are right, so that `acc` is high for a judge who calls all of them right."""
+    return Ranking(logits.detach().softmax(-1)[:, 0], wanted(targets, weights) == 0)

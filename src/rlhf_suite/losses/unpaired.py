@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
+from rlhf_suite.losses.metrics import Ranking
 from rlhf_suite.losses.reduce import LossSum, counted_mean, counted_sum
 
 
@@ -23,8 +24,8 @@ def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, co
         desirable (label 1)      w_d (1 - sigmoid(beta (r - z)))
         undesirable (label 0)    w_u (1 - sigmoid(beta (z - r)))
 
-    All [B]; `kl` holds z, in which no gradient flows. Metrics: `loss`, `kl`, and beta r of either class as
-    `chosen_reward` and `reject_reward`.
+    All [B]; `kl` holds z, in which no gradient flows. Metrics: `loss`, `kl`, beta r of either class as `chosen_reward`
+    and `reject_reward`, and `auc`: how often a desirable answer's r is above an undesirable one's.
     """
     desirable = labels > 0.5
     sign = torch.where(desirable, 1.0, -1.0)
@@ -38,5 +39,6 @@ def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, co
             "kl": counted_mean(kl, counted),
             "chosen_reward": counted_mean(rewards, counted * desirable),
             "reject_reward": counted_mean(rewards, counted * ~desirable),
+            "auc": Ranking(rewards[counted > 0], desirable[counted > 0]),
         },
     )

@@ -21,7 +21,7 @@ from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
 from rlhf_suite.models.attention import Sequences
 from rlhf_suite.models.experts import ExpertBalance
-from rlhf_suite.models.head import Read, ScoringHead
+from rlhf_suite.models.head import Read, ScoringHead, Unread
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -62,13 +62,13 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         entropy: bool = False,
         needed: Tensor | None = None,
-        reader: tuple[Tensor, Read] | None = None,
+        reader: tuple[Tensor, Read | None] | None = None,
         count_experts: bool = False,
-    ) -> TokenOutputs | ScalarOutputs:
+    ) -> TokenOutputs | ScalarOutputs | Unread:
         """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
 
-        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states;
-        with `count_experts` what `expert_counts` says of the batch.
+        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states, or
+        with read None what they can be computed from; with `count_experts` what `expert_counts` says of the batch.
         """
         sequences = Sequences.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
@@ -78,6 +78,9 @@ class LanguageModel(nn.Module):
         aux_loss = self.balance.loss(router_logits, batch, sequences) if self.balance else None
         if reader is not None:
             at, read = reader
+            if read is None:
+                unread: Unread = self.model.get_output_embeddings()(hidden.index_select(0, at), later=True)
+                return unread
             return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
         wanted = sequences.positions > 0
         tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
@@ -135,6 +138,14 @@ def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: 
     """What `read` makes of the logits at the tokens `at` [N]: those of the token that follows each. They exist for a
     chunk of tokens at a time; `read` is called again in the backward pass."""
     outputs: ScalarOutputs = model(batch, reader=(at, read))
+    return outputs
+
+
+@torch.no_grad()
+def unread_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> Unread:
+    """The logits at the tokens `at` [N], to be computed a few rows at a time: for a frozen model, of which another
+    model's `read` needs the same rows."""
+    outputs: Unread = model(batch, reader=(at, None))
     return outputs
 
 

@@ -29,6 +29,21 @@ def chunk_rows(vocabulary: int) -> int:
     return max(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary)
 
 
+class Unread(NamedTuple):
+    """Logits of N tokens that are computed when asked for, by a head that stays as it is until then. Not for gradients.
+
+    Under ZeRO-3 it keeps the head's matrix, whole, for as long as it is held itself.
+    """
+
+    hidden: Tensor  # [N, H]
+    weight: Tensor  # [V, H]
+    bias: Tensor | None  # [V]
+
+    def logits(self, rows: slice) -> Tensor:
+        """[rows, V], at least fp32."""
+        return _logits(self.hidden[rows], self.weight, self.bias, 1.0)
+
+
 class HeadSettings(NamedTuple):
     temperature: float
     entropy: bool
@@ -145,9 +160,12 @@ class ScoringHead(nn.Linear):
         temperature: float = 1.0,
         entropy: bool = False,
         read: Read | None = None,
+        later: bool = False,
     ) -> Any:
         """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None); with `read` what it
-        makes of the logits, computed again in the backward pass."""
+        makes of the logits, computed again in the backward pass; with `later` what they can be computed from."""
+        if later:
+            return Unread(hidden, self.weight.detach(), None if self.bias is None else self.bias.detach())
         if read is not None:
             return self.read(hidden, read)
         if targets is None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_suite.algo.step_scores import aggregated
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.data.batch import TokenBatch, collate
-from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.solutions import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import read_logits
-from rlhf_suite.models.load import load_model, load_tokenizer, model_folder
-
-if TYPE_CHECKING:
-    from torch.nn import Module
+from rlhf_suite.models.load import load_tokenizer, model_folder
 
 KEY = "process_reward"  # in config.json
 
@@ -36,36 +30,6 @@ class StepScores:
     def aggregated(self, how: str) -> float:
         """min, product, last or mean of them; 0 of none."""
         return aggregated(self.scores, how)
-
-
-class ProcessScorer:
-    """A process reward model in this process."""
-
-    def __init__(
-        self,
-        path: str,
-        ds: DeepSpeedConfig,
-        *,
-        flag: str = "model_name_or_path",
-        step_separator: str | None = None,
-        micro_batch_size: int = 8,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self.encoder = solution_encoder(path, flag, step_separator)
-        self.micro_batch_size, self.device = micro_batch_size, device
-        self.model: Module = load_model(path, head="lm", ds=ds, flag=flag).to(device)
-
-    @torch.no_grad()
-    def score(self, solutions: Sequence[tuple[str, str]]) -> list[StepScores]:
-        """Of (prompt, response) pairs, in their order."""
-        examples = [self.encoder.encode(prompt, response) for prompt, response in solutions]
-        results: list[StepScores] = []
-        for group in micro_batches([len(example) for example in examples], count=self.micro_batch_size):
-            chosen = [examples[index] for index in group]
-            batch = collate(chosen)
-            found = step_probabilities(self.model, batch.to(self.device), self.encoder.columns).cpu()
-            results += scores_of(batch, found, [example.truncated for example in chosen])
-        return results
 
 
 def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Sequence[int]) -> Tensor:

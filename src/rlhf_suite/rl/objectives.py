@@ -47,7 +47,7 @@ class PolicyObjective:
         unit = "tokens" if self.actor.loss_agg_mode == "token-mean" else "sequences"
         sums = {"tokens": torch.stack([torch.zeros_like(surrogate.total), *(term.total for term in terms)]).sum()}
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
-        metrics = surrogate.metrics | {name: mean for term in terms for name, mean in term.metrics.items()}
+        metrics = {name: metric for part in (surrogate, *terms) for name, metric in part.metrics.items()}
         if "old_log_probs" not in batch.tokens:
             gap = (batch.tokens["engine_log_probs"] - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)

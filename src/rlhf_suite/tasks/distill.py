@@ -13,8 +13,9 @@ from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
-from rlhf_suite.losses.reduce import LossSum, Mean
-from rlhf_suite.models.forward import read_logits
+from rlhf_suite.losses.metrics import Mean
+from rlhf_suite.losses.reduce import LossSum
+from rlhf_suite.models.forward import read_logits, unread_logits
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
@@ -43,12 +44,12 @@ class Distillation(Task):
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         tokens = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
-        targets, known = batch.ids[tokens], self.of_teacher(batch, tokens - 1)
+        targets, teacher = batch.ids[tokens], unread_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
-            teacher, student = self.distributions(known[rows], self.log_probs(logits))
-            return torch.stack([language, DIVERGENCES[self.algo.divergence](teacher, student)], 1)
+            both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
+            return torch.stack([language, DIVERGENCES[self.algo.divergence](*both)], 1)
 
         losses, aux_loss = read_logits(model, batch, tokens - 1, read)  # [N, 2]
         language, divergence = losses.sum(0)
@@ -58,28 +59,16 @@ class Distillation(Task):
         metrics = {name: Mean(value.detach(), len(tokens)) for name, value in sums.items()}
         return with_balance("tokens", LossSum(total, metrics), aux_loss, self.aux_loss_coef, batch)
 
-    @torch.no_grad()
-    def of_teacher(self, batch: TokenBatch, at: torch.Tensor) -> torch.Tensor:
-        """Log-probs [N, V]; with `algo.top_k` the k largest and their token ids, [N, 2k]."""
-
-        def read(logits: torch.Tensor, _: slice) -> torch.Tensor:
-            log_probs = self.log_probs(logits)
-            if self.algo.top_k is None:
-                return log_probs
-            largest = log_probs.topk(min(self.algo.top_k, self.vocabulary), -1)
-            return torch.cat([largest.values, largest.indices.float()], 1)  # fp32 counts exactly up to 16 million
-
-        return read_logits(self.frozen["teacher"], batch, at, read).values
-
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         return (logits[:, : self.vocabulary] / self.algo.temperature).log_softmax(-1)
 
-    def distributions(self, known: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of teacher and student over the same outcomes."""
+    def distributions(self, teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs [rows, V] of teacher and student; with `algo.top_k` of the teacher's likeliest tokens and of the
+        event that it is another, [rows, k + 1]."""
         if self.algo.top_k is None:
-            return known, student
-        teacher, ids = known.chunk(2, 1)
-        return with_others(teacher), with_others(student.gather(1, ids.long()))
+            return teacher, student
+        largest = teacher.topk(min(self.algo.top_k, self.vocabulary), -1)
+        return with_others(largest.values), with_others(student.gather(1, largest.indices))
 
 
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.data.steps import StepEncoder
-from rlhf_suite.losses.steps import step_loss
+from rlhf_suite.losses.steps import step_loss, step_ranking
 from rlhf_suite.models.forward import read_logits
 from rlhf_suite.models.process import KEY
 from rlhf_suite.train.supervised import run_supervised
@@ -42,7 +42,10 @@ class ProcessRewardModel(Task):
             return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
 
         logits, aux_loss = read_logits(model, batch, at, reward_logits)
-        loss = step_loss(logits, batch.tokens["target"][at].long(), batch.tokens["weight"][at])
+        labels = batch.tokens["target"][at].long(), batch.tokens["weight"][at]
+        loss = step_loss(logits, *labels)
+        if self.encoder.columns is not None:  # which of the whole vocabulary are good is not known
+            loss = replace(loss, metrics={**loss.metrics, "auc": step_ranking(logits, *labels)})
         return with_balance("steps", loss, aux_loss, self.aux_loss_coef, batch)
 
 

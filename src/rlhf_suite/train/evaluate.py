@@ -1,4 +1,4 @@
-"""Mean of an objective's metrics over held-out sets, exact over batches and ranks."""
+"""An objective's metrics over held-out sets, exact over batches and ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, TokenBatch
-from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import add_metrics, balanced_experts, equalise
 from rlhf_suite.train.strategy import TrainedModel
@@ -30,20 +30,20 @@ def evaluate(
     `prepare` is what a training step does to its micro-batches before their losses.
     """
     model.module.eval()
-    overall: dict[str, Mean] = {}
+    overall: dict[str, Metric] = {}
     result: dict[str, float] = {}
     for name, examples in sets.items():
         metrics = set_metrics(model, objective, examples, config, prepare)
-        result |= {f"eval/{name}/{key}": value for key, value in model.world.sum_means(metrics).items()}
+        result |= {f"eval/{name}/{key}": value for key, value in model.world.combined(metrics).items()}
         add_metrics(overall, metrics)
     model.module.train()
-    return result | {f"eval/{key}": value for key, value in model.world.sum_means(overall).items()}
+    return result | {f"eval/{key}": value for key, value in model.world.combined(overall).items()}
 
 
 def set_metrics(
     model: TrainedModel, objective: Objective, examples: Sequence[Item], config: TrainConfig, prepare: Prepare
-) -> dict[str, Mean]:
-    metrics: dict[str, Mean] = {}
+) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {}
     for start in range(0, len(examples), config.batch_size):
         chosen = range(start, min(start + config.batch_size, len(examples)))
         batches = prepare(equalise(model, rank_micro_batches(examples, chosen, config, model.world)))

@@ -7,7 +7,7 @@ micro-batches and all ranks before the first forward. Each micro-batch then back
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import torch
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import RunError
-from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.models.experts import expert_shares
 from rlhf_suite.models.forward import expert_counts
 from rlhf_suite.train.strategy import TrainedModel
@@ -42,7 +42,7 @@ def optimizer_step(
     world = model.world
     micro_batches = equalise(model, micro_batches)
     counts = global_counts(objective, micro_batches, world)
-    metrics: dict[str, Mean] = {}
+    metrics: dict[str, Metric] = {}
     bad: list[int] = []
     with balanced_experts(model, micro_batches):
         for micro_batch in micro_batches:
@@ -57,7 +57,7 @@ def optimizer_step(
     skipped = not math.isfinite(result["grad_norm"])
     if skipped and on_nonfinite == "stop":
         raise nonfinite(step, [name(index) for index in sorted(world.gather(bad))])
-    return world.sum_means(metrics) | result | {"skipped": float(skipped)}
+    return world.combined(metrics) | result | {"skipped": float(skipped)}
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[TokenBatch]:
@@ -108,11 +108,10 @@ def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
     return torch.stack(shares).sum()
 
 
-def add_metrics(into: dict[str, Mean], metrics: dict[str, Mean]) -> None:
+def add_metrics(into: dict[str, Metric], metrics: Mapping[str, Metric]) -> None:
     """Add a micro-batch's metrics to those of the step, in float64; a name need not be in every micro-batch."""
-    for name, mean in metrics.items():
-        exact = Mean(mean.total.detach().double().cpu(), torch.as_tensor(mean.count).detach().double().cpu())
-        into[name] = into[name] + exact if name in into else exact
+    for name, metric in metrics.items():
+        into[name] = into[name] + metric.exact() if name in into else metric.exact()
 
 
 def nonfinite(step: int, suspects: list[str]) -> RunError:

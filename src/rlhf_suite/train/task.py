@@ -11,7 +11,8 @@ import torch
 
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.encode import Encoder
-from rlhf_suite.losses.reduce import LossSum, Mean, counted_sequences
+from rlhf_suite.losses.metrics import Mean, Metric
+from rlhf_suite.losses.reduce import LossSum, counted_sequences
 
 Forward = Callable[..., object]
 Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
@@ -23,7 +24,7 @@ class StepLoss:
     gradient. The step's loss is the sum over units of total / count, with counts over all micro-batches and ranks."""
 
     sums: dict[str, torch.Tensor]
-    metrics: dict[str, Mean]
+    metrics: Mapping[str, Metric]
 
 
 class Objective(Protocol):
@@ -104,5 +105,5 @@ def balanced(loss: StepLoss, aux_loss: torch.Tensor | None, coef: float, batch: 
     if aux_loss is None:
         return loss
     balance, tokens = aux_loss * counted_tokens(batch), counted_tokens(batch)
-    metrics = loss.metrics | {"aux_loss": Mean(balance.detach(), tokens)}
+    metrics = {**loss.metrics, "aux_loss": Mean(balance.detach(), tokens)}
     return StepLoss({**loss.sums, "all_tokens": coef * balance}, metrics)

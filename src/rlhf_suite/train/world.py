@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.losses.reduce import Mean
+from rlhf_suite.losses.metrics import Mean, Metric, Ranking
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,11 @@ class World:
             dist.all_reduce(result, op=op)
         return result
 
-    def gather(self, values: list[int]) -> list[int]:
+    def gather(self, values: list[T]) -> list[T]:
         """The values of all ranks, rank by rank."""
         if self.size == 1:
             return values
-        everyones: list[list[int]] = [[] for _ in range(self.size)]
+        everyones: list[list[T]] = [[] for _ in range(self.size)]
         dist.all_gather_object(everyones, values)
         return list(chain.from_iterable(everyones))
 
@@ -54,16 +57,19 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def sum_means(self, metrics: dict[str, Mean]) -> dict[str, float]:
-        """The exact mean of each metric over all ranks: total over total count. Every rank has the same names."""
-        if not metrics:
-            return {}
-        names = sorted(metrics)
-        local = torch.tensor(
-            [[float(metrics[name].total), float(metrics[name].count)] for name in names], dtype=torch.float64
-        )
-        pairs = self.sum(local).tolist()
-        return {name: total / count for name, (total, count) in zip(names, pairs, strict=True) if count > 0}
+    def combined(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """Each metric exactly over all ranks, but for those of no case. Every rank has the same names."""
+        means = {name: metric for name, metric in sorted(metrics.items()) if isinstance(metric, Mean)}
+        local = [[float(mean.total), float(mean.count)] for mean in means.values()]
+        pairs = self.sum(torch.tensor(local, dtype=torch.float64)).tolist() if means else []
+        result = {name: total / count for name, (total, count) in zip(means, pairs, strict=True) if count > 0}
+        for name, ranking in sorted(metrics.items()):
+            if isinstance(ranking, Ranking):
+                scores = torch.tensor(self.gather(ranking.scores.tolist()), dtype=torch.float64)
+                positive = torch.tensor(self.gather(ranking.positive.tolist()), dtype=torch.bool)
+                auc = Ranking(scores, positive).auc()
+                result |= {} if auc is None else {name: auc}
+        return result
 
 
 def seed_process(config: TrainConfig, rank: int) -> None:

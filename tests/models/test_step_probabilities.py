@@ -7,14 +7,16 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plain_judge import PlainJudge
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.data.batch import collate
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.process import KEY, ProcessScorer
+from rlhf_suite.models.load import load_model
+from rlhf_suite.models.process import KEY, scores_of, solution_encoder, step_probabilities
 
 SOLUTIONS = [
     ("reverse 2616 =", "6162"),
@@ -39,31 +41,32 @@ def judge(folder, tmp_path_factory):
     return path
 
 
-def by_hand(path, prompt, steps):
-    """P(+) among +, - and 0, read from the logits at each ; of "prompt 6;1;"."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    ids = tokenizer(f"{prompt} " + "".join(f"{step};" for step in steps))["input_ids"]
-    columns = [tokenizer(name)["input_ids"][0] for name in "+-0"]
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0]
-    mark = tokenizer(";")["input_ids"][0]
-    return [float(logits[at][columns].softmax(-1)[0]) for at, token in enumerate(ids[:MAX_LEN]) if token == mark]
+@torch.no_grad()
+def found(path, micro_batch_size):
+    """Scores of all solutions, so many at a time."""
+    encoder = solution_encoder(str(path), "reward.process.model_name_or_path")
+    model = load_model(str(path), head="lm", ds=DS, flag="reward.process.model_name_or_path")
+    scores = []
+    for start in range(0, len(SOLUTIONS), micro_batch_size):
+        examples = [encoder.encode(*each) for each in SOLUTIONS[start : start + micro_batch_size]]
+        batch = collate(examples)
+        probabilities = step_probabilities(model, batch, encoder.columns)
+        scores += scores_of(batch, probabilities, [example.truncated for example in examples])
+    return scores
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
 def test_scores_are_those_of_the_plain_model(judge, micro_batch_size):
-    found = ProcessScorer(str(judge), DS, micro_batch_size=micro_batch_size).score(SOLUTIONS)
-    assert [len(each.scores) for each in found] == [4, 2, 0, 7, 1]
-    for (prompt, response), each in zip(SOLUTIONS, found, strict=True):
-        steps = [char for char in response if char != " "]
-        assert each.scores == pytest.approx(by_hand(judge, prompt, steps), abs=1e-6) if steps else each.scores == []
-        assert each.truncated == (len(steps) > len(each.scores))
-    assert found[3].truncated
-    assert found[2].aggregated("min") == 0
-    assert found[0].aggregated("min") == min(found[0].scores)
+    scores, plain = found(judge, micro_batch_size), PlainJudge(judge)
+    assert [len(each.scores) for each in scores] == [4, 2, 0, 7, 1]
+    for (prompt, response), each in zip(SOLUTIONS, scores, strict=True):
+        assert each.scores == pytest.approx(plain.scores(prompt, response) if response else [], abs=1e-6)
+        assert each.truncated == (len(response.replace(" ", "")) > len(each.scores))
+    assert scores[3].truncated
+    assert scores[2].aggregated("min") == 0
+    assert scores[0].aggregated("min") == min(scores[0].scores)
 
 
 def test_a_model_that_does_not_say_how_it_is_asked_is_refused(folder):
     with pytest.raises(UserError, match=r"reward\.process\.model_name_or_path=.*no process_reward.*task=prm"):
-        ProcessScorer(str(folder()), DS, flag="reward.process.model_name_or_path")
+        solution_encoder(str(folder()), "reward.process.model_name_or_path")

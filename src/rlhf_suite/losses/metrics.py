@@ -1,0 +1,63 @@
+"""What a loss says beside its total, kept so that it adds up exactly over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class Metric(Protocol):
+    """Parts of one number, of which each micro-batch has some."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+    def exact(self) -> Self:
+        """In float64 on the CPU, without gradient: what is added up."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """`total / count`, both kept."""
+
+    total: Tensor  # scalar
+    count: Tensor | float
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def exact(self) -> Mean:
+        return Mean(self.total.detach().double().cpu(), torch.as_tensor(self.count).detach().double().cpu())
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well scores tell two classes apart. It is no mean over cases, so all of them are kept."""
+
+    scores: Tensor  # [N]
+    positive: Tensor  # [N] bool: the class that is to score higher
+
+    def __add__(self, other: Ranking) -> Ranking:
+        return Ranking(torch.cat([self.scores, other.scores]), torch.cat([self.positive, other.positive]))
+
+    def exact(self) -> Ranking:
+        return Ranking(self.scores.detach().double().cpu(), self.positive.cpu())
+
+    def auc(self) -> float | None:
+        """P(a positive case scores higher than one of the other class), ties half: the area under the ROC curve, 0.5 by
+        guessing, whatever share is positive. (sum of the positives' ranks - P (P + 1) / 2) / (P N) (Mann and Whitney,
+        1947). NaN if a score is; None without both classes.
+        """
+        positives = int(self.positive.sum())
+        others = len(self.positive) - positives
+        if positives == 0 or others == 0:
+            return None
+        if self.scores.isnan().any():
+            return math.nan
+        _, place, counts = self.scores.unique(return_inverse=True, return_counts=True)
+        ranks = (counts.cumsum(0) - (counts - 1) / 2)[place]  # from 1; equal scores share the mean of theirs
+        return float((ranks[self.positive].sum() - positives * (positives + 1) / 2) / (positives * others))
