@@ -9,7 +9,9 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -17,6 +19,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "train")]
 
 import gradients  # noqa: E402, I001 - they are found by the line above
 import task_gradients  # noqa: E402
+import policy_matrix  # noqa: E402
 from plain_models import Gradients, make_models, relative_error  # noqa: E402
 from policy_formulas import OBJECTIVES  # noqa: E402
 from ranks import Ranks  # noqa: E402
@@ -31,25 +34,33 @@ HEAD = """# One batch, one gradient
 `python benchmarks/gradient_equality.py` writes this page. One batch goes through a real optimiser step in fp32, split
 in every way below. Each number is the largest relative error over all weight tensors, |g - g*| / |g*| in the 2-norm, of
 the gradient that the optimiser is given. g* is computed in float64 from the plain transformers model and the formula of
-the loss, one sequence at a time (`tests/train/policy_formulas.py`, `tests/train/task_formulas.py`). A few 1e-6 are
-fp32's own rounding: they are there without any split.
+the loss, one sequence at a time (`tests/train/policy_formulas.py`, `credit_formulas.py`, `task_formulas.py`). A few
+1e-6 are fp32's own rounding: they are there without any split.
 
 Micro-batches hold 4 packed rows, on one rank without ZeRO, where nothing else is said; `micro 2` is micro-batches of 2
-rows, so several of them are added up for a step. `tests/train/test_gradient_equality.py` and `test_task_gradients.py`
-hold every loss and every split once below 1e-5, and show that the comparison sees a dropped mask, a wrong divisor and a
-forgotten rank.
+rows, so several of them are added up for a step. `test_gradient_equality.py`, `test_policy_gradients.py` and
+`test_task_gradients.py` in tests/train hold every loss, estimator and split once below 1e-5, and show that the
+comparison sees a dropped mask, a wrong divisor, a forgotten rank, the baseline of another group and other mistakes.
 
 """
 
 
+Errors = Iterator[tuple[str, list[float]]]  # losses, each with its error in each split
+AllRanks = dict[int, Ranks]  # by their number
+
+
 @dataclass(frozen=True)
 class Part:
-    """One table: its losses, the gradient that the optimiser is given, and that of the formula."""
+    """One table: its rows and columns, and how the errors of some of the rows are found."""
 
     title: str
     losses: list[str]
-    found: Callable[[Path, Ranks, str, Split], Gradients]
-    wanted: Callable[[Path, str, Split], Gradients]
+    splits: list[Split]
+    errors: Callable[[Path, AllRanks, list[str]], Errors]
+
+    @property
+    def header(self) -> str:
+        return "| loss | " + " | ".join(split.name for split in self.splits) + " |"
 
 
 def token_batch(folder: Path, split: Split) -> TokenBatch:
@@ -69,62 +80,113 @@ def of_task(folder: Path, ranks: Ranks, loss: str, split: Split) -> Gradients:
     return ranks.call(task_gradients.gradient, folder, loss, split)[0]
 
 
+def by_loss(
+    found: Callable[[Path, Ranks, str, Split], Gradients],
+    wanted: Callable[[Path, str, Split], Gradients],
+    folder: Path,
+    ranks: AllRanks,
+    losses: list[str],
+) -> Errors:
+    """The gradient that the optimiser is given against that of the formula, one loss after the other."""
+    for loss in losses:
+        formula = {(split.lora, split.rows): split for split in SPLITS}
+        right = {key: wanted(folder, loss, split) for key, split in formula.items()}
+        row = []
+        for split in SPLITS:
+            gradient = found(folder, ranks[split.ranks], loss, split)
+            row.append(relative_error(gradient, right[split.lora, split.rows]))
+        yield loss, row
+
+
+def of_policies(folder: Path, ranks: AllRanks, losses: list[str]) -> Errors:
+    """Losses x estimators: split by split, because the models of a split stay for all of them."""
+    cases = [case for case in policy_matrix.MATRIX if case.name in losses]
+    steps = {
+        case: policy_matrix.first_step(policy_matrix.experience(case, policy_matrix.rewarded(folder, case)))
+        for case in cases
+    }
+    rows: dict[str, list[float]] = {case.name: [] for case in cases}
+    right = {lora: dict(policy_matrix.references(folder, cases, lora)) for lora in (False, True) if cases}
+    for split in POLICY_SPLITS:
+        for case in cases:
+            found = ranks[split.ranks].call(policy_matrix.gradient, folder, case, split, steps[case])[0]
+            rows[case.name].append(relative_error(found, right[split.lora][case]))
+        print(json.dumps({"split": split.name, "largest": max(row[-1] for row in rows.values())}), flush=True)
+    yield from rows.items()
+
+
 LENGTHS = gradients.LENGTHS
+POLICY_SPLITS = [
+    split
+    for split in SPLITS
+    if split.rows is None and not split.checkpointing and split.zero != 1 and split.name != "padded, one micro-batch"
+]
 PARTS = (
     Part(
         f"Supervised tasks: {ROWS} rows (pairs, answers or solutions) of up to {2 * 64} tokens",
         list(CASES),
-        of_task,
-        task_gradients.wanted,
+        SPLITS,
+        partial(by_loss, of_task, task_gradients.wanted),
     ),
     Part(
         f"Tokens with a mask: {len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens, masks with gaps, "
         "one sequence without a masked token; the policy losses with asymmetric clips, the dual clip, a k3 KL term and "
         "an entropy bonus",
         list(OBJECTIVES),
-        of_tokens,
-        tokens_wanted,
+        SPLITS,
+        partial(by_loss, of_tokens, tokens_wanted),
+    ),
+    Part(
+        f"Policy losses x advantage estimators: {policy_matrix.PROMPTS} prompts x {policy_matrix.SAMPLES} responses of "
+        f"several turns, {policy_matrix.STEP} of them in the step; clipped and penalised rewards, KL in the reward, "
+        "correction weights",
+        [case.name for case in policy_matrix.MATRIX],
+        POLICY_SPLITS,
+        of_policies,
     ),
 )
-HEADER = "| loss | " + " | ".join(split.name for split in SPLITS) + " |"
 
 
-def errors(part: Part, losses: list[str]) -> Iterator[tuple[str, list[float]]]:
-    """For each loss its error in each split."""
+@contextmanager
+def started() -> Iterator[tuple[Path, AllRanks]]:
+    """The models' folder, and ranks."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = make_models(Path(temporary))
         ranks = {size: Ranks(size) for size in (1, 2)}
-        for loss in losses:
-            formula = {(split.lora, split.rows): split for split in SPLITS}
-            wanted = {key: part.wanted(folder, loss, split) for key, split in formula.items()}
-            row = []
-            for split in SPLITS:
-                found = part.found(folder, ranks[split.ranks], loss, split)
-                row.append(relative_error(found, wanted[split.lora, split.rows]))
-            yield loss, row
-        for group in ranks.values():
-            group.close()
+        try:
+            yield make_models(Path(temporary)), ranks
+        finally:
+            for group in ranks.values():
+                group.close()
 
 
 def table(part: Part, words: list[str], known: dict[str, str]) -> str:
     """Rows are losses, columns are splits."""
-    for loss, row in errors(part, [loss for loss in part.losses if not words or any(word in loss for word in words)]):
-        print(json.dumps({"loss": loss} | {s.name: error for s, error in zip(SPLITS, row, strict=True)}), flush=True)
-        known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
+    chosen = [loss for loss in part.losses if not words or any(word in loss for word in words)]
+    if chosen:
+        with started() as (folder, ranks):
+            for loss, row in part.errors(folder, ranks, chosen):
+                errors = {split.name: error for split, error in zip(part.splits, row, strict=True)}
+                print(json.dumps({"loss": loss} | errors), flush=True)
+                known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
     rows = [known[loss] for loss in part.losses if loss in known]
     missing = [loss for loss in part.losses if loss not in known]
     note = f"\n\nNot computed yet: {'; '.join(missing)}." if missing else ""
-    return "\n".join([HEADER, "|---" * (1 + len(SPLITS)) + "|", *rows]) + note
+    return "\n".join([part.header, "|---" * (1 + len(part.splits)) + "|", *rows]) + note
+
+
+def rows_of(part: Part, page: str) -> dict[str, str]:
+    """The rows that the page has; none if its table has other columns."""
+    columns = part.header.count("|")
+    lines = [line for line in page.splitlines() if line.startswith("| ") and line.count("|") == columns]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines if part.header in page}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
     words = parser.parse_args().words
-    text = PAGE.read_text()
-    known = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
-    known = known if HEADER in text else {}  # rows of other columns
-    tables = {part.title: table(part, words, known) for part in PARTS}
+    page = PAGE.read_text()
+    tables = {part.title: table(part, words, rows_of(part, page)) for part in PARTS}
     PAGE.write_text(HEAD + "\n\n".join(f"## {title}\n\n{rows}" for title, rows in tables.items()) + "\n")
 
 

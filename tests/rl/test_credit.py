@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.rl.credit import CreditAssigner
 
 MASK = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
@@ -73,6 +75,50 @@ def test_gae_gives_returns_for_the_critic(batch):
     assert result.tokens["returns"][own].tolist() == pytest.approx([r for r, m in zip(returns, MASK, strict=True) if m])
     assert result.tokens["advantages"].tolist() == pytest.approx(wanted, abs=1e-6)
     assert metrics["train/values"] == pytest.approx(2.5 / 4)
+
+
+def ledger(group: int, *turns: int) -> Trajectory:
+    """A prompt of two tokens, then turns of the model (positive: so many tokens) and of a tool (negative)."""
+    result = Trajectory.start(0, group, 0, [1, 2])
+    for count in turns:
+        if count > 0:
+            result.append_model(np.full(count, 3), np.zeros(count, np.float32), 0)
+        else:
+            result.append_environment([4] * -count)
+    return result
+
+
+def turns_credit(trajectories, rewards, tokens=None, **advantage) -> TokenBatch:
+    batch = to_batch(trajectories)
+    batch.rows["reward"] = torch.tensor(rewards)
+    batch.tokens.update(tokens or {})
+    return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(no_std_norm=True, **advantage))).assign(batch)[0]
+
+
+def test_gae_bootstraps_across_what_a_tool_wrote_and_decays_by_model_tokens_alone():
+    """gamma = lambda = 0.5, values 1, 2 | 4 on either side of three tokens of a tool, reward 8: deltas 0.5 x 2 - 1 = 0,
+    0.5 x 4 - 2 = 0, 8 - 4 = 4; advantages 4, 0.25 x 4 = 1, 0.25 x 1 = 0.25, whose mean is 1.75."""
+    values = torch.tensor([9.0, 9.0, 1.0, 2.0, 9.0, 9.0, 9.0, 4.0])
+    batch = turns_credit([ledger(0, 2, -3, 1)], [8.0], {"values": values}, estimator="gae", gamma=0.5, lambd=0.5)
+    assert batch.tokens["advantages"].tolist() == [0, 0, 0.25 - 1.75, 1 - 1.75, 0, 0, 0, 4 - 1.75]
+    assert batch.tokens["returns"][[2, 3, 7]].tolist() == [1.25, 3, 8]
+
+
+def test_reinforce_discounts_by_model_tokens_alone():
+    batch = turns_credit([ledger(0, 2, -3, 1)], [8.0], estimator="reinforce", gamma=0.5)
+    mean = (2 + 4 + 8) / 3
+    assert batch.tokens["advantages"].tolist() == pytest.approx([0, 0, 2 - mean, 4 - mean, 0, 0, 0, 8 - mean])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "wanted"),
+    [("reinforce_baseline", 1.5), ("rloo", 3), ("group_norm", 0.5**0.5), ("dr_grpo", 1.5), ("opo", 1.5)],
+)
+def test_a_sample_in_which_only_a_tool_spoke_is_in_no_baseline(estimator, wanted):
+    """Rewards 4 and 1 of the two that spoke, one token each: mean 2.5, deviation 1.5 x sqrt(2)."""
+    samples = [ledger(0, 1), ledger(0, -2), ledger(0, -1, 1)]
+    batch = turns_credit(samples, [4.0, math.nan, 1.0], estimator=estimator)
+    assert batch.tokens["advantages"].tolist() == pytest.approx([0, 0, wanted, *[0] * 4, 0, 0, 0, -wanted])
 
 
 def with_teacher(batch, log_probs):

@@ -78,15 +78,7 @@ def make_batch(folder: Path) -> TokenBatch:
     mask[plain.starts] = 0
     mask[plain.segments == UNMASKED] = 0
     mask[plain.starts + 1] = (torch.arange(len(LENGTHS)) != UNMASKED).float()  # all others have one
-    with torch.no_grad():
-        language, critic = reference_model(folder, "lm"), reference_model(folder, "value")
-        own, values = torch.zeros(total), torch.zeros(total)
-        for row, start in enumerate(plain.starts.tolist()):
-            part = slice(start + 1, start + LENGTHS[row])
-            sequence = ids[start : start + LENGTHS[row]]
-            log_p = (outputs(language, "lm", sequence) / TEMPERATURE).log_softmax(-1)
-            own[part] = log_p[torch.arange(len(sequence) - 1), sequence[1:]].float()
-            values[part] = outputs(critic, "value", sequence).float()
+    own, values = own_numbers(folder, plain)
     tokens = {
         "mask": mask,
         "old_log_probs": own + noise(0.3),
@@ -96,6 +88,20 @@ def make_batch(folder: Path) -> TokenBatch:
         "returns": values + noise(1.0),
     }
     return replace(plain, tokens=tokens, rows={"index": torch.arange(len(LENGTHS))})
+
+
+@torch.no_grad()
+def own_numbers(folder: Path, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plain models' own log-probs and values of all tokens but the first ones, [T] each."""
+    language, critic = reference_model(folder, "lm"), reference_model(folder, "value")
+    own, values = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
+    for row, start in enumerate(batch.starts.tolist()):
+        sequence = batch.ids[batch.segments == row]
+        part = slice(start + 1, start + len(sequence))
+        log_p = (outputs(language, "lm", sequence) / TEMPERATURE).log_softmax(-1)
+        own[part] = log_p[torch.arange(len(sequence) - 1), sequence[1:]].float()
+        values[part] = outputs(critic, "value", sequence).float()
+    return own, values
 
 
 # The suite's own gradient.
@@ -151,14 +157,47 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
 
 def gradient(world: World, folder: Path, loss: str, split: Split, batch: TokenBatch) -> Gradients | None:
     """The gradient that the optimiser of `split` is given, by the names of a plain transformers model; rank 0's."""
-    torch.manual_seed(0)
     with gradient_writer():
         model = trained_model(world, folder, head_of(loss), split)
-    config = train_config(split, BUDGET)
+    return optimizer_gradient(model, with_aux(OBJECTIVES[loss], split.aux), split, batch)
+
+
+def optimizer_gradient(
+    model: strategy.TrainedModel, objective: Objective, split: Split, batch: TokenBatch
+) -> Gradients | None:
+    """The gradient of one step over `batch`."""
+    torch.manual_seed(0)
+    config, world = train_config(split, BUDGET), model.world
     mine = shards(batch, balanced_parts(batch, world.size))[world.rank]
     micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config)]
-    optimizer_step(model, with_aux(OBJECTIVES[loss], split.aux), micro_batches, 0, "stop")
+    optimizer_step(model, objective, micro_batches, 0, "stop")
     return written(model)
+
+
+KEPT: dict[tuple[Path, str, Split], tuple[strategy.TrainedModel, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
+
+
+def kept_model(world: World, folder: Path, head: str, split: Split) -> strategy.TrainedModel:
+    """As `trained_model`, made once; a gradient that was written into its weights is taken out again."""
+    key = (folder, head, split)
+    if key not in KEPT:
+        KEPT.clear()
+        with gradient_writer():
+            model = trained_model(world, folder, head, split)
+        KEPT[key] = (model, [(tensor, tensor.clone()) for tensor in local_weights(model)])
+    model, before = KEPT[key]
+    with torch.no_grad():
+        for tensor, value in before:
+            tensor.copy_(value)
+    return model
+
+
+def local_weights(model: strategy.TrainedModel) -> list[torch.Tensor]:
+    """What this rank holds of the weights: the parameters or, under ZeRO-3, its parts of them, and the optimiser's."""
+    parameters = [getattr(p, "ds_tensor", p).detach() for p in model.module.parameters()]
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        parameters += [part.detach() for part in getattr(model.optimizer, name, [])]
+    return parameters
 
 
 def with_aux(objective: Objective, coef: float) -> Objective:

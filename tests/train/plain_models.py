@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -69,14 +69,24 @@ def balancing(model: nn.Module, sequences: list[torch.Tensor]) -> torch.Tensor:
 def formula_gradient(model: nn.Module, lora: bool, formula: Callable[[nn.Module], torch.Tensor]) -> Gradients:
     """The gradient of `formula(model)` by the names of a plain transformers model; with `lora` that of adapters alone,
     which are added to the weights first."""
+    (gradient,) = formula_gradients(model, lora, lambda changed: [formula(changed)])
+    return gradient
+
+
+def formula_gradients(
+    model: nn.Module, lora: bool, formulas: Callable[[nn.Module], Iterable[torch.Tensor]]
+) -> Iterator[Gradients]:
+    """As `formula_gradient`, of several formulas that share forward passes."""
     adapters = {}
     for name, parameter in model.named_parameters() if lora else ():
         if parameter.ndim == 2 and "layers" in name:
             adapters[name] = [part.double() for part in adapter(name, parameter.shape)]
             parameter.data += LORA.alpha / LORA.rank * adapters[name][0] @ adapters[name][1]
-    formula(model).backward()
-    whole = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return adapter_gradients(whole, adapters) if lora else whole
+    for total in formulas(model):
+        model.zero_grad()
+        total.backward(retain_graph=True)
+        whole = {name: parameter.grad for name, parameter in model.named_parameters()}
+        yield adapter_gradients(whole, adapters) if lora else whole
 
 
 def adapter_gradients(whole: Gradients, adapters: dict[str, list[torch.Tensor]]) -> Gradients:

@@ -17,6 +17,7 @@ from rlhf_suite.train.task import Forward, Objective, StepLoss
 
 TEMPERATURE, KL_COEF, ENTROPY_COEF, DUAL_CLIP, CLIP, VALUE_CLIP = 0.8, 0.07, 0.05, 1.3, (0.2, 0.28), 0.4
 HORIZON = 64  # the longest a response may be
+TAU = {True: 0.7, False: 1.3}  # of sapo, where the advantage is positive, and elsewhere
 
 
 @dataclass
@@ -102,3 +103,36 @@ def value_terms(s: Sequence) -> torch.Tensor:
     low, high = s.values - VALUE_CLIP, s.values + VALUE_CLIP
     clipped = torch.minimum(torch.maximum(s.outputs, low), high)
     return 0.5 * torch.maximum((s.outputs - s.returns) ** 2, (clipped - s.returns) ** 2)
+
+
+# Every policy loss under every aggregation, with a correction.
+
+
+def token_terms(loss: str, s: Sequence) -> torch.Tensor:
+    """The loss of each token of a sequence, [L-1]."""
+    log_ratio, mask = s.log_probs - s.old_log_probs, s.mask
+    if loss == "reinforce":
+        return -s.advantages * s.log_probs
+    if loss == "gspo":  # what a token's own log-prob does to the sequence's ratio, times the length
+        mean = ((log_ratio * mask).sum() / mask.sum()).detach()
+        ratio = torch.exp(mean) * torch.exp(s.log_probs - s.log_probs.detach())
+    else:
+        ratio = torch.exp(log_ratio)
+    bounded = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
+    if loss == "cispo":
+        return -bounded.detach() * s.advantages * s.log_probs
+    if loss == "sapo":
+        tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
+        return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages
+    return -torch.minimum(ratio * s.advantages, bounded * s.advantages)
+
+
+def corrected_loss(loss: str, mode: str, sequences: list[Sequence]) -> torch.Tensor:
+    """The step's loss over all sequences."""
+    chosen = [s for s in sequences if s.mask.sum() > 0]
+    sums = [(token_terms(loss, s) * s.correction * s.mask).sum() for s in chosen]
+    sizes = [float(s.mask.sum()) for s in chosen]
+    if mode == "token-mean":
+        return sum(sums) / sum(sizes)
+    divisors = [HORIZON] * len(sizes) if mode == "seq-mean-token-sum-norm" else sizes
+    return sum(part / divisor for part, divisor in zip(sums, divisors, strict=True)) / len(chosen)

@@ -1,106 +1,119 @@
-"""Every policy loss under every aggregation has the gradient of its formula, whatever splits the step up."""
+"""Rewards, groups, values and log-probs become the gradient of the formulas, whatever splits the step up.
+
+Every policy loss under every aggregation, every estimator and the critic once; `benchmarks/gradient_equality.py`
+computes every loss with every estimator in every split.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-import gradients
 import pytest
 import torch
-from plain_models import formula_gradient, outputs, reference_model, relative_error
-from policy_formulas import CLIP, HORIZON, OBJECTIVES, TEMPERATURE, Sequence
+from credit_formulas import CLIP_RANGE, MAX_WEIGHT, OVERLONG_BUFFER
+from plain_models import relative_error
+from policy_matrix import MODES, SILENT, Case, experience, first_step, gradient, references, responses, rewarded
 from splits import Split
 
-from rlhf_suite.config.actor import PolicyConfig
-from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.rl.objectives import PolicyObjective
+from rlhf_suite.config.algo import ESTIMATORS
+from rlhf_suite.data.batch import TokenBatch
 
-TAU = {True: 0.7, False: 1.3}  # where the advantage is positive, and elsewhere
-MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-LOSSES = [("gspo", "seq-mean-token-mean"), *((name, mode) for name in ("cispo", "sapo", "reinforce") for mode in MODES)]
-LOSSES.append(("ppo", "seq-mean-token-sum-norm"))  # its other modes are in test_gradient_equality.py
 LIMIT = 1e-5
-
-
-def name_of(loss, mode):
-    return f"{loss}, {mode}, corrected"
-
-
-def gradient(world, folder, loss, mode, split, batch):
-    """As `gradients.gradient`; runs on the ranks."""
-    actor = PolicyConfig(
-        policy_loss_type=loss,
-        loss_agg_mode=mode,
-        eps_clip_low_high=list(CLIP),
-        sapo_tau_pos=TAU[True],
-        sapo_tau_neg=TAU[False],
-    )
-    OBJECTIVES[name_of(loss, mode)] = PolicyObjective(actor, KLConfig(), TEMPERATURE, HORIZON)
-    return gradients.gradient(world, folder, name_of(loss, mode), split, batch)
-
-
-def token_terms(loss, s):
-    """The loss of each token of a sequence, [L-1]."""
-    log_ratio, mask = s.log_probs - s.old_log_probs, s.mask
-    if loss == "reinforce":
-        return -s.advantages * s.log_probs
-    if loss == "gspo":  # what a token's own log-prob does to the sequence's ratio, times the length
-        mean = ((log_ratio * mask).sum() / mask.sum()).detach()
-        ratio = torch.exp(mean) * torch.exp(s.log_probs - s.log_probs.detach())
-    else:
-        ratio = torch.exp(log_ratio)
-    bounded = torch.minimum(torch.maximum(ratio, torch.tensor(1 - CLIP[0])), torch.tensor(1 + CLIP[1]))
-    if loss == "cispo":
-        return -bounded.detach() * s.advantages * s.log_probs
-    if loss == "sapo":
-        tau = torch.tensor([TAU[bool(a > 0)] for a in s.advantages], dtype=torch.float64)
-        return -4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * s.advantages
-    return -torch.minimum(ratio * s.advantages, bounded * s.advantages)
-
-
-def formula(loss, mode, sequences):
-    """The step's loss over all sequences."""
-    chosen = [s for s in sequences if s.mask.sum() > 0]
-    sums = [(token_terms(loss, s) * s.correction * s.mask).sum() for s in chosen]
-    sizes = [float(s.mask.sum()) for s in chosen]
-    if mode == "token-mean":
-        return sum(sums) / sum(sizes)
-    divisors = [HORIZON] * len(sizes) if mode == "seq-mean-token-sum-norm" else sizes
-    return sum(part / divisor for part, divisor in zip(sums, divisors, strict=True)) / len(chosen)
-
-
-def wanted(folder, loss, mode, batch):
-    """The gradient of the formula in float64."""
-
-    def total(model):
-        logits = [outputs(model, "lm", batch.ids[batch.segments == row]) for row in range(len(batch))]
-        each = [(out / TEMPERATURE).log_softmax(-1) for out in logits]
-        return formula(loss, mode, [Sequence(batch, row, out) for row, out in enumerate(each)])
-
-    return formula_gradient(reference_model(folder, "lm"), False, total)
+CASES = [Case(loss, ESTIMATORS[i % len(ESTIMATORS)], mode) for i, (loss, mode) in enumerate(MODES)]
+CASES.append(Case("value", "gae", "token-mean"))
+SPLITS = [Split("micro-batches of 2", micro=2), Split("2 ranks", ranks=2, zero=2, micro=2)]
 
 
 @pytest.fixture(scope="module")
-def corrected(batch):
-    """With a correction that drops a third of the tokens."""
-    generator = torch.Generator().manual_seed(3)
-    weight = (2 * torch.rand(batch.num_tokens, generator=generator) - 0.6).clamp(min=0)
-    return replace(batch, tokens={**batch.tokens, "correction": weight})
+def wanted(folder):
+    return dict(references(folder, [*CASES, *MISTAKEN], lora=False))
 
 
-SPLITS = {1: Split("micro-batches of 2", micro=2), 2: Split("2 ranks", ranks=2, zero=2, micro=2)}
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.mode}")
+def test_the_gradient_is_that_of_the_formulas(ranks, folder, wanted, case):
+    step = first_step(experience(case, rewarded(folder, case)))
+    for split in SPLITS:
+        found = ranks(split.ranks).call(gradient, folder, case, split, step)[0]
+        assert relative_error(found, wanted[case]) <= LIMIT, split
 
 
-@pytest.mark.parametrize(("loss", "mode"), LOSSES)
-def test_the_gradient_is_that_of_the_formula(ranks, folder, corrected, loss, mode):
-    right = wanted(folder, loss, mode, corrected)
-    for size, split in SPLITS.items():
-        found = ranks(size).call(gradient, folder, loss, mode, split, corrected)[0]
-        assert relative_error(found, right) <= LIMIT, split
+def test_the_rollout_has_what_the_comparison_is_about(folder):
+    """Gaps, a response without model tokens in the step, every kind of shaping, and several turns."""
+    batch = rewarded(folder, CASES[0])
+    kept = [each for each in responses(folder) if not each.greedy]
+    assert SILENT in first_step(batch).rows["index"].tolist() and not len(kept[SILENT])
+    assert any(batch.tokens["mask"][batch.segments == row].diff().eq(1).sum() > 1 for row in range(len(batch)))
+    assert any(each.truncated for each in kept) and any(abs(each.score) > CLIP_RANGE[1] for each in kept)
+    assert sum(len(each) > each.longest - OVERLONG_BUFFER for each in kept) > 1
+    own = batch.tokens["mask"].bool()
+    weights = (batch.tokens["old_log_probs"] - batch.tokens["engine_log_probs"])[own].exp()
+    assert (weights > MAX_WEIGHT).sum() > 5 and (weights < MAX_WEIGHT).sum() > 20
 
 
-def test_aggregations_differ(folder, corrected):
-    """So a mode that was taken for another could not pass."""
-    first, second, third = (wanted(folder, "cispo", mode, corrected) for mode in MODES)
-    for one, other in ((first, second), (first, third), (second, third)):
-        assert relative_error(one, other) > 0.05
+# Mistakes, made on purpose, before credit is assigned or after it; each is seen with one micro-batch per two responses.
+
+
+def other_groups(batch: TokenBatch) -> TokenBatch:
+    return replace(batch, rows={**batch.rows, "group": batch.rows["group"].roll(1)})
+
+
+def kl_upside_down(batch: TokenBatch) -> TokenBatch:
+    tokens = batch.tokens
+    return replace(batch, tokens={**tokens, "ref_log_probs": 2 * tokens["old_log_probs"] - tokens["ref_log_probs"]})
+
+
+def environment_counted(batch: TokenBatch) -> TokenBatch:
+    """Everything behind the first model token is the model's."""
+    mask = batch.tokens["mask"].clone()
+    for row in range(len(batch)):
+        own = batch.segments == row
+        mask[own] = (mask[own].cumsum(0) > 0).float()
+    return replace(batch, tokens={**batch.tokens, "mask": mask})
+
+
+def without(name: str) -> Callable[[TokenBatch], TokenBatch]:
+    return lambda batch: replace(batch, tokens={key: value for key, value in batch.tokens.items() if key != name})
+
+
+def everything_trained(batch: TokenBatch) -> TokenBatch:
+    mask = torch.ones_like(batch.tokens["mask"]).index_fill(0, batch.starts, 0.0)
+    return replace(batch, tokens={**batch.tokens, "mask": mask})
+
+
+RLOO, GAE = Case("ppo", "rloo", "token-mean"), Case("ppo", "gae", "token-mean")
+CRITIC = Case("value", "gae", "token-mean")
+GRPO, DR_GRPO = (Case("ppo", "group_norm", mode) for mode in ("seq-mean-token-mean", "seq-mean-token-sum-norm"))
+MISTAKEN = (RLOO, GAE, CRITIC, GRPO, DR_GRPO)
+BEFORE = {
+    "the baseline of another group": (RLOO, other_groups),
+    "the KL penalty with the wrong sign": (RLOO, kl_upside_down),
+    "GAE over an environment's tokens": (GAE, environment_counted),
+    "returns over an environment's tokens": (CRITIC, environment_counted),
+}
+AFTER = {
+    "old log-probs of the moving policy": (RLOO, without("old_log_probs")),
+    "no correction": (RLOO, without("correction")),
+    "no mask": (RLOO, everything_trained),
+}
+
+
+@pytest.mark.parametrize("name", [*BEFORE, *AFTER])
+def test_the_comparison_sees(ranks, folder, wanted, name):
+    case, mistake = (BEFORE | AFTER)[name]
+    batch = rewarded(folder, case)
+    if name in BEFORE:
+        step = experience(case, mistake(batch))
+        step = first_step(replace(step, tokens={**step.tokens, "mask": batch.tokens["mask"]}))
+    else:
+        step = first_step(mistake(experience(case, batch)))
+    found = ranks(1).call(gradient, folder, case, SPLITS[0], step)[0]
+    assert relative_error(found, wanted[case]) > 1000 * LIMIT
+
+
+def test_the_comparison_sees_a_wrong_divisor(ranks, folder, wanted):
+    """The gradient of one aggregation is not that of another, nor of another estimator."""
+    step = first_step(experience(GRPO, rewarded(folder, GRPO)))
+    for other in (DR_GRPO, replace(GRPO, mode="token-mean")):
+        found = ranks(1).call(gradient, folder, other, SPLITS[0], step)[0]
+        assert relative_error(found, wanted[GRPO]) > 1000 * LIMIT, other

@@ -1,0 +1,130 @@
+"""Shaping, advantage estimators and correction weights from their papers: one response at a time, in plain floats.
+
+Nothing here is the suite's own code. A response is what its model tokens are: gaps between them do not exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAMMA, LAMBDA, KL_COEF = 0.9, 0.8, 0.1
+CLIP_RANGE, OVERLONG_BUFFER, OVERLONG_FACTOR, TRUNCATED_COEF = (-1.5, 1.5), 40, 0.7, 0.5
+MAX_WEIGHT = 1.5  # of the correction, an upper bound
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response; the lists have one number for each token that the model wrote."""
+
+    prompt: int
+    score: float
+    longest: int  # how many tokens it could have had
+    truncated: bool
+    greedy: bool
+    old: list[float]
+    reference: list[float]
+    teacher: list[float]
+    engine: list[float]
+    values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+    @property
+    def reward(self) -> float:
+        """The score after clip (OpenRLHF), soft overlong punishment (DAPO) and stop-properly penalty (ProRL v2)."""
+        low, high = CLIP_RANGE
+        result = min(max(self.score, low), high)
+        beyond = len(self) - (self.longest - OVERLONG_BUFFER)
+        if beyond > 0:
+            result -= OVERLONG_FACTOR * min(beyond, OVERLONG_BUFFER) / OVERLONG_BUFFER
+        return TRUNCATED_COEF * result if self.truncated else result
+
+    def token_rewards(self, reward: float) -> list[float]:
+        """-beta k1 at every token, `reward` at the last."""
+        each = [-KL_COEF * bounded(old - reference) for old, reference in zip(self.old, self.reference, strict=True)]
+        return [*each[:-1], each[-1] + reward] if each else []
+
+
+def bounded(log_ratio: float, limit: float = 10.0) -> float:
+    return min(max(log_ratio, -limit), limit)
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def baselined(estimator: str, response: Response, rollout: Sequence[Response]) -> float:
+    """The reward after the baseline of the estimator; `rollout`: all responses, greedy ones too."""
+    samples = [other for other in rollout if len(other) and not other.greedy]
+    group = [other for other in samples if other.prompt == response.prompt]
+    rewards = [other.reward for other in group]
+    if estimator == "group_norm":
+        centre = mean(rewards)
+        deviation = math.sqrt(math.fsum((each - centre) ** 2 for each in rewards) / (len(rewards) - 1))
+        return (response.reward - centre) / deviation
+    if estimator == "on_policy_distill":
+        return 0.0
+    if estimator == "opo":
+        baseline = math.fsum(len(other) * other.reward for other in group) / sum(map(len, group))
+    else:
+        compared = {
+            "reinforce_baseline": rewards,
+            "dr_grpo": rewards,
+            "rloo": [other.reward for other in group if other is not response],
+            "flash_reinforce": [other.reward for other in samples],
+            "remax": [other.reward for other in rollout if other.greedy and other.prompt == response.prompt],
+        }
+        baseline = mean(compared.get(estimator, [0.0]))
+    return response.reward - baseline
+
+
+def raw_advantages(estimator: str, response: Response, rollout: Sequence[Response]) -> list[float]:
+    """Of every token, before whitening."""
+    if not len(response):
+        return []
+    rewards = response.token_rewards(baselined(estimator, response, rollout))
+    if estimator == "on_policy_distill":
+        pull = [bounded(teacher - old) for teacher, old in zip(response.teacher, response.old, strict=True)]
+        return [reward + each for reward, each in zip(rewards, pull, strict=True)]
+    if estimator == "gae":  # the sum of its definition (Schulman et al. 2016, equation 16), not the recursion
+        values = [*response.values, 0.0]
+        deltas = [reward + GAMMA * values[t + 1] - values[t] for t, reward in enumerate(rewards)]
+        return [discounted(deltas[t:], GAMMA * LAMBDA) for t in range(len(deltas))]
+    gamma = GAMMA if estimator == "reinforce" else 1.0
+    return [discounted(rewards[t:], gamma) for t in range(len(rewards))]
+
+
+def discounted(values: Sequence[float], factor: float) -> float:
+    return math.fsum(factor**k * value for k, value in enumerate(values))
+
+
+def advantages(estimator: str, rollout: Sequence[Response]) -> list[list[float]]:
+    """Of every token of every response that is no greedy one."""
+    raw = [raw_advantages(estimator, each, rollout) for each in rollout if not each.greedy]
+    if estimator not in ("gae", "reinforce", "reinforce_baseline"):
+        return raw
+    tokens = [value for each in raw for value in each]
+    centre = mean(tokens)
+    deviation = math.sqrt(mean([(value - centre) ** 2 for value in tokens]))
+    return [[(value - centre) / deviation for value in each] for each in raw]
+
+
+def returns(rollout: Sequence[Response]) -> list[list[float]]:
+    """What the critic learns with gae: advantage, not whitened, plus value."""
+    return [
+        [advantage + value for advantage, value in zip(raw_advantages("gae", each, rollout), each.values, strict=True)]
+        for each in rollout
+        if not each.greedy
+    ]
+
+
+def weights(response: Response, whole: bool) -> list[float]:
+    """Truncated importance weights of the tokens (Yao et al. 2025): min(p / q, bound) of each token, or of the
+    geometric mean over the response."""
+    logs = [old - engine for old, engine in zip(response.old, response.engine, strict=True)]
+    if whole and logs:
+        logs = [mean(logs)] * len(logs)
+    return [min(math.exp(each), MAX_WEIGHT) for each in logs]

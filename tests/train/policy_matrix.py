@@ -1,0 +1,257 @@
+"""Every policy loss with every advantage estimator: from sampled ledgers to the gradient of an optimiser step, by the
+suite's own way, and by formulas in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import credit_formulas
+import numpy as np
+import torch
+from credit_formulas import Response
+from gradients import kept_model, optimizer_gradient, own_numbers
+from plain_models import Gradients, formula_gradients, outputs, reference_model
+from policy_formulas import CLIP, HORIZON, TAU, TEMPERATURE, VALUE_CLIP, Sequence, corrected_loss, formula
+from splits import Split
+
+from rlhf_suite.config.actor import LOSS_AGG_MODES, POLICY_LOSS_TYPES, PolicyConfig
+from rlhf_suite.config.algo import (
+    ESTIMATORS,
+    ON_POLICY_DISTILL,
+    AdvantageConfig,
+    AlgoConfig,
+    DistillTermConfig,
+    KLConfig,
+)
+from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.mismatch import corrected
+from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
+from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.update import step_indices
+from rlhf_suite.train.task import Objective
+from rlhf_suite.train.world import World
+
+PROMPTS, SAMPLES, STEP = 4, 4, 12  # responses of a rollout, and of its first optimiser step
+SILENT = 6  # the response in which the model wrote nothing
+NUMBERS = ("old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the matrix."""
+
+    loss: str  # actor.policy_loss_type, or "value": the critic
+    estimator: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.loss}, {self.estimator}"
+
+    @property
+    def head(self) -> str:
+        return "value" if self.loss == "value" else "lm"
+
+
+def usual_mode(loss: str, estimator: str) -> str:
+    """What `experiment=` would average over."""
+    if loss in ("gspo", "sapo"):
+        return "seq-mean-token-mean"
+    return "seq-mean-token-sum-norm" if estimator == "dr_grpo" and loss != "value" else "token-mean"
+
+
+MATRIX = [Case(loss, each, usual_mode(loss, each)) for loss in POLICY_LOSS_TYPES for each in ESTIMATORS]
+MATRIX.append(Case("value", "gae", "token-mean"))
+MODES = [
+    (loss, mode) for loss in POLICY_LOSS_TYPES for mode in LOSS_AGG_MODES if loss != "gspo" or mode == LOSS_AGG_MODES[1]
+]
+
+
+# What was sampled: ledgers whose model tokens have gaps.
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The sampled responses, behind them the greedy ones, and the log-probs and values of all their tokens."""
+
+    trajectories: list[Trajectory]
+    scores: np.ndarray
+    tokens: dict[str, torch.Tensor]  # each of NUMBERS, [T]
+
+
+def ledger(generator: np.random.Generator, group: int, sample: int) -> Trajectory:
+    """A prompt, and one to three turns of the model with an environment's tokens between them."""
+
+    def ids(least: int, most: int) -> np.ndarray:
+        return generator.integers(0, 256, generator.integers(least, most))
+
+    result = Trajectory.start(group, group, sample, np.random.default_rng(group).integers(0, 256, 3 + group).tolist())
+    for turn in range(generator.integers(1, 4)):
+        if turn:
+            result.append_environment(ids(1, 4).tolist())
+        written = ids(1, 18)
+        if group * SAMPLES + sample == SILENT:
+            result.append_environment(written.tolist())
+        else:
+            result.append_model(written, np.zeros(len(written), np.float32), 0)
+    result.finish_reason = "length" if generator.random() < 0.3 else "stop"
+    result.greedy = sample == SAMPLES
+    return result
+
+
+@cache
+def sampled_rollout(folder: Path) -> Rollout:
+    """Seeded; log-probs and values are near those of the models, so that some ratios are clipped and some are not."""
+    numbers = np.random.default_rng(3)
+    trajectories = [ledger(numbers, group, sample) for group in range(PROMPTS) for sample in range(SAMPLES)]
+    trajectories += [ledger(numbers, group, SAMPLES) for group in range(PROMPTS)]
+    batch = to_batch(trajectories)
+    generator = torch.Generator().manual_seed(5)
+    noise = partial(torch.randn, batch.num_tokens, generator=generator)
+    own, values = own_numbers(folder, batch)
+    old = own + 0.3 * noise()
+    engine = (old + 0.4 * noise()).numpy()
+    for part, t in zip(np.split(engine, batch.lengths.cumsum(0)[:-1]), trajectories, strict=True):
+        t.engine_log_probs = np.where(t.model_mask, part, 0).astype(np.float32)
+    tokens = (old, old + 0.5 * noise(), old + 0.5 * noise(), values + 0.4 * noise())
+    scores = numbers.normal(size=len(trajectories)).astype(np.float32)
+    return Rollout(trajectories, scores, dict(zip(NUMBERS, tokens, strict=True)))
+
+
+def room(prompt_tokens: int) -> int:
+    """How long a response may be."""
+    return HORIZON - prompt_tokens
+
+
+# The suite's own way.
+
+
+def algo_config(case: Case) -> AlgoConfig:
+    gamma, lambd = (credit_formulas.GAMMA, credit_formulas.LAMBDA)
+    advantage = AdvantageConfig(
+        estimator=case.estimator,
+        gamma=gamma if case.estimator in ("gae", "reinforce") else 1.0,
+        lambd=lambd if case.estimator == "gae" else 1.0,
+        is_correction_level="geo" if case.loss == "gspo" else "token",
+        is_correction_mode="clip",
+        is_correction_threshold=[credit_formulas.MAX_WEIGHT],
+    )
+    teacher = DistillTermConfig(coef=float(case.estimator == ON_POLICY_DISTILL))
+    return AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=credit_formulas.KL_COEF), distill=teacher)
+
+
+def rewarded(folder: Path, case: Case) -> TokenBatch:
+    """What the estimators see: shaped rewards, and the numbers that the forward passes of a rollout give."""
+    config, rollout = algo_config(case), sampled_rollout(folder)
+    count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
+    texts = ([""] * count,) * 4  # prompts, responses, labels, datasources
+    given, scores = rollout.trajectories[:count], rollout.scores[:count]
+    shaping = RLRewardConfig(
+        clip_range=list(credit_formulas.CLIP_RANGE),
+        overlong_buffer_len=credit_formulas.OVERLONG_BUFFER,
+        overlong_penalty_factor=credit_formulas.OVERLONG_FACTOR,
+        stop_properly_penalty_coef=credit_formulas.TRUNCATED_COEF,
+    )
+    scored = Shaper(shaping, room).shape(ScoredTrajectories(given, scores, scores, *texts, extra=[{}] * count))
+    batch = to_batch(scored.trajectories)
+    batch.rows["reward"] = torch.from_numpy(scored.rewards)
+    if scored.greedy is not None:
+        batch.rows["greedy"] = torch.from_numpy(scored.greedy)
+    used = {"teacher_log_probs": config.distill.coef > 0, "values": case.estimator == "gae"}
+    for name in NUMBERS:
+        if used.get(name, True):
+            batch.tokens[name] = rollout.tokens[name][: batch.num_tokens]
+    return batch
+
+
+def experience(case: Case, batch: TokenBatch) -> TokenBatch:
+    """With advantages, returns and correction, which are those of the whole rollout."""
+    config = algo_config(case)
+    batch, _ = CreditAssigner(config).assign(batch)
+    return corrected(batch, config.advantage)[0]
+
+
+def first_step(batch: TokenBatch) -> TokenBatch:
+    """The responses of the rollout's first optimiser step."""
+    return take(batch, step_indices(len(batch), STEP, 1, (0, 0))[0])
+
+
+def objective(case: Case) -> Objective:
+    if case.loss == "value":
+        return ValueObjective(CriticConfig(value_clip=VALUE_CLIP))
+    actor = PolicyConfig(
+        policy_loss_type=case.loss,
+        loss_agg_mode=case.mode,
+        eps_clip_low_high=list(CLIP),
+        sapo_tau_pos=TAU[True],
+        sapo_tau_neg=TAU[False],
+    )
+    return PolicyObjective(actor, KLConfig(), TEMPERATURE, HORIZON)
+
+
+def gradient(world: World, folder: Path, case: Case, split: Split, batch: TokenBatch) -> Gradients | None:
+    """The gradient that the optimiser is given for the step of `batch`; runs on the ranks."""
+    return optimizer_gradient(kept_model(world, folder, case.head, split), objective(case), split, batch)
+
+
+# The formulas.
+
+
+def responses(folder: Path) -> list[Response]:
+    """The rollout as the papers see it."""
+    rollout, result, start = sampled_rollout(folder), [], 0
+    for t, score in zip(rollout.trajectories, rollout.scores, strict=True):
+        own = start + np.flatnonzero(t.owner == 1)
+        start += len(t.ids)
+        old, reference, teacher, values = (rollout.tokens[name][own].tolist() for name in NUMBERS)
+        limits = (room(int((t.owner == 0).sum())), t.finish_reason == "length", t.greedy)
+        engine = t.engine_log_probs[t.owner == 1].tolist()
+        result.append(Response(t.group, float(score), *limits, old, reference, teacher, engine, values))
+    return result
+
+
+def by_formula(folder: Path, case: Case) -> TokenBatch:
+    """The rollout with the numbers of the formulas in float64."""
+    rollout = sampled_rollout(folder)
+    batch = to_batch(rollout.trajectories[: PROMPTS * SAMPLES])
+    found = responses(folder)
+    kept = found[: len(batch)]
+    numbers = {
+        "advantages": credit_formulas.advantages(case.estimator, found if case.estimator == "remax" else kept),
+        "returns": credit_formulas.returns(kept),
+        "correction": [credit_formulas.weights(each, case.loss == "gspo") for each in kept],
+    }
+    tokens = {name: rollout.tokens[name][: batch.num_tokens] for name in NUMBERS} | {"mask": batch.tokens["mask"]}
+    for name, rows in numbers.items():
+        tokens[name] = torch.zeros(batch.num_tokens, dtype=torch.float64)
+        tokens[name][batch.tokens["mask"].bool()] = torch.tensor([value for row in rows for value in row]).double()
+    return replace(batch, tokens=tokens)
+
+
+def references(folder: Path, cases: list[Case], lora: bool) -> Iterator[tuple[Case, Gradients]]:
+    """The gradient of every case's formula; every model reads the step's responses once."""
+    for head in ("lm", "value"):
+        chosen = [case for case in cases if case.head == head]
+        if chosen:
+            found = formula_gradients(reference_model(folder, head), lora, partial(losses, folder, head, chosen))
+            yield from zip(chosen, found, strict=True)
+
+
+def losses(folder: Path, head: str, cases: list[Case], model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The step's loss of each case; all have the same head."""
+    plain = first_step(by_formula(folder, cases[0]))
+    found = [outputs(model, head, plain.ids[plain.segments == row]) for row in range(len(plain))]
+    if head == "lm":
+        found = [(logits / TEMPERATURE).log_softmax(-1) for logits in found]
+    for case in cases:
+        batch = first_step(by_formula(folder, case))
+        each = [Sequence(batch, row, out) for row, out in enumerate(found)]
+        yield formula("value", each) if head == "value" else corrected_loss(case.loss, case.mode, each)
