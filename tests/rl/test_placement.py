@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl.placement import plan
+from rlhf_suite.rl.placement import plan, settled
 
 
 def sizes(config: PPORun) -> list[list[tuple[str, int]]]:
@@ -74,3 +74,25 @@ def test_engines_over_several_devices_cannot_share(config):
     config.vllm.tensor_parallel_size = 2
     with pytest.raises(UserError, match=r"vllm\.tensor_parallel_size=2.*vllm\.tensor_parallel_size=1"):
         plan(config, "cuda")
+
+
+def test_roles_share_the_gpu_of_a_machine_that_has_too_few(config):
+    config.algo.kl.init_coef = 0.01
+    alone, one = settled(config, "cuda", 3), settled(config, "cuda", 1)
+    assert plan(alone, "cuda").lines() == ["1 x GPU: actor x 1", "1 x GPU: engine x 1", "1 x GPU: ref x 1"]
+    assert plan(one, "cuda").lines() == ["1 x GPU: actor x 1, engine x 1, ref x 1"]
+    assert (alone.vllm.gpu_memory_utilization, one.vllm.gpu_memory_utilization) == (None, 0.4)
+
+
+def test_nobody_is_made_to_share_what_is_not_known_or_not_equal_or_forbidden(config):
+    assert not settled(config, "cuda", None).train.colocate_all
+    assert not settled(config, "cpu", 0).train.colocate_all
+    config.vllm.num_engines = 2
+    assert not settled(config, "cuda", 1).train.colocate_all
+    config.vllm.num_engines, config.train.colocate_all = 1, False
+    assert not settled(config, "cuda", 1).train.colocate_all
+
+
+def test_an_engine_that_shares_its_gpu_takes_what_it_is_told_to(config):
+    config.train.colocate_all, config.vllm.gpu_memory_utilization = True, 0.6
+    assert settled(config, "cuda", 8).vllm.gpu_memory_utilization == 0.6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import os
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.rl.sync import digests as weights
 from rlhf_suite.rl.sync import sender as weight_sender
 from rlhf_suite.rl.sync.digests import TensorEntry, WeightSyncError, digest, entries_from_plain
 from rlhf_suite.rl.sync.held import ModelReader
+from rlhf_suite.rl.sync.loan import note, terms
 from rlhf_suite.rl.sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
 
 
@@ -181,6 +184,19 @@ def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
         WeightSyncError, match=r"tensor layer.q.bias has no place in vLLM's Fused: its layer.qk has no bias"
     ):
         list(ModelReader(model, expected).held())
+
+
+def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_gpu():
+    """The order of arguments is torch's own: a release that changes it fails here."""
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    storage = torch.storage.TypedStorage
+    values = (torch.Tensor, torch.Size([7]), (1,), 3, storage, torch.uint8, 5)
+    values += (b"\x00handle", 4096, 512, False, b"counter", 2, b"event", True)
+    entries = [TensorEntry("a.weight", (7,), "uint8", 0, 7, "")]
+    found, arguments = terms(note(entries, values), device=0)
+    assert found == entries
+    lender, borrower = dict(zip(names, values, strict=True)), dict(zip(names, arguments, strict=True))
+    assert borrower == lender | {"storage_device": 0}
 
 
 def test_a_locked_file_is_anothers():

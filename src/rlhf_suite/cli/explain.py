@@ -18,7 +18,8 @@ from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.config.spelling import spelled
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.rl.placement import plan
+from rlhf_suite.launch.ray_cluster import known_gpus
+from rlhf_suite.rl.placement import plan, settled
 
 Rows = Iterator[tuple[str, ...]]
 
@@ -81,7 +82,7 @@ def placement(run: SupervisedRun | PPORun) -> Rows:
         size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
         yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
         return
-    for pool in plan(run, device).pools:
+    for pool in plan(settled(run, device, known_gpus(run.launch)), device).pools:
         size = f" x {pool.roles[0].devices_per_actor} devices" if pool.roles[0].devices_per_actor > 1 else ""
         members = ", ".join(f"{role.num_actors} {role.name}{size}" for role in pool.roles)
         yield unit, members + (" (sharing)" if len(pool.roles) > 1 else ""), f"{pool.num_devices}"

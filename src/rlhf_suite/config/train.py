@@ -33,6 +33,8 @@ class RLTrainConfig(TrainConfig):
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
     enable_ema: bool = flag(False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema")
     ema_beta: float = flag(0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1)
-    colocate_all: bool = flag(False, "All models and engines share the same devices")
+    colocate_all: bool | None = flag(
+        None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"
+    )
     colocate_actor_ref: bool = flag(False, "Actor and reference share devices")
     colocate_critic_reward: bool = flag(False, "Critic and reward model share devices")

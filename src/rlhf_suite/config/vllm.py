@@ -13,7 +13,12 @@ class EngineConfig:
 
     num_engines: int = flag(1, "Number of engines", ge=1)
     tensor_parallel_size: int = flag(1, "GPUs per engine", ge=1)
-    gpu_memory_utilization: float = flag(0.9, "Share of the GPU's memory for an engine", gt=0, le=1)
+    gpu_memory_utilization: float | None = flag(
+        None,
+        "Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all",
+        gt=0,
+        le=1,
+    )
     kv_cache_mb: int | None = flag(None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1)
     max_num_seqs: int = flag(256, "Sequences an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "No CUDA graphs (always so on CPU)")

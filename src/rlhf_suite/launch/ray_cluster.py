@@ -20,7 +20,7 @@ from pathlib import Path
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import slurm
-from rlhf_suite.launch.environment import cpu_count, device_kind, runtime_env
+from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.processes import terminable
 
@@ -47,6 +47,11 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     # terminable: after `ray.init`, which installs a handler that aborts the process
     with _environment(runtime_env(device)), cluster, terminable():
         yield
+
+
+def known_gpus(config: LaunchConfig) -> int | None:
+    """GPUs of the cluster that `ray_cluster` makes; None when it is more than this machine."""
+    return gpu_count() if config.ray_address is None and slurm.allocation() is None else None
 
 
 def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:

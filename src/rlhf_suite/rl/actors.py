@@ -39,13 +39,19 @@ class Actors:
 def start_actors(
     config: PPORun, device: str, slots: dict[str, list[Slot]], log_dir: Path, optimizer_steps: int
 ) -> Actors:
-    """Create all actors in their slots without waiting. `optimizer_steps` of the whole run set the schedules."""
+    """Create all actors in their slots, waiting only for engines that share their GPU.
+
+    `optimizer_steps` of the whole run set the schedules.
+    """
     options = GroupOptions(device, log_dir, config.launch.timeout_s, runtime_env(device))
 
     def group(cls: type, name: str, *args: object) -> WorkerGroup | None:
         return WorkerGroup(cls, name, slots[name], options, args) if name in slots else None
 
     engines = start_engines(config, slots["engine"], device, log_dir)
+    if config.train.colocate_all and device == "cuda":
+        engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
+        engines.sleep()
     frozen = warm_up_steps(config) * steps_per_rollout(config)
     policy = group(PolicyRole, "actor", config, optimizer_steps - frozen)
     assert policy is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlhf_suite.config.checks.rl import RankedConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
@@ -9,6 +11,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import Plan, Pool, Role
 
 ENGINE = "engine"
+GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimizer states want the rest
 PROCESS = "reward.process"  # the process reward model; also its section of flags
 
 
@@ -28,6 +31,22 @@ def roles(config: PPORun) -> list[Role]:
     if config.reward.process.enable:
         found.append(Role(PROCESS, _ranks(config.reward.process)))
     return found
+
+
+def settled(config: PPORun, device: str, num_gpus: int | None) -> PPORun:
+    """The configuration with `train.colocate_all` decided, and with it an engine's share of its GPU's memory.
+
+    Unset, all roles share devices where `num_gpus` are too few for each to have its own: one command line serves one
+    GPU and many. None: their number is not known.
+    """
+    together = config.train.colocate_all
+    if together is None:
+        too_few = device == "cuda" and num_gpus is not None and num_gpus < plan(config, device).num_devices
+        together = too_few and len({(role.num_actors, role.devices_per_actor) for role in roles(config)}) == 1
+    vllm = config.vllm
+    if together and vllm.gpu_memory_utilization is None:
+        vllm = replace(vllm, gpu_memory_utilization=GPU_MEMORY_SHARED)
+    return replace(config, train=replace(config.train, colocate_all=together), vllm=vllm)
 
 
 def plan(config: PPORun, device: str) -> Plan:

@@ -15,7 +15,7 @@ from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
-from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.ray_cluster import known_gpus, ray_cluster
 from rlhf_suite.models.judge import score_constants
 from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.models.process import solution_encoder
@@ -27,7 +27,7 @@ from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
-from rlhf_suite.rl.placement import plan, sync_backend
+from rlhf_suite.rl.placement import plan, settled, sync_backend
 from rlhf_suite.rl.prompts import Prompts, load_prompts
 from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher
 from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
@@ -57,6 +57,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)
+    config = settled(config, device, known_gpus(config.launch))
     placement = plan(config, device)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(config.logger, run_folder, config.task)))

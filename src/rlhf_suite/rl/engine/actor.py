@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 CPU_KV_CACHE_MB = 64  # unset, vLLM takes most of the machine's memory and spends half a minute zeroing it
 CPU_BATCHED_TOKENS = 2048  # of one step; a prompt must fit in a step
+GPU_MEMORY_ALONE = 0.9  # of an engine that shares its GPU with nobody
 CPU_BLOCK_SIZE = 32  # of the KV cache; the default of 128 never caches a short prompt
 
 
@@ -231,7 +232,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
     else:
-        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
         arguments["enable_sleep_mode"] = spec.enable_sleep
     return arguments
 

@@ -10,7 +10,6 @@ Importing this module registers the backends.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,7 +29,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rlhf_suite.rl.sync.digests import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.rl.sync.held import ModelReader
-from rlhf_suite.rl.sync.sender import broadcast, gpu_uuid, header_key, ipc_key, make_group
+from rlhf_suite.rl.sync.loan import borrowed
+from rlhf_suite.rl.sync.sender import THAT_IS_ALL, broadcast, gpu_uuid, header_key, ipc_key, make_group
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this only ends an orphan
 
@@ -145,23 +145,21 @@ class IpcTransfer(AttestedTransfer):
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
-        from torch.multiprocessing.reductions import rebuild_cuda_tensor
-
         bucket = 0
-        while True:
-            key = ipc_key(update.version, bucket, gpu_uuid())
-            plain, handle = pickle.loads(self._store.get(key))
-            self._store.delete_key(key)
-            if not plain:
-                return
-            arguments = list(handle)
-            arguments[6] = self.device.index  # the sender's index of the same GPU may differ
-            flat = rebuild_cuda_tensor(*arguments).clone()  # the loader keeps tensors; the sender reuses its bucket
+        while (note := self._take(ipc_key(update.version, bucket, gpu_uuid()))) != THAT_IS_ALL:
+            entries, lent = borrowed(note, self.device.index)
+            flat = lent.clone()  # the loader keeps tensors; the sender reuses its bucket
             torch.cuda.synchronize()
-            self._store.set(key + "/done", "1")
-            entries = entries_from_plain(plain)
+            del lent
+            self._store.set(ipc_key(update.version, bucket, gpu_uuid()) + "/done", "1")
             yield entries, [entry.view(flat) for entry in entries]
             bucket += 1
+
+    def _take(self, key: str) -> str:
+        """What the store has, or will have, under `key`, which is free afterwards."""
+        value = self._store.get(key).decode()
+        self._store.delete_key(key)
+        return str(value)
 
 
 class WorkerExtension:

@@ -14,7 +14,6 @@ import atexit
 import errno
 import fcntl
 import json
-import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -27,12 +26,14 @@ import torch.distributed as dist
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.rl.sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
+from rlhf_suite.rl.sync.loan import lent
 from rlhf_suite.train.world import open_store
 
 SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
 ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
 BUCKET_BYTES = 256 << 20
+THAT_IS_ALL = "end"  # in the place of a bucket, behind the last one
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
@@ -159,17 +160,14 @@ class IpcSender:
 
     def publish(self, version: int, weights: NamedWeights) -> Manifest:
         """Lend one bucket after the other to the engine; a bucket is reused when the engine has let go of it."""
-        from torch.multiprocessing.reductions import reduce_tensor
-
         gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
         for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
             torch.cuda.synchronize()
-            plain = [asdict(entry) for entry in entries]
-            self._store.set(ipc_key(version, number, gpu), pickle.dumps((plain, reduce_tensor(flat)[1])))
+            self._store.set(ipc_key(version, number, gpu), lent(entries, flat))
             self._store.wait([ipc_key(version, number, gpu) + "/done"])
             self._store.delete_key(ipc_key(version, number, gpu) + "/done")
             sent, number = sent + entries, number + 1
-        self._store.set(ipc_key(version, number, gpu), pickle.dumps(([], None)))
+        self._store.set(ipc_key(version, number, gpu), THAT_IS_ALL)
         torch.cuda.ipc_collect()
         return Manifest(version, tuple(sent))
 
