@@ -439,6 +439,7 @@ MISTAKES = [
     (SCORE + "reward.model_name_or_path=/no/model", "reward.model_name_or_path", "there is no folder"),
     (SCORE + "reward.model_name_or_path=rm data.max_len=20000", "score.max_tokens_per_gpu", "20000 or more"),
     (SFT + "data.cache_max_gb=1 data.cache_enable=false", "data.cache_max_gb", "has no effect with"),
+    (SCORE + "reward.model_name_or_path=rm reward.num_retries=2", "reward.num_retries", "add reward.rule or"),
     (SCORE + "reward.rule=format score.max_tokens_per_gpu=9000", "score.max_tokens_per_gpu", "has no effect with"),
     (SCORE + "reward.remote_url=http://x score.pairs=true score.best_of_n=true", "score.best_of_n", "has the best"),
     (SCORE + "reward.remote_url=http://x score.output_path=x.csv", "score.output_path", "score.output_path=x.jsonl"),

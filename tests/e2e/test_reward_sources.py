@@ -1,4 +1,5 @@
-"""Where a reward may come from, on the real stack: a user's file that fails at times, and a reward model."""
+"""Where a reward may come from, on the real stack: a user's file that fails at times, and a reward model with a rule
+and a file beside it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Qwen3ForSequenceClassification
 
+from rlhf_suite.data.builtin import rows
 from rlhf_suite.models.save import reward_stats
 
 # The share of right digits. It fails for one sample of a group: the one whose prompt and answer it finds unlucky.
@@ -55,6 +57,7 @@ def test_a_file_scores_and_the_groups_of_samples_it_fails_for_are_dropped_and_co
         f"reward.remote_url={reward_file}",
         "reward.on_error=drop",
         "reward.max_error_rate=1.0",
+        "reward.num_retries=1",
         "algo.advantage.estimator=rloo",
     ]
     jobs.run(folder, [*words, *source])
@@ -72,7 +75,14 @@ def test_a_file_scores_and_the_groups_of_samples_it_fails_for_are_dropped_and_co
         assert row["reward/right_digits"] == pytest.approx(np.mean(right))
         assert row["train/reward"] == pytest.approx(2 * row["train/score"])
         leave_one_out(samples)
+        assert row["reward/retries"] == row["reward/errors"] >= dropped[-1] and row["reward/timeouts"] == 0
+        assert {sample["reward_retries"] for sample in samples} == {0}
     assert sum(dropped) > 0
+    failures = [json.loads(line) for line in (folder / "logs" / "reward_failures.jsonl").read_text().splitlines()]
+    assert len(failures) >= sum(row["reward/errors"] for row in jobs.train_rows(folder))  # and those of evaluations
+    for each in failures:
+        assert each["label"][0] in "13579" and each["response"][:1] == each["label"][0]
+        assert f"no opinion about {each['label']}" in each["reason"] and each["retries"] == 1
 
 
 def leave_one_out(samples):
@@ -113,27 +123,74 @@ def reward_model(runs, warm):
     return folder
 
 
-def test_a_reward_model_scores_and_its_scores_are_standardised_then_clipped(runs, words, reward_model):
-    folder = runs / "reward_model_run"
-    source = [f"reward.model_name_or_path={reward_model}", "reward.normalize_enable=true", "reward.clip_range=[-1,1]"]
+@pytest.fixture(scope="module")
+def mixed(runs):
+    """Prompts of two sources: `odd` and `even`, by the label's first digit."""
+    path = runs / "mixed.jsonl"
+    with path.open("w") as file:
+        for row in rows("builtin:reverse", ""):
+            datasource = "odd" if row["label"][0] in "13579" else "even"
+            file.write(json.dumps(row | {"datasource": datasource}) + "\n")
+    return path
+
+
+def test_a_rule_a_file_and_a_reward_model_add_up_by_weight_where_they_score(runs, words, reward_model, mixed):
+    """The reward model's scores are standardised, and the sum is clipped; everything is recomputed from the samples."""
+    folder, file = runs / "reward_model_run", runs / "digits.py"
+    file.write_text(REWARD_FILE.replace('label[0] in "13579"', "False"))
+    sources = (
+        f"reward.sources={{model: {{model_name_or_path: {reward_model}, weight: 0.5}}, "
+        f"right: {{rule: exact_match, datasets: [odd]}}, "
+        f"digits: {{remote_url: {file}, weight: 0.25, datasets: [even]}}}}"
+    )
     jobs.run(
         folder,
-        [*words, *source, "algo.advantage.estimator=group_norm", "algo.kl.use_loss=true", "algo.kl.estimator=k3"],
+        [
+            *words,
+            *(sources, "reward.normalize_enable=true", "reward.clip_range=[-1,1]", f"data.prompt_dataset={mixed}"),
+            *("algo.advantage.estimator=group_norm", "algo.kl.use_loss=true", "algo.kl.estimator=k3"),
+        ],
     )
     model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
     rewards = []
-    for step in (1, 2):
-        for row in jobs.rollout(folder, step):
-            with torch.no_grad():
-                score = float(model(torch.tensor([row["ids"]])).logits)
-            assert row["score"] == pytest.approx(score, abs=1e-5)
-            assert row["reward"] == pytest.approx(min(max((score - MEAN) / STD, -1), 1), abs=1e-4)
-            rewards.append(row["reward"])
-        assert jobs.train_rows(folder)[step - 1]["train/reward"] == pytest.approx(np.mean(rewards[-32:]), abs=1e-5)
+    for step, metrics in enumerate(jobs.train_rows(folder), 1):
+        samples = jobs.rollout(folder, step)
+        found = [told(model, row) for row in samples]
+        for row, one in zip(samples, found, strict=True):
+            assert row["datasource"] == ("odd" if row["label"][0] in "13579" else "even")
+            weights = {"model": 0.5, "right": 1.0, "digits": 0.25}
+            total = sum(weights[name] * reward for name, (reward, _) in one.items())
+            assert row["reward"] == pytest.approx(min(max(total, -1), 1), abs=1e-4)
+            mean = sum(weights[name] * score for name, (_, score) in one.items()) / sum(weights[name] for name in one)
+            assert row["score"] == pytest.approx(mean, abs=1e-5)
+            assert all(row[f"reward/{name}/mean"] == pytest.approx(one[name][0], abs=1e-4) for name in one)
+        assert metrics["train/reward"] == pytest.approx(np.mean([row["reward"] for row in samples]), abs=1e-5)
+        for name in ("model", "right", "digits"):
+            of_source = [one[name][0] for one in found if name in one]
+            assert metrics[f"reward/{name}/mean"] == pytest.approx(np.mean(of_source), abs=1e-4)
+            assert (metrics[f"reward/{name}/rows"], metrics[f"reward/{name}/errors"]) == (len(of_source), 0)
+        for name in ("odd", "even"):
+            part = [row["reward"] for row in samples if row["datasource"] == name]
+            assert metrics[f"train/{name}/reward"] == pytest.approx(np.mean(part), abs=1e-5)
+        assert metrics["reward/digits/right_digits"] == pytest.approx(
+            np.mean([4 * one["digits"][1] for one in found if "digits" in one])
+        )
+        rewards += [row["reward"] for row in samples]
     assert -1 in rewards or 1 in rewards
     assert any(-1 < reward < 1 for reward in rewards)
     group_deviations(jobs.rollout(folder, 1))
     assert jobs.train_rows(folder)[1]["train/kl_loss"] > 0
+
+
+def told(model, row):
+    """(reward, score) by each source of a sample."""
+    with torch.no_grad():
+        score = float(model(torch.tensor([row["ids"]])).logits)
+    response = row["response"].strip()
+    share = sum(a == b for a, b in zip(response, row["label"], strict=False)) / 4
+    right = float(response == row["label"])
+    own = {"right": (right, right)} if row["datasource"] == "odd" else {"digits": (2 * share, share)}
+    return {"model": ((score - MEAN) / STD, score)} | own
 
 
 def group_deviations(samples):

@@ -10,7 +10,7 @@ from reward_server import RewardServer
 
 from rlhf_suite.config.reward import HttpConfig
 from rlhf_suite.errors import RunError
-from rlhf_suite.rewards import remote
+from rlhf_suite.rewards import remote, retry
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.remote import RemoteReward, Server, Servers
 
@@ -28,7 +28,7 @@ def lengths(body):
 @pytest.fixture
 def serve(monkeypatch):
     """A maker of servers; waits between tries are short."""
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
     made = []
 
     def start(answer) -> RewardServer:
@@ -83,7 +83,7 @@ def test_the_token_of_the_environment_is_sent_and_a_refused_one_ends_the_run(ser
 def test_a_failure_that_passes_is_tried_again(serve):
     answers = [(503, b"busy"), (200, {"rewards": [7]})]
     server = serve(lambda body: answers.pop(0))
-    assert RemoteReward([server.url], HttpConfig()).score([row("a")]) == [Scored(7, 7)]
+    assert RemoteReward([server.url], HttpConfig()).score([row("a")]) == [Scored(7, 7, retries=1)]
     assert len(server.seen) == 2
 
 
@@ -121,7 +121,7 @@ def test_no_answer_in_time_is_a_timeout(serve):
     config = HttpConfig(timeout_s=0.2, num_retries=1)
     (outcome,) = RemoteReward([server.url], config).score([row("a")])
     free.set()
-    assert isinstance(outcome, RewardFailure) and outcome.kind == "timeout"
+    assert isinstance(outcome, RewardFailure) and (outcome.kind, outcome.retries) == ("timeout", 1)
     assert "no answer within 0.2 s (reward.http.timeout_s)" in outcome.reason
     assert len(server.seen) == 2
 
@@ -129,7 +129,9 @@ def test_no_answer_in_time_is_a_timeout(serve):
 def test_another_server_takes_over_from_a_dead_one_which_is_then_left_out(serve):
     server = serve(lengths)
     reward = RemoteReward([DEAD, server.url], HttpConfig(batch_size=1, concurrency=1))
-    assert reward.score([row("a")] * 8) == [Scored(1, 1)] * 8
+    outcomes = reward.score([row("a")] * 8)
+    assert [outcome.reward for outcome in outcomes] == [1] * 8
+    assert sum(outcome.retries for outcome in outcomes) == remote.FAILURES_IN_A_ROW
     dead = reward.servers.all[0]
     assert dead.failures == remote.FAILURES_IN_A_ROW and dead.is_out
 

@@ -15,8 +15,8 @@ from rlhf_suite.config.spelling import spelled
 
 @dataclass(frozen=True)
 class Needs:
-    """Flags that begin with one of `prefixes` are read only when `flag` has a value that `is_met` accepts, or the
-    switch `or_flag` is on."""
+    """Flags that begin with one of `prefixes` are read only when `flag` has a value that `is_met` accepts, or `or_flag`
+    is not off."""
 
     prefixes: tuple[str, ...]
     flag: str
@@ -29,7 +29,8 @@ class Needs:
 
     def holds(self, flags: dict[str, Any]) -> bool:
         """Whether the flags are read, by the values of all flags of the run."""
-        return flags.get(self.or_flag) is True or any(map(self.is_met, values_of(self.flag, flags)))
+        others = values_of(self.or_flag, flags) if self.or_flag in flags else []
+        return any(map(self.is_met, values_of(self.flag, flags))) or any(value not in OFF for value in others)
 
 
 def values_of(flag: str, flags: dict[str, Any]) -> list[Any]:
@@ -85,6 +86,9 @@ NEEDS = (
         is_set,
         "reward.model_name_or_path=<reward model>, or a process reward model by reward=prm",
         or_flag="reward.process.enable",
+    ),
+    Needs(
+        ("reward.num_retries",), "reward.rule", is_set, "reward.rule or reward.remote_url", or_flag="reward.remote_url"
     ),
     Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
     Needs(("reward.rules.format_pattern",), "reward.rule", "format".__eq__, "reward.rule=format"),

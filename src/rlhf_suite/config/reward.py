@@ -77,6 +77,9 @@ class TextRewardConfig(SourceConfig):
     http: HttpConfig = group(HttpConfig)
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
+    num_retries: int = flag(
+        0, "Further tries of responses that a rule, a file or servers fail to score, after 1, 2, 4, ... seconds", ge=0
+    )
 
 
 @dataclass
@@ -91,7 +94,8 @@ class RewardConfig(TextRewardConfig):
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
     on_error: str = flag(
         "stop",
-        "A sample whose reward fails or times out: end the run, or drop its whole group",
+        "A sample whose reward fails or times out, reward.num_retries further tries included: end the run, or drop "
+        "its whole group",
         choices=("stop", "drop"),
     )
     max_error_rate: float = flag(

@@ -25,6 +25,7 @@ class Scored:
     reward: float
     score: float
     extra: dict[str, float] = field(default_factory=dict)
+    retries: int = 0  # tries before this one
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RewardFailure:
 
     reason: str
     kind: Literal["error", "timeout"]
+    retries: int = 0
 
 
 class LabelError(ValueError):

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -26,9 +25,9 @@ from rlhf_suite.config.reward import HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow
 from rlhf_suite.rewards.reply import outcomes
+from rlhf_suite.rewards.retry import wait_s
 
 TOKEN = "RLHF_SUITE_REWARD_TOKEN"
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0  # before another try
 FAILURES_IN_A_ROW, FIRST_BREAK_S, LONGEST_BREAK_S = 3, 10.0, 300.0  # of a server that is left out
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 REFUSED = (401, 403)
@@ -134,13 +133,13 @@ class RemoteReward:
                 try:
                     answer = await self._try(client, server.url, rows)
                 except GivenUp as error:
-                    failure = error.failure
+                    failure = replace(error.failure, retries=attempt)
                     if not error.passing:
                         break
                     server.fails(failure.reason)
                 else:
                     server.works()
-                    return outcomes(answer, len(rows), server.url)
+                    return [replace(each, retries=attempt) for each in outcomes(answer, len(rows), server.url)]
             self.servers.check()
         return [failure] * len(rows)
 
@@ -171,8 +170,3 @@ class RemoteReward:
         except ValueError:
             reason = f"{url}: the answer is not JSON: {response.text.strip()[:QUOTED]!r}"
             raise GivenUp(RewardFailure(reason, "error"), passing=False) from None
-
-
-def wait_s(attempt: int) -> float:
-    """Seconds before try `attempt` (1: the second): doubling, and drawn so that requests do not come back in step."""
-    return min(FIRST_WAIT_S * 2 ** (attempt - 1), LONGEST_WAIT_S) * random.uniform(0.5, 1.0)

@@ -19,6 +19,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rewards.remote import RemoteReward
+from rlhf_suite.rewards.retry import with_retries
 
 # What a model that runs beside the policy says of the rows of these indices.
 ByModel = Callable[[NamedSourceConfig, Sequence[int]], Sequence[Outcome]]
@@ -57,7 +58,7 @@ class Rewards:
             UserError: one cannot be used.
         """
         with ExitStack() as stack:  # closes those that are open when the next cannot be
-            self.sources = []
+            self.sources, self.num_retries = list[Source](), config.num_retries
             for name, source in named_sources(config).items():
                 text = open_text(config, source, log)
                 if text is not None:
@@ -71,9 +72,10 @@ class Rewards:
     def score(
         self, rows: Sequence[RewardRow], by_model: ByModel | None = None
     ) -> tuple[list[Outcome], dict[str, float]]:
-        """An outcome per row, and metrics of each source; sources work at the same time."""
+        """An outcome per row, and metrics of each source; sources work at the same time. What text sources fail to
+        score is tried again, as often as reward.num_retries says."""
         with ThreadPoolExecutor(len(self.sources)) as pool:
-            answers = [*pool.map(lambda source: ask(source, rows, by_model), self.sources)]
+            answers = [*pool.map(lambda source: ask(source, rows, by_model, self.num_retries), self.sources)]
         outcomes = [
             added_up([(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes])
             for answered in [[*zip(self.sources, answers, strict=True)]]
@@ -101,19 +103,20 @@ class Answer:
             "rows": float(len(self.outcomes)),
             "errors": float(kinds.count("error")),
             "timeouts": float(kinds.count("timeout")),
+            "retries": float(sum(outcome.retries for outcome in self.outcomes.values())),
             "seconds": self.seconds,
         }
         return {f"reward/{name}/{key}": value for key, value in counts.items()}
 
 
-def ask(source: Source, rows: Sequence[RewardRow], by_model: ByModel | None) -> Answer:
+def ask(source: Source, rows: Sequence[RewardRow], by_model: ByModel | None, num_retries: int) -> Answer:
     """Let a source score its rows."""
     began = time.perf_counter()
     chosen = [i for i, row in enumerate(rows) if source.takes(row.datasource)]
     if not chosen:
         return Answer({}, 0.0)
     if source.text is not None:
-        found: Sequence[Outcome] = source.text.score([rows[i] for i in chosen])
+        found: Sequence[Outcome] = with_retries(source.text.score, [rows[i] for i in chosen], num_retries)
     else:
         assert by_model is not None, "a reward model beside the policy scores its tokens"
         found = by_model(source.config, chosen)
@@ -124,11 +127,12 @@ def added_up(parts: Sequence[tuple[Source, Outcome]]) -> Outcome:
     """The weighted sum of what the sources of one row said."""
     reward = score = weights = 0.0
     extra: dict[str, float] = {}
+    retries = sum(outcome.retries for _, outcome in parts)
     for source, outcome in parts:
         prefix = f"{source.name}/" if source.name != ONLY else ""
         if isinstance(outcome, RewardFailure):
             reason = f"source {source.name}: {outcome.reason}" if prefix else outcome.reason
-            return RewardFailure(reason, outcome.kind)
+            return RewardFailure(reason, outcome.kind, retries)
         weight = source.config.weight
         reward, score, weights = reward + weight * outcome.reward, score + weight * outcome.score, weights + weight
         extra |= {f"{prefix}{key}": value for key, value in outcome.extra.items()}
@@ -136,7 +140,7 @@ def added_up(parts: Sequence[tuple[Source, Outcome]]) -> Outcome:
             extra[f"{prefix}mean"] = outcome.reward  # its mean over samples is logged
     if weights == 0:
         return RewardFailure("no source of reward.sources with a weight above 0 scores its datasource", "error")
-    return Scored(reward, score / weights, extra)
+    return Scored(reward, score / weights, extra, retries)
 
 
 def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:

@@ -29,8 +29,11 @@ def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> Non
 
 
 def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
-    """What a person reads of each sample."""
+    """What a person reads of each sample; `reward/<name>` as the metrics of that name, which are means of it."""
     trajectories = scored.trajectories
+    retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
+    names = sorted({name for extra in scored.extra for name in extra})
+    extra = {f"reward/{name}": pa.array([each.get(name) for each in scored.extra], pa.float64()) for name in names}
     return {
         "prompt": pa.array(scored.prompts),
         "response": pa.array(scored.responses),
@@ -42,6 +45,8 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
         "finish_reason": pa.array([t.finish_reason for t in trajectories]),
         "reward": pa.array(scored.rewards),
         "score": pa.array(scored.scores),
+        **retries,
+        **extra,
     }
 
 

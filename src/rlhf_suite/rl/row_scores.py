@@ -138,7 +138,8 @@ class RowScorer:
         for group in groups:
             by_group.append([next(left) for _ in group])
         failed = [any(isinstance(each, RewardFailure) for each in some) for some in by_group]
-        check_failures(self.config.reward, self.journal, outcomes, all(failed))
+        where = [{"where": row.where} for group in groups for row, _ in group]
+        check_failures(self.config.reward, self.journal, where, outcomes, all(failed))
         written: list[dict[str, Any]] = []
         scores: list[float] = []
         for group, some, has_failed in zip(groups, by_group, failed, strict=True):

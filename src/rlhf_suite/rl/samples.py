@@ -29,6 +29,7 @@ class ScoredTrajectories:
     datasources: list[str]
     extra: list[dict[str, float]] = field(default_factory=list)
     greedy: NDArray[np.float32] | None = None  # [B] reward of the greedy response to the same prompt
+    retries: NDArray[np.int32] | None = None  # [B] tries before the one that gave the reward
 
     def take(self, indices: Sequence[int]) -> ScoredTrajectories:
         """The samples `indices`, in that order."""

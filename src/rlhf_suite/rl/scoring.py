@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +18,7 @@ from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.train.journal import Journal
 
-REWARD_LOG = "reward.log"  # in the run folder's logs
+REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
 
 
 class Scorer:
@@ -39,7 +41,7 @@ class Scorer:
         outcomes, metrics = self.rewards.score(trajectories, rows)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = len(failed) == len({t.group for t in trajectories})
-        check_failures(self.config, self.journal, outcomes, all_failed)
+        check_failures(self.config, self.journal, [asdict(row) for row in rows], outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, rows, outcomes, kept)
         return scored, metrics | failure_counts(outcomes, len(failed))
@@ -71,23 +73,37 @@ class Scorer:
             [rows[i].label for i in kept],
             [rows[i].datasource for i in kept],
             [s.extra for s in chosen],
+            retries=np.array([s.retries for s in chosen], np.int32),
         )
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
-    """How many samples have no reward, by kind, and how many groups that cost."""
+    """How many samples have no reward, by kind, how many groups that cost, and how many further tries were made."""
     return {
         "rollout/dropped_groups": float(dropped),
         "reward/errors": float(sum(kind_of(outcome) == "error" for outcome in outcomes)),
         "reward/timeouts": float(sum(kind_of(outcome) == "timeout" for outcome in outcomes)),
+        "reward/retries": float(sum(outcome.retries for outcome in outcomes)),
     }
 
 
-def check_failures(config: RewardConfig, journal: Journal, outcomes: Sequence[Outcome], all_failed: bool) -> None:
-    """End the run where the failures are more than it may go on with; else say a line about them."""
+def check_failures(
+    config: RewardConfig,
+    journal: Journal,
+    rows: Sequence[Mapping[str, str]],
+    outcomes: Sequence[Outcome],
+    all_failed: bool,
+) -> None:
+    """End the run where the failures are more than it may go on with; else say a line about them. Either way each is
+    in a log, with what `rows` says of it."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
     if not failures:
         return
+    journal.folder.logs.mkdir(parents=True, exist_ok=True)
+    with (journal.folder.logs / FAILURES).open("a") as file:
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if isinstance(outcome, RewardFailure):
+                file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
     told = f"{len(failures)} of {len(outcomes)} samples have no reward ({failures[0].kind}: {failures[0].reason})"
     log = journal.folder.logs / REWARD_LOG
     if log.exists() and log.stat().st_size:

@@ -132,6 +132,7 @@ def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
     scores = [each.outcome.reward for each in checked if isinstance(each.outcome, Scored)]
     kinds = [each.outcome.kind for each in checked if isinstance(each.outcome, RewardFailure)]
     counts = {"rows": len(checked), "errors": kinds.count("error"), "timeouts": kinds.count("timeout")}
+    counts["retries"] = sum(each.outcome.retries for each in checked)
     result = {name: float(value) for name, value in counts.items()}
     if scores:
         result |= {"score_mean": statistics.fmean(scores), "score_min": min(scores), "score_max": max(scores)}
