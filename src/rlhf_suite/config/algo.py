@@ -87,6 +87,7 @@ class AlgoConfig:
     )
     mismatch_max: float | None = flag(
         None,
-        "Stop when the mean |log-prob difference| of engine and trainer passes this; null: 1e-4 in fp32, 0.1 in bf16",
+        "Stop when the mean |log-prob difference| of engine and trainer passes this, in nats; null: 1e-4 in fp32 "
+        "(1e-2 on GPUs), 0.1 in bf16",
         gt=0,
     )
