@@ -1,28 +1,57 @@
-"""A warmed-up model in the cache is that of its recipe."""
+"""A warmed-up model in the cache is that of its recipe and of the task that it was warmed up for."""
 
 from __future__ import annotations
 
+import pytest
+
 from rlhf_suite.config.presets import conf_dir
-from rlhf_suite.tasks.warm_start import warm_folder, warm_started
+from rlhf_suite.data import builtin
+from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_started
+
+DEMOS = conf_dir() / "demo"
 
 
-def test_another_recipe_or_another_word_in_it_is_another_folder(tmp_path, monkeypatch):
+def test_another_recipe_or_another_word_in_it_or_beside_it_is_another_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    recipes = [conf_dir() / "demo" / f"{name}.yaml" for name in ("warm_start", "teacher")]
+    recipes = [DEMOS / f"{name}.yaml" for name in ("warm_start", "teacher")]
     changed = tmp_path / "warm_start.yaml"
     changed.write_text(recipes[0].read_text().replace("3e-3", "4e-3"))
-    folders = [warm_folder("builtin:tiny", recipe) for recipe in (*recipes, changed)]
-    assert len(set(folders)) == 3
+    folders = [warm_folder("builtin:tiny", recipe, []) for recipe in (*recipes, changed)]
+    folders += [warm_folder("builtin:tiny", recipes[0], [f"data.dataset={name}"]) for name in ("a", "b")]
+    assert len(set(folders)) == 5
     copy = tmp_path / "copy" / "warm_start.yaml"
     copy.parent.mkdir()
     copy.write_text(recipes[0].read_text())
-    assert warm_folder("builtin:tiny", copy) == folders[0]
+    assert warm_folder("builtin:tiny", copy, []) == folders[0]
 
 
 def test_what_is_in_the_cache_is_not_made_again_and_a_users_model_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = warm_folder("builtin:tiny", conf_dir() / "demo" / "teacher.yaml")
+    kept = warm_folder("builtin:tiny", DEMOS / "teacher.yaml", [])
     kept.mkdir(parents=True)
     (kept / "config.json").write_text("{}")
-    assert warm_started("builtin:tiny", "teacher") == str(kept)
-    assert warm_started("org/model") == "org/model"
+    assert warm_started("builtin:tiny", "teacher") == warm_started("builtin:tiny", "teacher", "my.jsonl") == str(kept)
+    assert warm_started("org/model", prompts="builtin:sort") == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rows"),
+    [
+        ("builtin:sort", "builtin:sort_noisy"),
+        ("builtin:sort_eval", "builtin:sort_noisy"),
+        ("builtin:sort, builtin:addition", "builtin:addition_noisy,builtin:sort_noisy"),
+        ("builtin:reverse", ""),
+        ("builtin:chat", ""),
+        ("builtin:sort,my.jsonl", ""),
+        (None, ""),
+    ],
+)
+def test_a_warm_up_is_on_the_task_of_the_prompts(prompts, rows):
+    assert same_tasks(prompts, "_noisy") == rows
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_names_the_rows_that_it_is_said_to(recipe):
+    rows = f"{builtin.PREFIX}{RECIPE_TASK}{RECIPES[recipe][1]}"
+    assert f"\n  dataset: {rows}\n" in (DEMOS / f"{recipe}.yaml").read_text()
+    assert rows.removeprefix(builtin.PREFIX) in builtin.names()

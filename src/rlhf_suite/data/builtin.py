@@ -2,7 +2,7 @@
 
 Each text task has three sets over questions that are all different:
 
-    builtin:<task>         2048 training rows
+    builtin:<task>         2048 training rows (addition: 6144, since carries take more examples)
     builtin:<task>_noisy   the same questions; 60 % of the answers have one wrong digit. A model tuned on it knows the
                            skill but uses it too seldom: what reinforcement learning can sharpen within a minute
     builtin:<task>_eval    128 rows whose questions are in no other set
@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from rlhf_suite.errors import UserError
 
 PREFIX = "builtin:"
-NUM_TRAIN, NUM_EVAL, NUM_CHATS = 2048, 128, 64
+NUM_EVAL, NUM_CHATS = 128, 64
 NOISE = 0.6
 _SEED = 0  # fixed: the evaluation rows must be held out whatever train.seed is
 
@@ -41,12 +41,13 @@ def _sort(number: int) -> tuple[str, str]:
 
 
 def _addition(number: int) -> tuple[str, str]:
-    left, right = divmod(number, 100)
-    return f"add {left} {right} =", str(left + right)
+    left, right = divmod(number, 10)
+    return f"add {left:03d} {right} =", f"{left + right:04d}"
 
 
 # Each makes a question and its answer of a number below 10,000, another question for every number.
 TASKS: dict[str, Callable[[int], tuple[str, str]]] = {"reverse": _reverse, "sort": _sort, "addition": _addition}
+NUM_TRAIN = {"reverse": 2048, "sort": 2048, "addition": 6144}
 
 
 def names() -> list[str]:
@@ -65,8 +66,9 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
     if name == "chat":
         return _chats()
     task, _, kind = name.partition("_")
-    numbers = random.Random(_SEED).sample(range(10_000), NUM_TRAIN + NUM_EVAL)
-    chosen = numbers[NUM_TRAIN:] if kind.endswith("eval") else numbers[:NUM_TRAIN]
+    size = NUM_TRAIN[task]
+    numbers = random.Random(_SEED).sample(range(10_000), size + NUM_EVAL)
+    chosen = numbers[size:] if kind.endswith("eval") else numbers[:size]
     pairs = [TASKS[task](number) for number in chosen]
     wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
     rng = random.Random(_SEED + 1)

@@ -80,5 +80,6 @@ def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distill
 
 def run(config: DistillRun, folder: Path) -> dict[str, float]:
     """Train and return the last metrics; the student is in `<folder>/model`. A built-in teacher is warmed up first."""
-    teacher = replace(config.teacher, model_name_or_path=warm_started(config.teacher.model_name_or_path))
+    path = warm_started(config.teacher.model_name_or_path, prompts=config.data.dataset)
+    teacher = replace(config.teacher, model_name_or_path=path)
     return run_supervised(replace(config, teacher=teacher), folder, make_task)

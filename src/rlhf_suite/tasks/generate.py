@@ -44,7 +44,7 @@ def run(config: GenerateRun, folder: Path) -> dict[str, float]:
 @contextmanager
 def answerer(config: GenerateRun, journal: Journal) -> Iterator[Answerer]:
     """Engines that are up, and what turns rows into answers with them."""
-    path = warm_started(config.actor.model_name_or_path)
+    path = warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
     tokenizer = load_tokenizer(path, config.data)
     device, vllm = device_kind(config.launch), config.vllm
     plan = Plan(device, (Pool((Role("engine", vllm.num_engines, vllm.tensor_parallel_size),)),))

@@ -132,7 +132,7 @@ def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
 
 def first_model(config: LoopRun) -> str:
     """The model that the first iteration starts from; a built-in one is warmed up."""
-    return warm_started(config.actor.model_name_or_path)
+    return warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
 
 
 def shares_of(config: LoopRun) -> list[Share]:

@@ -92,13 +92,14 @@ def checked_steps(config: PPORun, order: BatchOrder) -> int:
 
 def with_models(config: PPORun) -> PPORun:
     """The configuration with every model it needs named: built-in ones warmed up, the critic's default filled in."""
-    actor = replace(config.actor, model_name_or_path=warm_started(config.actor.model_name_or_path))
+    prompts = config.data.prompt_dataset
+    actor = replace(config.actor, model_name_or_path=warm_started(config.actor.model_name_or_path, prompts=prompts))
     teacher = config.teacher
     if config.algo.distill.coef > 0:
-        teacher = replace(teacher, model_name_or_path=warm_started(teacher.model_name_or_path, "teacher"))
+        teacher = replace(teacher, model_name_or_path=warm_started(teacher.model_name_or_path, "teacher", prompts))
     reward = config.reward
     if reward.process.enable:
-        path = warm_started(reward.process.model_name_or_path, "prm", task="prm")
+        path = warm_started(reward.process.model_name_or_path, "prm", prompts)
         reward = replace(reward, process=replace(reward.process, model_name_or_path=path))
     start = config.critic.model_name_or_path or reward_model(config.reward) or actor.model_name_or_path
     critic = replace(config.critic, model_name_or_path=start)
