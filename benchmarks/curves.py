@@ -1,0 +1,129 @@
+"""Whether reinforcement learns: three toy tasks x six algorithms, and the default job with each estimator.
+
+    python benchmarks/curves.py [words] [--again] [--write]
+
+Runs every job that results/curves.jsonl does not have (with words: of those whose command has one of them; --again: also
+those that it has), adds a line for each, then with --write docs/benchmarks.md and docs/learning_curves.png. Jobs that
+compose to the same configuration are one run. The models that a job starts from are warmed up first, as on a second run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from common import RESULTS, ROOT, publish, scratch, suite_run
+
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.algo import ESTIMATORS, ON_POLICY_DISTILL
+from rlhf_suite.tasks.warm_start import warm_started
+
+STEPS = 32  # what the default job takes in one pass over its prompts
+# The data of each task; addition has more prompts than the others.
+TASKS = {
+    "reverse": [],
+    "sort": ["data.prompt_dataset=builtin:sort", "eval.dataset=builtin:sort_eval"],
+    "addition": [
+        "data.prompt_dataset=builtin:addition",
+        "eval.dataset=builtin:addition_eval",
+        f"train.max_steps={STEPS}",
+    ],
+}
+ALGORITHMS = {
+    "ppo": "PPO (GAE)",
+    "reinforce_baseline": "REINFORCE++-baseline",
+    "rloo": "RLOO",
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "gspo": "GSPO",
+}
+DEFAULT = ["task=ppo"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row of one of the page's tables."""
+
+    task: str  # of TASKS
+    name: str  # an algorithm or an estimator
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return " ".join(["python run.py", *self.words])
+
+
+ESTIMATOR_JOBS = [
+    Job("reverse", name, (*DEFAULT, f"algo.advantage.estimator={name}"))
+    for name in ESTIMATORS
+    if name != ON_POLICY_DISTILL  # it learns from a teacher
+]
+ALGORITHM_JOBS = [
+    Job(task, name, (*DEFAULT, f"experiment={name}", *data)) for task, data in TASKS.items() for name in ALGORITHMS
+]
+
+
+@cache
+def composed() -> dict[Job, Job]:
+    """Each job and the first that composes to the same configuration."""
+    first: dict[str, Job] = {}
+    result = {}
+    for job in (*ESTIMATOR_JOBS, *ALGORITHM_JOBS):
+        found = preflight(parse(list(job.words)))
+        assert not found.problems, found.problems
+        result[job] = first.setdefault(repr(found.runs[0]), job)
+    return result
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """The newest line of every command that has run."""
+    path = RESULTS / "curves.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {row["command_line"]: row for row in rows}
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Run it: what it cost, and every evaluation."""
+    warm_started("builtin:tiny", prompts=f"builtin:{job.task}")
+    with scratch() as folder:
+        usage = suite_run(job.words, folder / "run").usage
+        rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    points = [[row["step"], row["eval/pass1"], row["eval/pass1_stderr"]] for row in rows if "eval/pass1" in row]
+    values = [value for _, value, _ in points]
+    return {
+        "task": job.task,
+        "name": job.name,
+        "command_line": job.command,
+        "first": values[0],
+        "last": values[-1],
+        "best": max(values),
+        "seconds": round(usage.ended - usage.started, 1),
+        "cpu_s": round(usage.cpu_between(usage.started, usage.ended), 1),
+        "points": points,
+    }
+
+
+def run(words: Sequence[str], again: bool) -> None:
+    """Run the jobs that are asked for and have no line, or all that are asked for."""
+    for job in dict.fromkeys(composed().values()):
+        if (again or job.command not in known()) and (not words or any(word in job.command for word in words)):
+            publish("curves", measure(job), save=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only jobs whose command has one of them")
+    parser.add_argument("--again", action="store_true", help="also jobs that have a line")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and docs/learning_curves.png")
+    arguments = parser.parse_args()
+    run(arguments.words, arguments.again)
+
+
+if __name__ == "__main__":
+    main()
