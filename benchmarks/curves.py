@@ -2,38 +2,33 @@
 
     python benchmarks/curves.py [words] [--again] [--write]
 
-Runs every job that results/curves.jsonl does not have (with words: of those whose command has one of them; --again: also
-those that it has), adds a line for each, then with --write docs/benchmarks.md and docs/learning_curves.png. Jobs that
-compose to the same configuration are one run. The models that a job starts from are warmed up first, as on a second run.
+Runs every job that results/curves.jsonl does not have (with words: of those whose command has one of them; --again:
+also those that it has), adds a line for each, then with --write docs/benchmarks.md and docs/learning_curves.png. Jobs
+that compose to the same configuration are one run. The models that a job starts from are warmed up first, as on a
+second run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import curves_page
 from common import RESULTS, ROOT, publish, scratch, suite_run
-
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.algo import ESTIMATORS, ON_POLICY_DISTILL
 from rlhf_suite.tasks.warm_start import warm_started
 
-STEPS = 32  # what the default job takes in one pass over its prompts
-# The data of each task; addition has more prompts than the others.
+SHORT = ("train.max_steps=16", "eval.steps=4")  # the default job takes 32 steps, of which the first 16 teach most
 TASKS = {
     "reverse": [],
     "sort": ["data.prompt_dataset=builtin:sort", "eval.dataset=builtin:sort_eval"],
-    "addition": [
-        "data.prompt_dataset=builtin:addition",
-        "eval.dataset=builtin:addition_eval",
-        f"train.max_steps={STEPS}",
-    ],
+    "addition": ["data.prompt_dataset=builtin:addition", "eval.dataset=builtin:addition_eval"],
 }
 ALGORITHMS = {
     "ppo": "PPO (GAE)",
@@ -65,7 +60,9 @@ ESTIMATOR_JOBS = [
     if name != ON_POLICY_DISTILL  # it learns from a teacher
 ]
 ALGORITHM_JOBS = [
-    Job(task, name, (*DEFAULT, f"experiment={name}", *data)) for task, data in TASKS.items() for name in ALGORITHMS
+    Job(task, name, (*DEFAULT, f"experiment={name}", *data, *SHORT))
+    for task, data in TASKS.items()
+    for name in ALGORITHMS
 ]
 
 
@@ -116,6 +113,18 @@ def run(words: Sequence[str], again: bool) -> None:
             publish("curves", measure(job), save=True)
 
 
+def write() -> None:
+    """The page and the picture, of the jobs that have run."""
+    rows, run_as = known(), {job: first.command for job, first in composed().items()}
+    panels: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in TASKS}
+    for job in ALGORITHM_JOBS:
+        if run_as[job] in rows:
+            panels[job.task][job.name] = rows[run_as[job]]
+    estimators = [rows[run_as[job]] for job in ESTIMATOR_JOBS if run_as[job] in rows]
+    (ROOT / "docs" / "benchmarks.md").write_text(curves_page.page(panels, ALGORITHMS, TASKS, estimators))
+    curves_page.draw(panels, ALGORITHMS, ROOT / "docs" / "learning_curves.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only jobs whose command has one of them")
@@ -123,6 +132,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and docs/learning_curves.png")
     arguments = parser.parse_args()
     run(arguments.words, arguments.again)
+    if arguments.write:
+        write()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""What benchmarks/curves.py found, as a page and a picture: docs/benchmarks.md and docs/learning_curves.png."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]  # a line of results/curves.jsonl
+Panels = Mapping[str, Mapping[str, Row]]  # task: algorithm: its run
+
+HEAD = """# Does it learn?
+
+`python benchmarks/curves.py --write` writes this page and its picture: {runs} whole runs of the suite's own command line on real
+Ray, vLLM and DeepSpeed, each on two CPU cores in about {cpu} CPU seconds (all processes, Ray's daemons included). Every
+run starts from `builtin:tiny` (0.16 million parameters), warmed up by `task=sft` on answers of which 60 % have one wrong
+digit, and takes {steps} RL steps of 64 prompts x 8 samples. Accuracy is pass@1 on 128 questions that are in no other
+set, 4 samples each at temperature 1, as mean +- standard error over the questions; one seed, so differences of two standard
+errors between algorithms mean little.
+
+## Three tasks, six algorithms
+
+![Accuracy on held-out questions over RL steps](learning_curves.png)
+
+Right answers: `reverse 3172 =` 2713, `sort 3172 =` 1237, `add 317 2 =` 0319. Commands: `python run.py task=ppo
+experiment=<algorithm>`, followed by
+
+{data}
+
+| algorithm | {tasks} | CPU seconds |
+|---|{rules}---|
+"""
+ESTIMATORS = """
+## The default job with each estimator
+
+`python run.py task=ppo algo.advantage.estimator=<estimator>`, with nothing else on the command line.
+
+| estimator | first | last | best | CPU seconds | seconds |
+|---|---|---|---|---|---|
+"""
+# Okabe and Ito's colours, which those who see fewer colours can tell apart too; markers differ as well.
+STYLES = (
+    ("#0072B2", "o"),
+    ("#E69F00", "s"),
+    ("#009E73", "^"),
+    ("#D55E00", "D"),
+    ("#CC79A7", "v"),
+    ("#000000", "P"),
+)
+INK, FAINT = "#333333", "#DDDDDD"
+
+
+def page(
+    panels: Panels, labels: Mapping[str, str], data: Mapping[str, Sequence[str]], estimators: Sequence[Row]
+) -> str:
+    """Both tables. A run that is missing is an empty cell."""
+    runs = {
+        row["command_line"]: row for row in (*estimators, *(row for each in panels.values() for row in each.values()))
+    }
+    head = HEAD.format(
+        runs=len(runs),
+        cpu=round(float(np.median([row["cpu_s"] for row in runs.values()]))),
+        steps=max(row["points"][-1][0] for row in runs.values()),
+        data="\n".join(
+            f"- {task}: {f'`{chr(32).join(words)}`' if words else 'nothing'}" for task, words in data.items()
+        ),
+        tasks=" | ".join(panels),
+        rules="---|" * len(panels),
+    )
+    lines = []
+    for name, label in labels.items():
+        cells = [learned(each[name]) if name in each else "" for each in panels.values()]
+        costs = [f"{each[name]['cpu_s']:.0f}" if name in each else "-" for each in panels.values()]
+        lines.append(f"| {label}, `{name}` | {' | '.join(cells)} | {', '.join(costs)} |")
+    table = [
+        f"| `{row['name']}` | {value(row['points'][0])} | {value(row['points'][-1])} | {row['best']:.3f} | {row['cpu_s']:.0f} "
+        f"| {row['seconds']:.0f} |"
+        for row in estimators
+    ]
+    return head + "\n".join(lines) + "\n" + ESTIMATORS + "\n".join(table) + "\n"
+
+
+def learned(row: Row) -> str:
+    """`first -> last` of a run."""
+    return f"{value(row['points'][0])} → {value(row['points'][-1])}"
+
+
+def value(point: Sequence[float]) -> str:
+    """The accuracy of one evaluation, with its standard error."""
+    return f"{point[1]:.3f} ± {point[2]:.3f}"
+
+
+def draw(panels: Panels, labels: Mapping[str, str], path: Path) -> None:
+    """A panel per task, a line per algorithm."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(1, len(panels), sharey=True)
+    for axes, (task, runs) in zip(all_axes, panels.items(), strict=True):
+        for (name, label), (colour, marker) in zip(labels.items(), STYLES, strict=True):
+            steps, values, _ = zip(*runs[name]["points"], strict=True) if name in runs else ([], [], [])
+            axes.plot(steps, values, color=colour, marker=marker, markersize=6, linewidth=1.8, label=label, alpha=0.9)
+        axes.set_title(task, loc="left", color=INK, fontsize=13, fontweight="bold")
+        axes.set_xlabel("RL step", color=INK)
+        axes.set_ylim(0, 1)
+        axes.grid(axis="y", color=FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(FAINT)
+        axes.tick_params(colors=INK, length=0)
+    all_axes[0].set_ylabel("accuracy on held-out questions (pass@1)", color=INK)
+    handles, names = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(labels), frameon=False, labelcolor=INK)
+    figure.savefig(path, dpi=150)
