@@ -13,12 +13,12 @@ Panels = Mapping[str, Mapping[str, Row]]  # task: algorithm: its run
 
 HEAD = """# Does it learn?
 
-`python benchmarks/curves.py --write` writes this page and its picture: {runs} whole runs of the suite's own command line on real
-Ray, vLLM and DeepSpeed, each on two CPU cores in about {cpu} CPU seconds (all processes, Ray's daemons included). Every
-run starts from `builtin:tiny` (0.16 million parameters), warmed up by `task=sft` on answers of which 60 % have one wrong
-digit, and takes {steps} RL steps of 64 prompts x 8 samples. Accuracy is pass@1 on 128 questions that are in no other
-set, 4 samples each at temperature 1, as mean +- standard error over the questions; one seed, so differences of two standard
-errors between algorithms mean little.
+`python benchmarks/curves.py --write` writes this page and its picture: {runs} whole runs of the suite's own command
+line on real Ray, vLLM and DeepSpeed, on two CPU cores, of about {cpu} CPU seconds each (all processes, Ray's daemons
+included). Every run starts from `builtin:tiny` (0.16 million parameters), which `task=sft` has warmed up on answers of
+which 60 % have one wrong digit; a step is 64 prompts x 8 samples. Accuracy is pass@1 on 128 questions that are in no
+other set, 4 samples each at temperature 1: mean ± standard error over the questions. One seed: where two algorithms
+differ by less than three standard errors, nothing is said about which is better.
 
 ## Three tasks, six algorithms
 
@@ -62,7 +62,6 @@ def page(
     head = HEAD.format(
         runs=len(runs),
         cpu=round(float(np.median([row["cpu_s"] for row in runs.values()]))),
-        steps=max(row["points"][-1][0] for row in runs.values()),
         data="\n".join(
             f"- {task}: {f'`{chr(32).join(words)}`' if words else 'nothing'}" for task, words in data.items()
         ),
@@ -75,8 +74,8 @@ def page(
         costs = [f"{each[name]['cpu_s']:.0f}" if name in each else "-" for each in panels.values()]
         lines.append(f"| {label}, `{name}` | {' | '.join(cells)} | {', '.join(costs)} |")
     table = [
-        f"| `{row['name']}` | {value(row['points'][0])} | {value(row['points'][-1])} | {row['best']:.3f} | {row['cpu_s']:.0f} "
-        f"| {row['seconds']:.0f} |"
+        f"| `{row['name']}` | {value(row['points'][0])} | {value(row['points'][-1])} | {row['best']:.3f} "
+        f"| {row['cpu_s']:.0f} | {row['seconds']:.0f} |"
         for row in estimators
     ]
     return head + "\n".join(lines) + "\n" + ESTIMATORS + "\n".join(table) + "\n"
