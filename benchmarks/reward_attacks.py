@@ -24,16 +24,19 @@ from rlhf_suite.config.reward import RewardConfig, RuleConfig
 from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
-from rlhf_suite.rewards.sandbox import run_python
+from rlhf_suite.rewards.sandbox import Limits, run_checks
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_MB = 512
 ADOPT_ORPHANS = 36  # prctl: processes whose parents died become our children
 SETTLED_S = 3.0  # for killed processes to be gone
-HANGING, OTHERS_S = ("infinite loop", "sleep"), 10.0  # the others end by themselves, on a busy machine later
+# The others end by themselves, on a busy machine later.
+HANGING, HANGING_FILES = ("infinite loop", "sleep"), ("infinite loop", "flood of output", "process that outlives it")
+OTHERS_S = 10.0
 KEY = "RLHF_SUITE_REWARD_TOKEN"
-FORGERY = "write the report itself"
-# Name -> (what is limited, the program). OUTSIDE is a folder with a file `kept` that nobody may touch.
+CHECK, RIGHT = "assert f(3) == 9", "def f(x): return x * x\n"
+# Name -> (what is limited, the program). OUTSIDE is a folder with a file `kept` that nobody may touch. All but
+# FORGERIES have the right function too, so that a reward of 0 says that the attack was stopped.
 PROGRAMS = {
     "infinite loop": ("wall and CPU time", "while True: pass"),
     "sleep": ("wall time", "import time; time.sleep(1000)"),
@@ -61,10 +64,33 @@ PROGRAMS = {
         "process namespace",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nos._exit(0)",
     ),
-    FORGERY: (
-        "nothing: see below",
-        "import os, sys\nf = sys._getframe()\nwhile 'report_fd' not in f.f_locals: f = f.f_back\n"
-        "os.write(f.f_locals['report_fd'], f.f_locals['payload']['secret'].encode()); os._exit(0)",
+    "trace the process of the tests": (
+        "process namespace, Landlock",
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "assert any(libc.ptrace(16, pid, 0, 0) == 0 for pid in range(2, 40000) if pid != os.getpid())",
+    ),
+}
+FORGERIES = {
+    "write the report itself": (
+        "tests run elsewhere",
+        "import os, sys\nframe, known = sys._getframe(), []\nwhile frame:\n"
+        "    known += [*frame.f_locals.values(), *frame.f_locals.get('payload', {}).values()]\n"
+        "    frame = frame.f_back\n"
+        "for text in {each for each in known if isinstance(each, str)}:\n    for fd in range(3, 64):\n"
+        "        try: os.write(fd, text.encode())\n        except OSError: pass\nos._exit(0)",
+    ),
+    "an answer equal to everything": (
+        "tests compare plain values",
+        "class Any:\n    def __eq__(self, other): return True\ndef f(x): return Any()",
+    ),
+    "functions of its own that tests use": (
+        "builtins are the tests' own",
+        "assert_ = eval = all = lambda *_: True\nf = all",
+    ),
+    "an order in place of an answer": (
+        "tests only call back what they lent",
+        'import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b\'{"do": "getattr", "to": 0, '
+        '"args": ["__globals__"], "named": {}}\\n\')\n        except OSError: pass\n    return 9',
     ),
 }
 # The same of the reward file: statements of its reward_func. It is the user's own code, with the user's rights.
@@ -159,28 +185,29 @@ def results(timeout_s: float, file_timeout_s: float) -> Iterator[Result]:
     try:
         with tempfile.TemporaryDirectory(prefix="attacked_") as folder:
             watch = Watch(Path(folder, "home"))
-            yield from of_programs(watch, [name for name in PROGRAMS if name in HANGING], timeout_s)
-            yield from of_programs(watch, [name for name in PROGRAMS if name not in HANGING], OTHERS_S)
+            stopped = {name: (limited, RIGHT + text) for name, (limited, text) in PROGRAMS.items()}
+            hanging = {name: stopped.pop(name) for name in HANGING}
+            yield from of_programs(watch, hanging, timeout_s)
+            yield from of_programs(watch, stopped | FORGERIES, OTHERS_S)
             yield from of_files(watch, file_timeout_s)
     finally:
         del os.environ[KEY]
         libc.prctl(ADOPT_ORPHANS, 0, 0, 0, 0)
 
 
-def of_programs(watch: Watch, names: list[str], timeout_s: float) -> Iterator[Result]:
+def of_programs(watch: Watch, programs: dict[str, tuple[str, str]], timeout_s: float) -> Iterator[Result]:
     rules = RuleConfig(code_timeout_s=timeout_s, code_memory_mb=MEMORY_MB)
     rewarder = Rewarder(RewardConfig(rule="code", rules=rules), watch.outside.parent / "reward.log")
-    label = json.dumps({"asserts": ["assert 1 + 1 == 2"]})
+    label = json.dumps({"asserts": [CHECK]})
     try:
-        for name in names:
-            limited, text = PROGRAMS[name]
+        for name, (limited, text) in programs.items():
             assert rewarder.process is not None
             number = rewarder.process.popen.pid
             program = text.replace("OUTSIDE", str(watch.outside)).replace("REWARDER", str(number))
-            rows = [RewardRow("", "", f"```python\n{each}\n```", label, "") for each in ("x = 1", program, "y = 2")]
+            rows = [RewardRow("", "", f"```python\n{each}\n```", label, "") for each in (RIGHT, program, RIGHT)]
             result = tried(rewarder, rows, watch, ("program", name, limited), keeps=True)
             if "scored 0" in result.outcome and "longer" not in result.outcome:
-                why = run_python(program, "", ["pass"], timeout_s, MEMORY_MB).problem
+                why = run_checks(program, [CHECK], Limits(timeout_s, MEMORY_MB)).problem
                 result = Result(**asdict(result) | {"outcome": f"{result.outcome} ({why})"})
             yield result
     finally:
@@ -193,7 +220,8 @@ def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "my_reward.py")
             path.write_text(FILE.format(attack=attack))
-            config = RewardConfig(remote_url=str(path), timeout_s=timeout_s)
+            limit_s = timeout_s if name in HANGING_FILES else OTHERS_S
+            config = RewardConfig(remote_url=str(path), timeout_s=limit_s)
             watch.begin()
             rewarder = Rewarder(config, Path(folder, "reward.log"))
             try:
@@ -245,9 +273,10 @@ def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
         "",
         "# What reward code can do to a run",
         "",
-        f"{features()}. Programs: `reward.rule=code`, {timeout_s:g} s (those that end: {OTHERS_S:g} s) and {MEMORY_MB} "
-        f"MiB; files: `reward.timeout_s={file_timeout_s:g}`. Each attack stands between right answers of one batch; "
-        "seconds are of all three. Left behind are processes that outlive the attack (of a file: its reward process).",
+        f"{features()}. Programs: `reward.rule=code`, {timeout_s:g} s and {MEMORY_MB} MiB; files: "
+        f"`reward.timeout_s={file_timeout_s:g}`; for those that end by themselves {OTHERS_S:g} s. Each attack stands "
+        "between right answers of one batch; seconds are of all three. Left behind are processes that outlive the "
+        "attack (of a file: its reward process).",
         "",
         "| by | attack | what limits it | outcome | seconds | run goes on | left behind |",
         "|---|---|---|---|---|---|---|",
@@ -263,8 +292,8 @@ def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
 NOT_STOPPED = """
 Not stopped:
 
-- A program knows the interpreter that its `asserts` run in, so it can pass them without being right ("write the report
-  itself"; it harms the score, not the run). Labels with `inputs` and `outputs` are compared outside and are not met so.
+- Tests that let the program's own object answer can be passed by it without being right: `assert f("x").is_valid()`, or
+  `assert f("x").startswith("ab")` with an object that has such a method. Compare values: `assert f("x")[:2] == "ab"`.
 - A reward file is the user's own code: it has the user's files, network, keys and processes. A process that it starts
   in a session of its own outlives it, and nothing bounds how many it starts. What the suite promises is that a file
   that hangs, crashes, floods or answers nonsense costs its rows and not the run.

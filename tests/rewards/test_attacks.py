@@ -24,8 +24,9 @@ def benchmark():
 @pytest.fixture(scope="module")
 def attacks(benchmark):
     """What came of every attack of the benchmark, by who tried it and its name."""
-    found = {(result.by, result.attack): result for result in benchmark.results(2.5, 1.0)}
-    names = {("program", name) for name in benchmark.PROGRAMS} | {("file", name) for name in benchmark.FILES}
+    found = {(result.by, result.attack): result for result in benchmark.results(2.5, 1.5)}
+    names = {("program", name) for name in (*benchmark.PROGRAMS, *benchmark.FORGERIES)}
+    names |= {("file", name) for name in benchmark.FILES}
     assert set(found) == names
     return found
 
@@ -35,12 +36,9 @@ def test_no_attack_stops_the_run_leaves_a_process_or_touches_a_file(attacks):
         assert (result.run_goes_on, result.left_behind, result.outside_untouched) == (True, 0, True), result
 
 
-def test_no_attack_earns_a_reward_but_the_one_that_is_documented(attacks, benchmark):
-    earned = {attack for (by, attack), result in attacks.items() if result.outcome.startswith("scored 1")}
-    assert earned == {benchmark.FORGERY}
-    for (by, attack), result in attacks.items():
-        if attack != benchmark.FORGERY:
-            assert result.outcome.startswith("scored 0 (" if by == "program" else ("error: ", "timeout: ")), result
+def test_no_attack_earns_a_reward(attacks):
+    for (by, _), result in attacks.items():
+        assert result.outcome.startswith("scored 0 (" if by == "program" else ("error: ", "timeout: ")), result
 
 
 @pytest.mark.parametrize(

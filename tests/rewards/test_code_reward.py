@@ -9,7 +9,7 @@ import pytest
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 from rlhf_suite.rewards.code import make_code
-from rlhf_suite.rewards.sandbox import run_python
+from rlhf_suite.rewards.sandbox import Limits, run_python
 
 PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 ADDS = "print(sum(map(int, input().split())))"
@@ -23,6 +23,7 @@ def scored(response: str, label: object) -> Scored:
 @pytest.mark.parametrize(
     ("response", "label", "passed"),
     [
+        ("def f(x): return 10**x", ["assert f(5000) == 10**5000", "assert f(0) == 1"], 1.0),
         (ADDS, PAIRS, 1.0),
         (f"so:\n```python\n{ADDS}\n```\n", [{"input": "1 2", "output": "3"}], 1.0),
         (f"```python\nprint(0)\n```\nno:\n```py\n{ADDS}\n```", PAIRS, 1.0),
@@ -52,7 +53,7 @@ def test_a_label_without_tests_is_not_the_programs_fault(label):
 def test_a_program_sees_neither_keys_nor_files_but_may_use_its_own_folder(monkeypatch):
     monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")
     code = "import os; print(sorted(os.environ), os.listdir('.')); open('x', 'w').write('y'); print(open('x').read())"
-    ran = run_python(code, "", (), 20.0, 512)
+    ran = run_python(code, "", Limits(20.0, 512))
     assert ran.problem is None
     assert ran.stdout == "['HOME', 'LANG', 'OMP_NUM_THREADS', 'TMPDIR'] []\ny\n"
 
@@ -63,4 +64,4 @@ def test_threads_and_installed_packages_work():
         "t = threading.Thread(target=lambda: print(numpy.arange(4).sum()))\n"
         "t.start(); t.join()"
     )
-    assert run_python(code, "", (), 60.0, 1024).stdout == "6\n"
+    assert run_python(code, "", Limits(60.0, 1024)).stdout == "6\n"

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
-from rlhf_suite.rewards.sandbox import run_python
+from rlhf_suite.rewards.sandbox import Limits, run_checks, run_python
 
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -37,11 +37,11 @@ def make_code(config: RuleConfig) -> Callable[[RewardRow], Scored]:
         tests, code = tests_of(row.label), program(row.response)
         deadline = time.monotonic() + config.code_timeout_s
         if tests.asserts:
-            ran = run_python(code, "", tests.asserts, config.code_timeout_s, config.code_memory_mb)
+            ran = run_checks(code, tests.asserts, Limits(config.code_timeout_s, config.code_memory_mb))
             return verdict(float(ran.problem is None), ran.timed_out)
         for index, (given, wanted) in enumerate(tests.pairs):
             left = max(deadline - time.monotonic(), 0.01)
-            ran = run_python(code, given, (), left, config.code_memory_mb)
+            ran = run_python(code, given, Limits(left, config.code_memory_mb))
             if ran.problem is not None or lines(ran.stdout) != lines(wanted):
                 return verdict(index / len(tests.pairs), ran.timed_out)
         return verdict(1.0, False)

@@ -1,8 +1,8 @@
 """Runs one untrusted Python program in this process, after giving up all that it must not have.
 
-`python -I jail.py <payload fd> <report fd>`, started by `sandbox.run_python` in an empty folder. The payload is JSON:
-code, checks (run after the code, in its names), secret (written to the report when all of it ran), limits. It stands
-alone: it imports nothing of the suite, so that little time is lost and nothing of it is within the program's reach.
+`python -I jail.py <payload fd> <report fd>`, started by `sandbox.Jailed` in an empty folder. The payload is JSON: code,
+secret (written to the report when all of it ran), limits. It stands alone: it imports nothing of the suite, so that
+little time is lost and nothing of it is within the program's reach. The report is: what it says, a program may say.
 
 What is given up, and by what:
 
@@ -69,8 +69,6 @@ def main(payload_fd: int, report_fd: int) -> None:
     sys.argv = ["program.py"]
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     exec(compile(payload["code"], "program.py", "exec"), names)
-    for check in payload["checks"]:
-        exec(compile(check, "check.py", "exec"), names)
     os.write(report_fd, payload["secret"].encode())
 
 

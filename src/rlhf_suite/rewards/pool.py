@@ -1,6 +1,7 @@
 """Runs reward code in a process that can be killed: whatever it does, each row gets an outcome in bounded time.
 
-`Rewarder.score` takes at most 2 x `reward.timeout_s` plus a last restart. A file gets the whole batch; if that fails
+`Rewarder.score` takes at most 3 x `reward.timeout_s` plus a last restart: the batch, its rows one by one, and the
+restarts in between, which take no time from the rows. A file gets the whole batch; if that fails
 (exception, crash, deadline), its rows are tried one at a time, so that one bad row does not fail the others. A rule
 gets rows one at a time from the start. A row alone may take its share of the time left, or a thirtieth of
 `reward.timeout_s` if that is more; a killed process is started again for the next row.
@@ -70,30 +71,40 @@ class Rewarder:
 
     def _one_by_one(self, rows: list[RewardRow]) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        deadline = time.monotonic() + self.timeout_s
+        left = for_restarts = self.timeout_s
         for index, row in enumerate(rows):
-            left = deadline - time.monotonic()
-            limit_s = max(left / (len(rows) - index), min(left, self.least_s))
-            if left <= 0:
+            if min(left, for_restarts) <= 0:
                 reason = f"not scored: the rows before it took all of reward.timeout_s={self.timeout_s:g}"
                 outcomes.append(RewardFailure(reason, "timeout"))
                 continue
-            result = self._call([row], limit_s)
+            began = time.monotonic()
+            result: list[Outcome] | RewardFailure | None = self._problem_to_start()
+            started = time.monotonic()
+            if result is None:
+                result = self._call([row], max(left / (len(rows) - index), min(left, self.least_s)))
+            for_restarts, left = for_restarts - (started - began), left - (time.monotonic() - started)
             outcomes.extend([result] if isinstance(result, RewardFailure) else result)
         return outcomes
 
-    def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
-        """The outcomes of one request, or why there are none; then the process may be gone."""
+    def _problem_to_start(self) -> RewardFailure | None:
+        """Have a process; else why there is none."""
         try:
             self.process = self.process or RewardProcess(self.source, self.log)
-            reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
         except StartError as error:
             return RewardFailure(str(error), "error")
+        return None
+
+    def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
+        """The outcomes of one request, or why there are none; then the process may be gone."""
+        if (problem := self._problem_to_start()) is not None:
+            return problem
+        assert self.process is not None
+        try:
+            reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
         except TimeoutError:
             self.close()
             return RewardFailure(f"no score within {limit_s:.3g} s (reward.timeout_s={self.timeout_s:g})", "timeout")
         except OSError:  # the line broke
-            assert self.process is not None
             reason = self.process.obituary()
             self.close()
             return RewardFailure(reason, "error")
