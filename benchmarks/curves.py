@@ -24,11 +24,11 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.algo import ESTIMATORS, ON_POLICY_DISTILL
 from rlhf_suite.tasks.warm_start import warm_started
 
-SHORT = ("train.max_steps=16", "eval.steps=4")  # the default job takes 32 steps, of which the first 16 teach most
 TASKS = {
     "reverse": [],
     "sort": ["data.prompt_dataset=builtin:sort", "eval.dataset=builtin:sort_eval"],
-    "addition": ["data.prompt_dataset=builtin:addition", "eval.dataset=builtin:addition_eval"],
+    # as many steps as the others take in one pass over their prompts, of which there are fewer
+    "addition": ["data.prompt_dataset=builtin:addition", "eval.dataset=builtin:addition_eval", "train.max_steps=32"],
 }
 ALGORITHMS = {
     "ppo": "PPO (GAE)",
@@ -60,9 +60,7 @@ ESTIMATOR_JOBS = [
     if name != ON_POLICY_DISTILL  # it learns from a teacher
 ]
 ALGORITHM_JOBS = [
-    Job(task, name, (*DEFAULT, f"experiment={name}", *data, *SHORT))
-    for task, data in TASKS.items()
-    for name in ALGORITHMS
+    Job(task, name, (*DEFAULT, f"experiment={name}", *data)) for task, data in TASKS.items() for name in ALGORITHMS
 ]
 
 

@@ -493,6 +493,18 @@ def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
         assert problem.key == flags.partition("=")[0] and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
 
 
+def test_a_missing_package_of_a_source_and_of_its_rule_is_named_with_its_flag(checked, monkeypatch):
+    monkeypatch.setattr("rlhf_suite.config.sources.find_spec", lambda _: None)
+    for line, key in (
+        (SFT + "data.dataset=reasoning_gym:chain_sum", "data.dataset"),
+        (PPO + "data.prompt_dataset=reasoning_gym:chain_sum", "data.prompt_dataset"),
+        (PPO + "reward.rule=reasoning_gym", "reward.rule"),
+        (sources("{sums: {rule: reasoning_gym}}"), "reward.sources.sums.rule"),
+    ):
+        (problem,) = checked(line).problems
+        assert problem.key == key and "pip install 'rlhf-suite[gym]'" in problem.fix
+
+
 def test_all_mistakes_are_told_at_once(checked):
     line = PPO + "algo.advantage.lambda=1 actor.num_nodes=x algo.kl.estimator=k9 rollout.top_p=0.9 pretrain=y +a.b=1"
     found = {each.key for each in checked(line).problems}

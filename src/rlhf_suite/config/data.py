@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag
 
+SOURCES = (
+    "Comma list of sources: file, saved folder, hub name (@data_dir behind it), builtin:<task>, reasoning_gym:<task>"
+)
 INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
 
 
@@ -48,9 +51,7 @@ class PromptTextConfig(TextConfig):
     """Where prompts come from"""
 
     input_key: str = flag("input", INPUT_KEY)
-    prompt_dataset: str | None = flag(
-        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
-    )
+    prompt_dataset: str | None = flag(None, SOURCES)
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
     label_key: str | None = flag(None, "Column handed to the reward as the label")
@@ -68,9 +69,7 @@ class RowRangeConfig(PromptTextConfig):
 class ScoredRowsConfig:
     """Rows that a reward is asked about"""
 
-    dataset: str | None = flag(
-        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
-    )
+    dataset: str | None = flag(None, SOURCES)
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
@@ -123,9 +122,7 @@ class ConditionalDataConfig(RowRangeConfig, RewardTextConfig):
 class SourceDataConfig(DataConfig):
     """Rows to learn from"""
 
-    dataset: str | None = flag(
-        None, "Comma list of sources: file, saved folder, hub name, builtin:<task>; @data_dir after a hub name"
-    )
+    dataset: str | None = flag(None, SOURCES)
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     dataset_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(

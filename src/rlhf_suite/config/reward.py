@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag, group
 
 AGGREGATES = ("min", "product", "last", "mean")
-RULES = ("exact_match", "math", "code", "format", "length")
+RULES = ("exact_match", "math", "code", "format", "length", "reasoning_gym")
 WITHOUT_LABEL = ("format", "length")  # rules that look at the response alone
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlhf_suite.config.problems import Problem
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 BUILTIN = "builtin:"
+GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 'rlhf-suite[gym]'"
 PEEK_BYTES = 1 << 20
 
 
@@ -30,10 +32,18 @@ def source_problems(
         what = f"{len(probs)} probabilities for {len(names)} sources in {key}"
         yield Problem(probs_key, what, f"write one for each source, e.g. '{probs_key}={even(len(names))}'")
     for name in names:
-        if is_missing(name):
+        if name.startswith(GYM):
+            yield from gym_problems(key)
+        elif is_missing(name):
             yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
         elif Path(name).is_file():
             yield from column_problems(Path(name), columns)
+
+
+def gym_problems(key: str) -> Iterator[Problem]:
+    """Whether the package that `key` needs is there."""
+    if find_spec(GYM_PACKAGE) is None:
+        yield Problem(key, "the package reasoning-gym is not installed", GYM_FIX)
 
 
 def even(count: int) -> str:

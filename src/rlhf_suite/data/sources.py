@@ -1,4 +1,4 @@
-"""Reading one source: a data file, a folder, a set saved by `datasets`, a hub name, or a built-in task.
+"""Reading one source: a data file, a folder, one saved by `datasets`, a hub name, tasks built in or of reasoning-gym.
 
 Every reader yields a `Row` per good row and a `RowError` per malformed one, so one broken line costs one row.
 """
@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf_suite.data import builtin
+from rlhf_suite.config.sources import GYM
+from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -51,6 +52,9 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if name.startswith(builtin.PREFIX):
         rows = builtin.rows(name, flags.dataset)
         return Located(lambda: _numbered(name, rows), [])
+    if name.startswith(GYM):
+        task = gym.task_of(name, flags.dataset)
+        return Located(lambda: task.rows(name), gym.version_files())
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():

@@ -131,8 +131,11 @@ def limit(memory_bytes: int, cpu_s: int, counted_alone: bool) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def landlock(folder: Path) -> bool:
-    """Reading of libraries and writing of `folder` only, no TCP, no signals; False where the kernel has no Landlock."""
+def landlock(folder: Path | None) -> bool:
+    """Reading of libraries and writing of `folder` only, no TCP, no signals; False where the kernel has no Landlock.
+
+    Without root it takes NO_NEW_PRIVILEGES before it.
+    """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return False
@@ -144,7 +147,8 @@ def landlock(folder: Path) -> bool:
     for path in {*READABLE, *prefixes}:
         allow(ruleset, Path(path), READ)
     allow(ruleset, Path("/dev/null"), READ_FILE | WRITE_FILE)
-    allow(ruleset, folder, handled)
+    if folder is not None:
+        allow(ruleset, folder, handled)
     done = libc.syscall(RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
     return done

@@ -53,7 +53,8 @@ class Rewarder:
         try:
             self.process: RewardProcess | None = RewardProcess(self.source, log)
         except StartError as error:
-            raise UserError(f"reward.remote_url={config.remote_url} cannot be used: {error}") from None
+            flag = f"reward.rule={config.rule}" if config.rule else f"reward.remote_url={config.remote_url}"
+            raise UserError(f"{flag} cannot be used: {error}") from None
 
     def score(self, rows: list[RewardRow]) -> list[Outcome]:
         """One outcome per row, in their order."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, RewardRow, Scored, Scorer
 from rlhf_suite.rewards.code import make_code
+from rlhf_suite.rewards.gym import make_reasoning_gym
 
 Rule = Callable[[RewardRow], float | Scored]
 
@@ -85,6 +86,7 @@ MAKERS: dict[str, Callable[[RuleConfig], Rule]] = {
     "code": make_code,
     "format": make_format,
     "length": make_length,
+    "reasoning_gym": make_reasoning_gym,
 }
 
 

@@ -22,8 +22,10 @@ from io import BufferedRWPair
 from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scorer
 
+EVALUATES = ("reasoning_gym",)  # rules that may evaluate a response as Python in this process
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
 
@@ -37,6 +39,8 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
     except (Exception, SystemExit) as error:
         reply(channel, {"error": describe(error)})
         return
+    if kind == "rule" and name in EVALUATES:
+        lock()
     reply(channel, {})
     for line in channel:
         request = json.loads(line)
@@ -68,6 +72,14 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
     return f"{where}{type(error).__name__}: {error}"
+
+
+def lock() -> None:
+    """From here on: no keys in the environment; as far as Landlock goes, no files but libraries, and no TCP."""
+    os.environ.clear()
+    os.environ["LANG"] = "C.UTF-8"
+    jail.libc.prctl(jail.NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    jail.landlock(None)
 
 
 def limit_memory() -> None:

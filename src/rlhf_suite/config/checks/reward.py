@@ -20,6 +20,7 @@ from rlhf_suite.config.reward import (
     urls,
 )
 from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
+from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
 from rlhf_suite.config.spelling import spelled
 
 NAME = re.compile(r"[\w-]+")
@@ -114,6 +115,12 @@ def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
             yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
+def rule_is_installed(run: ScoredTextRun) -> Iterator[Problem]:
+    for key, source in named(run).items():
+        if source.rule == GYM_PACKAGE:
+            yield from gym_problems(f"{key}.rule")
+
+
 def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
     key = "reward.process.model_name_or_path"
     if not isinstance(run, GenerateRun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
@@ -154,6 +161,7 @@ OF_TEXT: tuple[Callable[[ScoredTextRun], Iterable[Problem]], ...] = (
     sources_fit_together,
     remote_url_is_usable,
     rule_has_labels,
+    rule_is_installed,
     pattern_is_one,
 )
 RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (

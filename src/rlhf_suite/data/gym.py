@@ -1,0 +1,110 @@
+"""Tasks of reasoning-gym as rows: `reasoning_gym:<task>`, settings of the task behind it.
+
+    reasoning_gym:chain_sum                                500 rows of seed 0
+    reasoning_gym:chain_sum/size:2000/seed:1/max_terms:3   more, others, and easier ones
+
+A row has `input` (the question), `output` (the right answer; null where a task has no single one), `label` (task,
+settings and entry: what the task's own scoring is given) and `datasource` (the task).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.sources import GYM, GYM_FIX
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.errors import UserError
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GymTask:
+    """A task of reasoning-gym with its settings. `made` is reasoning-gym's own object, its dataset."""
+
+    name: str
+    settings: Settings
+    made: Any
+
+    def rows(self, source: str) -> Iterator[Row | RowError]:
+        """Every entry, in order: the same for the same settings."""
+        for index in range(len(self.made)):
+            row = Row({}, source, index + 1)
+            entry = plain(self.made[index])
+            label = repr({"task": self.name, "settings": self.settings, "entry": entry})
+            try:
+                ast.literal_eval(label)
+            except (ValueError, SyntaxError):
+                yield RowError(row.where, "the entry holds something that cannot be written down")
+                continue
+            question, answer = entry["question"], entry["answer"]
+            values = {"input": question, "output": answer, "label": label, "datasource": self.name}
+            yield Row(values, source, row.line)
+
+
+def task_of(source: str, flag: str) -> GymTask:
+    """The task that `reasoning_gym:<task>/<setting>:<value>/...` names; UserError with what there is instead."""
+    if find_spec("reasoning_gym") is None:
+        raise UserError(f"{flag}={source}: the package reasoning-gym is not installed; {GYM_FIX}")
+    name, *words = source.removeprefix(GYM).split("/")
+    settings: Settings = {"seed": 0}  # reasoning-gym's own is another one every time
+    for word in words:
+        key, colon, value = word.partition(":")
+        if not colon:
+            raise UserError(f"{flag}={source}: {word!r} is no setting; write {GYM}{name}/<setting>:<value>")
+        settings[key] = literal(value)
+    return make(name, settings, f"{flag}={source}")
+
+
+def make(name: str, settings: Settings, where: str) -> GymTask:
+    """The task; `where` begins the message when there is no such task or setting."""
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if name not in DATASETS:
+        near = get_close_matches(name, DATASETS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(GYM + each for each in near)}?" if near else f"Tasks: {', '.join(DATASETS)}"
+        raise UserError(f"{where}: reasoning-gym has no task {name!r}; {hint}")
+    known = [field.name for field in fields(DATASETS[name][1])]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise UserError(f"{where}: {name} has no setting {', '.join(unknown)}; it has {', '.join(known)}")
+    try:
+        return GymTask(name, settings, create_dataset(name, **settings))
+    except (AssertionError, TypeError, ValueError) as error:  # what the settings' own validation raises
+        raise UserError(f"{where}: {name} does not take these settings: {error}") from None
+
+
+def version_files() -> list[Path]:
+    """What changes with the version of reasoning-gym, and with it maybe its entries."""
+    found = distribution("reasoning-gym").files or []
+    return [Path(str(file.locate())) for file in found if file.name == "METADATA"]
+
+
+def literal(text: str) -> object:
+    """A setting's value: true, false, null, a number, or text."""
+    words: dict[str, object] = {"true": True, "false": False, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def plain(value: Any) -> Any:
+    """The same in Python's own types, which can be written as text and read again. Tuples stay tuples: some tasks
+    compare with them."""
+    if isinstance(value, Mapping):
+        return {plain(key): plain(each) for key, each in value.items()}
+    for kind in (tuple, list, set):
+        if isinstance(value, kind):
+            return kind(plain(each) for each in value)
+    if isinstance(value, str):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value  # numpy's numbers

@@ -1,0 +1,57 @@
+"""Rule `reasoning_gym`: the task's own scoring of an answer, for rows of `data.prompt_dataset=reasoning_gym:<task>`.
+
+The answer is what stands in the last <answer>...</answer> of the response, else the whole of it. Several tasks read an
+answer by evaluating it as Python, so `rewards.worker` gives up, before the first, what answers must not reach.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.data.gym import GymTask, make
+from rlhf_suite.errors import UserError
+from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HELP = "take data.prompt_dataset=reasoning_gym:<task> and data.label_key=label"
+
+
+def make_reasoning_gym(config: RuleConfig) -> Callable[[RewardRow], Scored]:
+    """What the task gives the answer, mostly 0 to 1. An answer at which its scoring raises is worth 0."""
+    import reasoning_gym  # noqa: F401 - it takes a second, which is not to count against the first answer
+
+    tasks: dict[str, GymTask] = {}
+
+    def rule(row: RewardRow) -> Scored:
+        name, settings, entry = read(row.label)
+        key = repr((name, settings))
+        if key not in tasks:
+            try:
+                tasks[key] = make(name, settings, "label")
+            except UserError as error:
+                raise LabelError(str(error)) from None
+        try:
+            score = float(tasks[key].made.score_answer(answer_of(row.response), entry))
+        except Exception:  # whatever a foreign parser makes of a wrong answer
+            return Scored(0.0, 0.0, {"unreadable": 1.0})
+        return Scored(score, score, {"unreadable": 0.0})
+
+    return rule
+
+
+def answer_of(response: str) -> str:
+    found = ANSWER.findall(response)
+    return str(found[-1] if found else response).strip()
+
+
+def read(label: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Task, settings and entry of a row of `data.gym`."""
+    try:
+        found = ast.literal_eval(label)
+        return found["task"], found["settings"], found["entry"]
+    except (ValueError, SyntaxError, TypeError, KeyError):
+        raise LabelError(f"the label {label[:80]!r} is no entry of reasoning-gym; {HELP}") from None
