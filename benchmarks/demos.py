@@ -9,42 +9,65 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, ROOT, publish, scratch, watch
 
 SOURCE = ROOT / "src" / "rlhf_suite" / "tasks"
-# name: flags, and the metric that the demo is about
-DEMOS: dict[str, tuple[list[str], str]] = {
-    "sft": (["task=sft"], "train/gpt_loss"),
-    "rm": (["task=rm"], "eval/acc"),
-    "dpo": (["task=dpo"], "eval/acc"),
-    "kto": (["task=kto"], "eval/loss"),
-    "prm": (["task=prm"], "eval/acc"),
-    "distill": (["task=distill"], "eval/loss"),
-    "ppo": (["task=ppo"], "eval/pass1"),
-    "on-policy distillation": (["task=ppo", "experiment=on_policy_distill"], "eval/pass1"),
-    "generate": (["task=generate"], "samples"),
-    "score": (["task=score"], "score"),
-    "rejection_sampling": (["task=rejection_sampling"], "eval/pass1"),
-    "iterative_dpo": (["task=iterative_dpo"], "eval/pass1"),
-    "conditional_sft": (["task=conditional_sft"], "eval/pass1"),
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A command, the metric it is about, and which rows of two other pages are about its numbers (regular expressions;
+    none for what trains nothing)."""
+
+    flags: tuple[str, ...]
+    metric: str
+    losses: str = ""  # in docs/gradient_equality.md
+    references: str = ""  # in docs/oracles.md
+
+
+SFT, DPO = ("sft", ".*/(gpt_lm_loss|sft_loss/.*)"), ("dpo .*", ".*/dpo/.*")
+RL_LOSSES = "(ppo|gspo|cispo|sapo|reinforce|value|next token).*"
+RL_REFERENCES = ".*/(advantage|policy_loss|value_loss|ppo_losses|kl|agg|compute_reward|adaptive_kl|entropy|logprobs).*"
+DEMOS = {
+    "sft": Demo(("task=sft",), "train/gpt_loss", *SFT),
+    "rm": Demo(("task=rm",), "eval/acc", "rm .*", ".*/rm/.*"),
+    "dpo": Demo(("task=dpo",), "eval/acc", *DPO),
+    "kto": Demo(("task=kto",), "eval/auc", "kto.*", ".*/kto.*"),
+    "prm": Demo(("task=prm",), "eval/acc", "prm.*", ".*/prm/.*"),
+    "distill": Demo(("task=distill",), "eval/loss", "distill .*", ".*/(kd|distill/.*)"),
+    "ppo": Demo(("task=ppo",), "eval/pass1", RL_LOSSES, RL_REFERENCES),
+    "on-policy distillation": Demo(
+        ("task=ppo", "experiment=on_policy_distill"), "eval/pass1", ".*, on_policy_distill", ".*/(kl/.*|logprobs)"
+    ),
+    "generate": Demo(("task=generate",), "samples"),
+    "score": Demo(("task=score",), "score"),
+    "rejection_sampling": Demo(("task=rejection_sampling",), "eval/pass1", *SFT),
+    "iterative_dpo": Demo(("task=iterative_dpo",), "eval/pass1", *DPO),
+    "conditional_sft": Demo(("task=conditional_sft",), "eval/pass1", *SFT),
 }
 PAGE = """# The demos, measured
 
 `python benchmarks/demos.py --save --write` writes this page: demos from command to end on two CPU cores,
 with the models that it starts from at hand. CPU seconds are those of all processes, Ray's daemons included.
 
-| demo | lines of its file | command | seconds | CPU seconds | metric | first | last |
-|---|---|---|---|---|---|---|---|
+Gradient error: the largest of the task's losses in [gradient_equality.md](gradient_equality.md), relative to the
+formula in float64, over all splits of a step. Oracle error: the largest difference from other systems in
+[oracles.md](oracles.md), where they do not differ on purpose. Loops have those of the task that trains for them.
+
+| demo | lines of its file | command | seconds | CPU seconds | metric | first | last | gradient error | oracle error |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def measure(name: str) -> dict[str, Any]:
     """One demo: its cost, and the first and last value of its metric."""
-    words, metric = DEMOS[name]
+    words, metric = DEMOS[name].flags, DEMOS[name].metric
     with scratch() as folder:
         usage = watch([sys.executable, str(ROOT / "run.py"), *words, f"hydra.run.dir={folder / 'run'}"], folder / "log")
         values = of_metric(folder / "run", metric)
@@ -79,7 +102,24 @@ def write_page() -> None:
 
 def line(row: dict[str, Any]) -> str:
     cost = f"{row['task_file_lines']} | `{row['command_line']}` | {row['seconds']:.0f} | {row['cpu_s']:.0f}"
-    return f"| {row['demo']} | {cost} | `{row['metric']}` | {row['first']:.3f} | {row['last']:.3f} |"
+    demo = DEMOS[row["demo"]]
+    errors = f"{worst('gradient_equality', demo.losses)} | {worst('oracles', demo.references)}"
+    return f"| {row['demo']} | {cost} | `{row['metric']}` | {row['first']:.3f} | {row['last']:.3f} | {errors} |"
+
+
+def worst(page: str, pattern: str) -> str:
+    """The largest number of the rows of a page's tables that match; `oracles.md` has it in the second column, the other
+    page in all of them."""
+    if not pattern:
+        return ""
+    numbers: list[float] = []
+    for row in (ROOT / "docs" / f"{page}.md").read_text().splitlines():
+        name, *cells = (cell.strip(" `") for cell in row.strip("|").split("|"))
+        if row.startswith("| ") and re.fullmatch(pattern, name):
+            numbers += [float(cell) for cell in (cells[:1] if page == "oracles" else cells) if cell]
+    if not numbers:
+        raise ValueError(f"no row of docs/{page}.md matches {pattern!r}")
+    return f"{max(numbers):.1e}".replace("e-0", "e-")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ HEADLINES = (
     "policy_loss",
     "kl",
     "acc",
+    "auc",
     "response_length",
     "grad_norm",
     "actor_grad_norm",
