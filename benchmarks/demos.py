@@ -71,11 +71,9 @@ def measure(name: str) -> dict[str, Any]:
     with scratch() as folder:
         usage = watch([sys.executable, str(ROOT / "run.py"), *words, f"hydra.run.dir={folder / 'run'}"], folder / "log")
         values = of_metric(folder / "run", metric)
-    task = words[0].partition("=")[2]
     return {
         "demo": name,
         "command_line": " ".join(["python run.py", *words]),
-        "task_file_lines": len((SOURCE / f"{task}.py").read_text().splitlines()),
         "seconds": round(usage.ended - usage.started, 1),
         "cpu_s": round(usage.cpu_between(usage.started, usage.ended), 1),
         "metric": metric,
@@ -101,7 +99,9 @@ def write_page() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    cost = f"{row['task_file_lines']} | `{row['command_line']}` | {row['seconds']:.0f} | {row['cpu_s']:.0f}"
+    task = DEMOS[row["demo"]].flags[0].partition("=")[2]
+    lines = len((SOURCE / f"{task}.py").read_text().splitlines())
+    cost = f"{lines} | `{row['command_line']}` | {row['seconds']:.0f} | {row['cpu_s']:.0f}"
     demo = DEMOS[row["demo"]]
     errors = f"{worst('gradient_equality', demo.losses)} | {worst('oracles', demo.references)}"
     return f"| {row['demo']} | {cost} | `{row['metric']}` | {row['first']:.3f} | {row['last']:.3f} | {errors} |"
