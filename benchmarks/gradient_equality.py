@@ -139,7 +139,7 @@ PARTS = (
     Part(
         f"Policy losses x advantage estimators: {policy_matrix.PROMPTS} prompts x {policy_matrix.SAMPLES} responses of "
         f"several turns, {policy_matrix.STEP} of them in the step; clipped and penalised rewards, KL in the reward, "
-        "correction weights",
+        "correction weights, means as in the presets",
         [case.name for case in policy_matrix.MATRIX],
         POLICY_SPLITS,
         of_policies,

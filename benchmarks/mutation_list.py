@@ -1,19 +1,9 @@
-"""Mistakes that a post-training system can make without a crash: one edit of a file each, and what is to notice it."""
+"""Mistakes in steps, models and supervised tasks, and behind them those in reinforcement learning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """`before` stands once in `file` (below src/rlhf_suite) and becomes `after`; `tests` (pytest's words) must fail."""
-
-    name: str
-    file: str
-    before: str
-    after: str
-    tests: tuple[str, ...]
+from mutation import Mutation
+from mutation_list_rl import RL, TOKENS
 
 
 def formula(keywords: str) -> tuple[str, ...]:
@@ -21,7 +11,6 @@ def formula(keywords: str) -> tuple[str, ...]:
     return ("tests/train/test_task_gradients.py", "-k", f"formula and {keywords}")
 
 
-TOKENS = "tests/train/test_gradient_equality.py"
 MUTATIONS = [
     Mutation(
         "the mask is dropped from sums over tokens",
@@ -108,97 +97,6 @@ MUTATIONS = [
         ("tests/models/test_forward.py", "-k", "score"),
     ),
     Mutation(
-        "the surrogate takes the larger of both terms",
-        "losses/policy.py",
-        "    gain = torch.minimum(plain, clipped)",
-        "    gain = torch.maximum(plain, clipped)",
-        ("tests/losses/test_policy.py",),
-    ),
-    Mutation(
-        "the lower clip is used above as well",
-        "losses/policy.py",
-        "    low, high = config.eps_clip_low_high\n    return low, high",
-        "    low, high = config.eps_clip_low_high\n    return low, low",
-        ("tests/losses/test_policy.py",),
-    ),
-    Mutation(
-        "the entropy bonus is a penalty",
-        "losses/policy.py",
-        "    return LossSum(-coef * masked_sum(entropy, mask)",
-        "    return LossSum(coef * masked_sum(entropy, mask)",
-        ("tests/losses/test_policy.py",),
-    ),
-    Mutation(
-        "old log-probs are those of the moving policy",
-        "rl/objectives.py",
-        'old_log_probs=batch.tokens.get("old_log_probs", log_probs.detach())',
-        "old_log_probs=log_probs.detach()",
-        (TOKENS, "-k", "formula and ppo"),
-    ),
-    Mutation(
-        "the value clip is left out",
-        "losses/value.py",
-        "(values - old_values).clamp(-clip, clip)",
-        "(values - old_values)",
-        ("tests/losses/test_value.py",),
-    ),
-    Mutation(
-        "KL is measured from the reference to the policy",
-        "algo/kl.py",
-        "    log_ratio = log_probs - reference_log_probs",
-        "    log_ratio = reference_log_probs - log_probs",
-        ("tests/algo/test_kl.py",),
-    ),
-    Mutation(
-        "KL is a bonus in the reward",
-        "algo/advantage.py",
-        "torch.where(mask, -inputs.kl_penalty, 0)",
-        "torch.where(mask, inputs.kl_penalty, 0)",
-        ("tests/rl/test_credit.py",),
-    ),
-    Mutation(
-        "the baseline is that of all groups together",
-        "algo/advantage.py",
-        "inputs.groups.unique(return_inverse=True)",
-        "torch.zeros_like(inputs.groups).unique(return_inverse=True)",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
-        "leave-one-out leaves nothing out",
-        "algo/advantage.py",
-        "group_sum(inputs.rewards, inputs) - inputs.rewards  # [B] sum over the other rows",
-        "group_sum(inputs.rewards, inputs)",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
-        "advantages are whitened row by row",
-        "algo/advantage.py",
-        "    centred = torch.where(mask, advantages - chosen.mean(), 0)",
-        "    centred = torch.where(mask, advantages - advantages.mean(1, keepdim=True), 0)",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
-        "GAE bootstraps from tokens that the model did not write",
-        "algo/advantage.py",
-        "        following_value = torch.where(mask[:, t], values[:, t], following_value)",
-        "        following_value = values[:, t]",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
-        "GAE forgets lambda",
-        "algo/advantage.py",
-        "delta + config.gamma * config.lambd * following_advantage",
-        "delta + config.gamma * following_advantage",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
-        "the reward stands at the last token of the row, written by the model or not",
-        "algo/advantage.py",
-        "    is_last = mask & (following == 1)",
-        "    is_last = torch.arange(mask.shape[1]) == mask.shape[1] - 1",
-        ("tests/algo/test_advantage.py",),
-    ),
-    Mutation(
         "the reference is the model that is trained",
         "train/frozen.py",
         "    path = role.path or start",
@@ -282,11 +180,5 @@ MUTATIONS = [
         "np.random.PCG64([seed, 0])",
         ("tests/data/test_sampler.py",),
     ),
-    Mutation(
-        "a part of the sequences comes back in another order",
-        "rl/sharding.py",
-        "torch.cat(results)[torch.argsort(order)]",
-        "torch.cat(results)",
-        ("tests/rl/test_sharding.py",),
-    ),
+    *RL,
 ]

@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from mutation_list import MUTATIONS, Mutation
+from mutation import Mutation
+from mutation_list import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutations.md"
