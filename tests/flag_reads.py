@@ -21,11 +21,11 @@ def environment(file: Path | str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "RLHF_SUITE_FLAG_READS": str(file)}
 
 
-def unread(lines: list[str], files: list[Path]) -> set[str]:
-    """Dotted keys of the flags that do something under some of the command lines and were read in no run."""
+def unread(lines: list[list[str]], files: list[Path]) -> set[str]:
+    """Dotted keys of the flags that do something under some of the command lines, and were read in no run."""
     wanted: dict[Read, str] = {}
-    for line in lines:
-        (config,) = preflight(parse(line.split())).runs
+    for words in lines:
+        (config,) = preflight(parse(words)).runs
         wanted |= {read: key for key, read in active(config).items()}
     found = set().union(*(reads(file) for file in files))
     return {key for read, key in wanted.items() if read not in found}

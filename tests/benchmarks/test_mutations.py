@@ -16,5 +16,7 @@ from mutation_list import MUTATIONS  # noqa: E402 - found by the line above
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_has_one_place_and_its_tests(mutation):
     text = (ROOT / "src" / "rlhf_suite" / mutation.file).read_text()
-    assert text.count(mutation.before) == 1, f"{mutation.before!r} in {mutation.file}: mend its line in benchmarks/mutation_list*.py"
+    assert text.count(mutation.before) == 1, (
+        f"{mutation.before!r} in {mutation.file}: mend benchmarks/mutation_list*.py"
+    )
     assert (ROOT / mutation.tests[0]).exists()

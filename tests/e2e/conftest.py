@@ -7,6 +7,10 @@ from pathlib import Path
 
 import jobs
 import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
+
+from rlhf_suite.models.save import reward_stats
 
 # `reinforce_baseline`: reference and policy; 2 epochs of 2 optimiser steps each, with a learning rate that moves.
 BASELINE = [
@@ -81,12 +85,28 @@ def actor_critic_words(warm: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def baseline(runs: Path, baseline_words: list[str]) -> Path:
     """A whole run without a critic."""
-    jobs.run(runs / "baseline", baseline_words)
+    jobs.run(runs / "baseline", baseline_words, recorded=True)
     return runs / "baseline"
 
 
 @pytest.fixture(scope="session")
 def actor_critic(runs: Path, actor_critic_words: list[str]) -> Path:
     """A whole run with a critic, never interrupted."""
-    jobs.run(runs / "actor_critic", actor_critic_words)
+    jobs.run(runs / "actor_critic", actor_critic_words, recorded=True)
     return runs / "actor_critic"
+
+
+@pytest.fixture(scope="session")
+def reward_model(runs: Path, warm: Path) -> Path:
+    """A reward model with random weights that shares the policy's tokenizer; its config has the two constants."""
+    folder = runs / "reward_model"
+    config = AutoConfig.from_pretrained(warm, num_labels=1)
+    config.reward_mean, config.reward_std = jobs.REWARD_MEAN, jobs.REWARD_STD
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = Qwen3ForSequenceClassification(config)
+        torch.nn.init.normal_(model.score.weight, std=0.3)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(warm).save_pretrained(folder)
+    assert reward_stats(AutoConfig.from_pretrained(folder)) == (jobs.REWARD_MEAN, jobs.REWARD_STD)
+    return folder

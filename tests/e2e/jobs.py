@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -15,12 +16,14 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
+import flag_reads
 from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0
 POLL_S = 0.05
+REWARD_MEAN, REWARD_STD = 0.25, 0.5  # in the config of the reward model of `conftest.py`
 
 # 4 prompts x 4 samples a step, two optimiser steps of 8: the demo's task at a size that takes half a second a step.
 SMALL = [
@@ -50,16 +53,17 @@ class Ended:
 
 
 class Job:
-    """`python run.py <words>` in a folder, as a process of its own."""
+    """`python run.py <words>` in a folder, as a process of its own; `recorded`: which flags it reads is in `reads`."""
 
-    def __init__(self, folder: Path, words: list[str], script: Path = ROOT / "run.py") -> None:
+    def __init__(self, folder: Path, words: list[str], script: Path = ROOT / "run.py", recorded: bool = False) -> None:
         self.folder = RunFolder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.said = [folder.with_name(f"{folder.name}.{stream}") for stream in ("out", "err")]
         self.began = time.monotonic()
         with self.said[0].open("wb") as out, self.said[1].open("wb") as err:
             command = [sys.executable, str(script), *words, f"hydra.run.dir={folder}"]
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err)
+            environment = os.environ | (flag_reads.environment(reads(folder)) if recorded else {})
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, env=environment)
 
     def ended(self, deadline_s: float = DEADLINE_S) -> Ended:
         """Wait for the end, at most `deadline_s`."""
@@ -112,9 +116,14 @@ class Job:
         return family
 
 
-def run(folder: Path, words: list[str], expect: int = 0) -> Ended:
+def reads(folder: Path) -> Path:
+    """Which flags the recorded run in this folder read."""
+    return folder.with_name(f"{folder.name}.reads")
+
+
+def run(folder: Path, words: list[str], expect: int = 0, recorded: bool = False) -> Ended:
     """A whole run; its exit code must be `expect`."""
-    ended = Job(folder, words).ended()
+    ended = Job(folder, words, recorded=recorded).ended()
     assert ended.code == expect, f"exit code {ended.code}\n{ended.out}\n{ended.err}"
     return ended
 

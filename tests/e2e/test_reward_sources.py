@@ -12,10 +12,9 @@ import jobs
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, Qwen3ForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from rlhf_suite.data.builtin import rows
-from rlhf_suite.models.save import reward_stats
 
 # The share of right digits. It fails for one sample of a group: the one whose prompt and answer it finds unlucky.
 REWARD_FILE = """
@@ -29,7 +28,7 @@ def reward_func(queries, prompts, labels):
         found.append(sum(a == b for a, b in zip(answer, label)) / 4)
     return {"rewards": [2 * x for x in found], "scores": found, "extra_logs": {"right_digits": [4 * x for x in found]}}
 """
-MEAN, STD = 0.25, 0.5
+MEAN, STD = jobs.REWARD_MEAN, jobs.REWARD_STD
 
 
 @pytest.fixture(scope="module")
@@ -105,22 +104,6 @@ def test_a_file_that_fails_for_a_sample_ends_the_run_with_its_reason(runs, words
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "failed"
     assert "no opinion about" in status["error"]
-
-
-@pytest.fixture(scope="module")
-def reward_model(runs, warm):
-    """A reward model with random weights that shares the policy's tokenizer; its config has the two constants."""
-    folder = runs / "reward_model"
-    config = AutoConfig.from_pretrained(warm, num_labels=1)
-    config.reward_mean, config.reward_std = MEAN, STD
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = Qwen3ForSequenceClassification(config)
-        torch.nn.init.normal_(model.score.weight, std=0.3)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(warm).save_pretrained(folder)
-    assert reward_stats(AutoConfig.from_pretrained(folder)) == (MEAN, STD)
-    return folder
 
 
 @pytest.fixture(scope="module")

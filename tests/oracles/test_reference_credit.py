@@ -63,8 +63,12 @@ def check_credit(ours: Credit, case: Case) -> None:
     ("estimator", "gamma", "beta", "kinds"),
     [
         ("gae", 1.0, 0.0, ("contiguous", "empty row")),
+        ("gae", 1.0, 0.05, ("contiguous", "empty row")),
+        ("gae", 0.9, 0.0, ("contiguous", "empty row")),
         ("gae", 0.9, 0.05, ("contiguous", "empty row")),
         ("reinforce", 1.0, 0.0, ("contiguous", "gaps", "empty row")),
+        ("reinforce", 1.0, 0.05, ("contiguous", "gaps", "empty row")),
+        ("reinforce", 0.9, 0.0, ("contiguous", "empty row")),
         ("reinforce", 0.9, 0.05, ("contiguous", "empty row")),
         ("rloo", 1.0, 0.0, FULL),
         ("rloo", 1.0, 0.05, FULL),
@@ -119,6 +123,13 @@ def test_whitened_estimators_agree_with_verl_over_gaps_but_for_its_unbiased_vari
         check(ours.advantages * ((number - 1) / number).sqrt(), case.outputs["advantages"], mask)
 
 
+def test_reinforce_baseline_agrees_with_verl_but_for_its_unbiased_variance():
+    """verl whitens what ours returns, the reward less its group's mean at every token."""
+    for case in cases("verl/advantage/reinforce_plus_plus_baseline", *FULL):
+        ours, number = row_credit(case, "reinforce_baseline"), case.fields["mask"].sum()
+        check(ours.advantages * ((number - 1) / number).sqrt(), case.outputs["advantages"], case.fields["mask"])
+
+
 @pytest.mark.parametrize("kinds", [FULL, ("empty row",)])
 def test_remax_agrees_with_verl(kinds):
     """The returns are what advantages are made of: less the baseline."""
@@ -159,12 +170,13 @@ def test_trl_puts_the_kl_of_the_whole_sequence_before_the_rloo_baseline():
         assert float((ours - case.outputs["advantages"]).abs().max()) > 1e-3
 
 
-def test_gae_agrees_with_trl_without_gaps_and_not_over_them():
-    reference = "trl_1.12/advantage/gae/gamma=0.9"
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_gae_agrees_with_trl_without_gaps_and_not_over_them(gamma):
+    reference = f"trl_1.12/advantage/gae/gamma={gamma}"
     for case in cases(reference, "contiguous", "empty row"):
-        check(token_credit(case, "gae", 0.9).returns, case.outputs["returns"], case.fields["mask"])
+        check(token_credit(case, "gae", gamma).returns, case.outputs["returns"], case.fields["mask"])
     for case in cases(reference, "gaps"):
-        ours = token_credit(case, "gae", 0.9)
+        ours = token_credit(case, "gae", gamma)
         assert gap(ours.returns, case.outputs["returns"], case.fields["mask"]) > 0.05
 
 

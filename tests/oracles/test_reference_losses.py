@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,10 @@ AGREEING = {
     "verl/policy_loss/vanilla/token-mean": PolicyConfig(dual_clip=3.0),  # verl's default has dual clip 3
     "verl/policy_loss/vanilla/seq-mean-token-mean": PolicyConfig(dual_clip=3.0, loss_agg_mode=SEQUENCE),
     "verl/policy_loss/vanilla_clip_higher/token-mean": PolicyConfig(dual_clip=3.0, eps_clip_low_high=HIGHER),
+    "verl/policy_loss/vanilla_dual_off/seq-mean-token-mean": PolicyConfig(loss_agg_mode=SEQUENCE),
+    "verl/policy_loss/vanilla_clip_higher/seq-mean-token-mean": PolicyConfig(
+        dual_clip=3.0, eps_clip_low_high=HIGHER, loss_agg_mode=SEQUENCE
+    ),
     "trl/policy_loss/dapo_tokenadv": PolicyConfig(),
     "trl/policy_loss/dapo_clip_higher_tokenadv": PolicyConfig(eps_clip_low_high=HIGHER),
     "trl/policy_loss/dapo_delta3_tokenadv": PolicyConfig(dual_clip=3.0),
@@ -106,10 +111,11 @@ def test_gspo_agrees_where_a_sequence_has_one_advantage(reference, kinds):
         check(gradient, case.outputs["grad"], case.fields["mask"])
 
 
-def test_openrlhf_lets_the_gradient_of_a_gspo_token_reach_the_whole_sequence():
+@pytest.mark.parametrize(("reference", "clip"), [("gspo_wide", [0.2, 0.2]), ("gspo", [3e-4, 4e-4])])
+def test_openrlhf_lets_the_gradient_of_a_gspo_token_reach_the_whole_sequence(reference, clip):
     """Where advantages differ between tokens the paper stops it; the losses are the same."""
-    for case in cases("openrlhf/policy_loss/gspo_wide"):
-        loss, gradient, _ = policy(case, GSPO)
+    for case in cases(f"openrlhf/policy_loss/{reference}"):
+        loss, gradient, _ = policy(case, replace(GSPO, eps_clip_low_high=clip))
         check(loss, case.outputs["loss"])
         assert gap(gradient.view(8, 10), case.outputs["grad"], case.fields["mask"]) > 1e-3
 
@@ -166,6 +172,24 @@ def test_corrected_losses_agree_with_openrlhf(name):
 def test_importance_weights_agree(reference, config):
     for case in cases(reference):
         check(weights_of(case, config), case.outputs["w"], case.fields["mask"])
+
+
+@pytest.mark.parametrize(("reference", "level"), [("token_k1", "token"), ("seq_mean_k1", "seq")])
+def test_what_a_band_drops_agrees_with_verl(reference, level):
+    config = correction(level=level, threshold=[0.8, 1.25])
+    for case in cases(f"verl/rejection/{reference}/0.8_1.25"):
+        check((weights_of(case, config) > 0).double(), case.outputs["mask"], case.fields["mask"])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_unbiased_kl_gradient_agrees_with_verl_on_policy(estimator):
+    """verl has no weight for samples of an older policy."""
+    for case in cases(f"verl/kl/{estimator}+"):
+        log_probs = case.flat("logp").requires_grad_()
+        kl = unbiased_kl(log_probs, case.flat("ref_logp"), log_probs.detach(), estimator)
+        check(kl.detach(), case.outputs["kl"], case.fields["mask"])
+        (gradient,) = torch.autograd.grad((kl * case.flat("mask")).sum(), log_probs)
+        check(gradient, case.outputs["grad"], case.fields["mask"])
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

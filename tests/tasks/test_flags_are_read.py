@@ -41,12 +41,12 @@ def test_every_active_flag_is_read_by_a_run(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     files = [tmp_path / f"{number}.reads" for number in range(len(lines))]
-    assert flag_reads.unread(lines, files) == set(READ_ELSEWHERE)
+    assert flag_reads.unread([line.split() for line in lines], files) == set(READ_ELSEWHERE)
 
 
 def test_a_flag_that_nothing_reads_is_found(tmp_path):
     line = f"task=sft demo=sft {FEW}"
     (tmp_path / "reads").write_text("AdamConfig lr\n")
-    missing = flag_reads.unread([line], [tmp_path / "reads"])
+    missing = flag_reads.unread([line.split()], [tmp_path / "reads"])
     assert "actor.adam.lr" not in missing and {"actor.adam.eps", "train.batch_size", "data.max_len"} <= missing
     assert "ds.lora.alpha" not in missing, "idle without ds.lora.rank"

@@ -1,0 +1,79 @@
+"""Every flag of `task=ppo` does something: it is active in one of these runs, and what is active is read."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+
+import flag_reads
+from reward_server import RewardServer
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.flags import walk
+from rlhf_suite.config.runs import PPORun
+
+# What the two runs that other tests make leave idle.
+REST = [
+    *(word for word in jobs.SMALL if not word.startswith("reward.")),
+    "algo.advantage.estimator=gae",
+    "algo.distill.coef=0.1",
+    "algo.kl.use_loss=true",
+    "algo.kl.estimator=k2",
+    "actor.policy_loss_type=sapo",
+    *(
+        f"{model}.{flag}"
+        for model in ("actor", "critic")
+        for flag in (
+            "optim=muon",
+            "max_norm=0",
+            "lr_scheduler=cosine_with_min_lr",
+            "gradient_checkpointing_enable=true",
+        )
+    ),
+    "train.dynamic_batch_enable=true",
+    "train.max_tokens_per_gpu=256",
+    "reward.rule=null",
+    "reward.process.enable=true",
+    "reward.on_error=drop",
+    "reward.overlong_buffer_len=8",
+    "reward.stop_properly_penalty_coef=0.5",
+    "logger.wandb.enable=true",
+    "train.max_steps=1",
+    "eval.steps=1",
+]
+SOURCES = (
+    'reward.sources={{steps:{{process:true}},judge:{{model_name_or_path:{judge}}},served:{{remote_url:"{url}"}},'
+    "shape:{{rule:format}},short:{{rule:length}},programs:{{rule:code,datasets:[none]}}}}"
+)
+READ_ELSEWHERE = {
+    "explain": "the command line shows the plan instead of running",
+}
+NEVER_ACTIVE = {
+    "ckpt.save_adapter": "with LoRA, which muon excludes: tests/tasks/test_flags_are_read.py",
+    "ds.lora.alpha": "as ckpt.save_adapter",
+    "ds.lora.dropout": "as ckpt.save_adapter",
+    "ds.lora.target_modules": "as ckpt.save_adapter",
+}
+
+
+@pytest.fixture(scope="module")
+def rest(runs, warm, reward_model):
+    """A run of the rest, its folder and its words."""
+    server = RewardServer(lambda body: (200, {"rewards": [0.5] * len(body["labels"])}))
+    models = [f"actor.model_name_or_path={warm}", f"teacher.model_name_or_path={warm}"]
+    words = [*REST, *models, SOURCES.format(judge=reward_model, url=server.url)]
+    jobs.run(runs / "rest", words, recorded=True)
+    server.close()
+    return runs / "rest", words
+
+
+def test_every_flag_is_read_by_a_run_in_which_it_does_something(
+    baseline, baseline_words, actor_critic, actor_critic_words, rest
+):
+    made = {baseline: baseline_words, actor_critic: actor_critic_words, rest[0]: rest[1]}
+    assert flag_reads.unread(list(made.values()), [jobs.reads(folder) for folder in made]) == set(READ_ELSEWHERE)
+    active = set()
+    for words in made.values():
+        (config,) = preflight(parse(words)).runs
+        active |= flag_reads.active(config).keys()
+    assert {info.key for info in walk(PPORun())} - active == set(NEVER_ACTIVE)
