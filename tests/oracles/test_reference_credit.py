@@ -18,6 +18,7 @@ from reference import Case, cases, check, gap
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit
 from rlhf_suite.algo.kl import AdaptiveKL, estimate_kl
+from rlhf_suite.algo.shaping import overlong_penalty, stop_properly
 from rlhf_suite.config.algo import AdvantageConfig
 
 LAMBDA = 0.95
@@ -178,6 +179,23 @@ def test_gae_agrees_with_trl_without_gaps_and_not_over_them(gamma):
     for case in cases(reference, "gaps"):
         ours = token_credit(case, "gae", gamma)
         assert gap(ours.returns, case.outputs["returns"], case.fields["mask"]) > 0.05
+
+
+# Penalties of length
+
+
+def test_the_overlong_penalty_agrees():
+    """The last 6 of 10 tokens cost up to 1."""
+    for case in cases("openrlhf/length_penalty/overlong"):
+        lengths = case.fields["lengths"]
+        penalty = overlong_penalty(lengths, torch.full_like(lengths, 10), buffer=6, factor=1.0)
+        check(case.fields["rewards"] - penalty, case.outputs["rewards"])
+
+
+@pytest.mark.parametrize(("reference", "coef"), [("stop", 0.3), ("stop_neg", -0.5)])
+def test_the_penalty_of_truncated_responses_agrees(reference, coef):
+    for case in cases(f"openrlhf/length_penalty/{reference}"):
+        check(stop_properly(case.fields["rewards"], case.fields["truncated"].bool(), coef), case.outputs["rewards"])
 
 
 # KL controllers

@@ -167,6 +167,7 @@ def test_corrected_losses_agree_with_openrlhf(name):
         ("verl/is_weights/token/2.0", correction(level="token", mode="clip", threshold=[2.0])),
         ("trl/is_weights/token_truncate/None_2.0", correction(level="token", mode="clip", threshold=[2.0])),
         ("trl/is_weights/token_mask/0.5_5.0", correction(level="token")),
+        ("verl/is_weights/token/0.5_5.0", correction(level="token")),
     ],
 )
 def test_importance_weights_agree(reference, config):
