@@ -110,3 +110,10 @@ def reward_model(runs: Path, warm: Path) -> Path:
     AutoTokenizer.from_pretrained(warm).save_pretrained(folder)
     assert reward_stats(AutoConfig.from_pretrained(folder)) == (jobs.REWARD_MEAN, jobs.REWARD_STD)
     return folder
+
+
+@pytest.fixture(scope="session")
+def judge(runs: Path) -> Path:
+    """A process reward model."""
+    jobs.run(runs / "judge", ["task=prm", "train.max_steps=40", "eval.max_samples=8"])
+    return runs / "judge" / "model"

@@ -57,10 +57,11 @@ NEVER_ACTIVE = {
 
 
 @pytest.fixture(scope="module")
-def rest(runs, warm, reward_model):
+def rest(runs, warm, reward_model, judge):
     """A run of the rest, its folder and its words."""
     server = RewardServer(lambda body: (200, {"rewards": [0.5] * len(body["labels"])}))
     models = [f"actor.model_name_or_path={warm}", f"teacher.model_name_or_path={warm}"]
+    models.append(f"reward.process.model_name_or_path={judge}")
     words = [*REST, *models, SOURCES.format(judge=reward_model, url=server.url)]
     jobs.run(runs / "rest", words, recorded=True)
     server.close()

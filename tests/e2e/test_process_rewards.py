@@ -9,12 +9,6 @@ import pytest
 from plain_judge import PlainJudge
 
 
-@pytest.fixture(scope="module")
-def judge(runs):
-    jobs.run(runs / "judge", ["task=prm", "train.max_steps=40", "eval.max_samples=8"])
-    return runs / "judge" / "model"
-
-
 def test_the_reward_is_the_least_step_of_the_response(runs, warm, judge):
     folder = runs / "process_reward"
     words = ["reward=prm", f"reward.process.model_name_or_path={judge}", "reward.process.num_gpus_per_node=2"]
