@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
-from reward_server import RewardServer
 
+from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.rewards import remote, retry
