@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
     monkeypatch.setattr("rlhf_suite.data.room.fcntl.flock", removed_meanwhile)
     with pytest.raises(FileNotFoundError):
         in_use(place / SUMMARY)
+
+
+def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
+    def no_locks(file, operation):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("rlhf_suite.data.room.fcntl.flock", no_locks)
+    in_use(sets / "old" / SUMMARY).close()
+    assert make_room(sets, SUMMARY, 10) == [] and left(sets) == ["middle", "new", "old"]
 
 
 def test_a_run_keeps_its_own_sets_and_reads_them_after_the_others_are_gone(tokenizer, tmp_path, cache):

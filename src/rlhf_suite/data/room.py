@@ -2,17 +2,20 @@
 
 Whoever reads a set holds a shared lock on one of its files for as long as it is open, in whatever process and on
 whatever node; the lock goes with the process. A set is removed under an exclusive lock alone, and is renamed first, so
-that who opens it at that moment finds all of it or nothing.
+that who opens it at that moment finds all of it or nothing. Where the file system has no locks nothing is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 from pathlib import Path
 from typing import IO
+
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def in_use(file: Path) -> IO[bytes]:
@@ -23,7 +26,7 @@ def in_use(file: Path) -> IO[bytes]:
     """
     held = file.open("rb")
     try:
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_shared(held)
         if not os.path.samestat(os.fstat(held.fileno()), file.stat()):
             raise FileNotFoundError(file)
         with contextlib.suppress(PermissionError):  # a cache of somebody else's
@@ -32,6 +35,14 @@ def in_use(file: Path) -> IO[bytes]:
         held.close()
         raise
     return held
+
+
+def lock_shared(file: IO[bytes]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 def make_room(cache: Path, mark: str, max_bytes: float) -> list[Path]:
