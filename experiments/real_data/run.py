@@ -49,8 +49,6 @@ INSTRUCTIONS = ["data.input_key=prompt", "data.output_key=output"]
 STUDENT_T = 2.262  # 97.5 % of the t distribution with GROUPS - 1 = 9 degrees of freedom
 CHANCE = 0.5  # of an accuracy on pairs, and of an area under the ROC curve
 
-Evaluations = list[tuple[int, float, list[float]]]  # step, the metric on all held-out rows and on each group
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -96,51 +94,55 @@ def train(folder: Path, name: str, experiment: Experiment) -> None:
     subprocess.run([sys.executable, str(ROOT / "run.py"), *words], check=True, cwd=ROOT)
 
 
-def evaluations(folder: Path, name: str) -> Evaluations:
-    experiment = (EXPERIMENTS | HIDDEN)[name]
+def evaluations(folder: Path, name: str) -> list[dict[str, float]]:
+    """The rows of a run's log that evaluate, by `step` and metric."""
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if f"eval/{(EXPERIMENTS | HIDDEN)[name].metric}" in row]
+
+
+def at_the_end(folder: Path, name: str) -> tuple[float, list[float]]:
+    """The metric after training, on all held-out rows and on each group."""
+    experiment, last = (EXPERIMENTS | HIDDEN)[name], evaluations(folder, name)[-1]
     groups = [f"eval/{experiment.files}_held_out_{group}/{experiment.metric}" for group in range(GROUPS)]
-    whole = f"eval/{experiment.metric}"
-    return [(row["step"], row[whole], [row[group] for group in groups]) for row in rows if whole in row]
+    return last[f"eval/{experiment.metric}"], [last[group] for group in groups]
 
 
 def untrained(folder: Path, metric: str) -> tuple[float, list[float]]:
-    """The metric without this training, on all rows and on each group."""
-    if metric == "gpt_loss":
-        return evaluations(folder, UNTRAINED)[-1][1:]
-    return CHANCE, [CHANCE] * GROUPS
+    """The same without this training."""
+    return at_the_end(folder, UNTRAINED) if metric == "gpt_loss" else (CHANCE, [CHANCE] * GROUPS)
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % t interval of a mean, from the mean in each group. Groups share no question, so rows that do (several
-    solutions, all steps of one) do not make it too narrow."""
-    return float(STUDENT_T * np.std(values, ddof=1) / np.sqrt(len(values)))
+def margin(folder: Path, name: str) -> float:
+    """Half of the 95 % t interval of what was gained, from the gain in each group. Groups share no question, so rows
+    that do (several solutions, all steps of one) do not make it too narrow."""
+    before, after = untrained(folder, EXPERIMENTS[name].metric)[1], at_the_end(folder, name)[1]
+    return float(STUDENT_T * np.std(np.subtract(after, before), ddof=1) / np.sqrt(GROUPS))
 
 
 def table_row(folder: Path, name: str) -> str:
     """Before and after, and what was gained with its 95 % interval, group by group."""
     metric = EXPERIMENTS[name].metric
-    before, groups_before = untrained(folder, metric)
-    step, after, groups_after = evaluations(folder, name)[-1]
-    gain, half = after - before, half_width(np.subtract(groups_after, groups_before).tolist())
+    steps = evaluations(folder, name)[-1]["step"]
+    before, after = untrained(folder, metric)[0], at_the_end(folder, name)[0]
+    gain, half = after - before, margin(folder, name)
     interval = f"{gain:+.3f} ({gain - half:+.3f} to {gain + half:+.3f})"
-    return f"| `{name}` | {step} | {metric} | {before:.3f} | {after:.3f} | {interval} |"
+    return f"| `{name}` | {steps} | {metric} | {before:.3f} | {after:.3f} | {interval} |"
 
 
 def draw(folder: Path, names: Sequence[str]) -> None:
-    """The held-out metric of every experiment over its steps, with its interval."""
+    """The held-out metric of every experiment over its steps, at the end with the interval of what was gained."""
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, name in zip(figure.subplots(2, 3).flat, names, strict=False):
         metric = EXPERIMENTS[name].metric
-        steps, values, groups = zip(*evaluations(folder, name), strict=True)
-        axes.errorbar(steps, values, [half_width(each) for each in groups], marker="o", capsize=3, label="held out")
-        axes.axhline(untrained(folder, metric)[0], color="gray", linestyle="--", label="untrained")
+        before, found = untrained(folder, metric)[0], evaluations(folder, name)
+        steps, values = [row["step"] for row in found], [row[f"eval/{metric}"] for row in found]
+        axes.plot([0, *steps], [before, *values], marker="o")
+        axes.errorbar(steps[-1], values[-1], margin(folder, name), color="C0", capsize=4)
+        axes.axhline(before, color="gray", linestyle="--")
         axes.set_title(f"{name}: {metric}")
         axes.set_xlabel("optimiser step")
-        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
-        axes.legend()
     figure.savefig(PICTURE, dpi=90)
 
 
