@@ -68,12 +68,14 @@ ALGORITHM_JOBS = [
 def composed() -> dict[Job, Job]:
     """Each job and the first that composes to the same configuration."""
     first: dict[str, Job] = {}
-    result = {}
-    for job in (*ESTIMATOR_JOBS, *ALGORITHM_JOBS):
-        found = preflight(parse(list(job.words)))
-        assert not found.problems, found.problems
-        result[job] = first.setdefault(repr(found.runs[0]), job)
-    return result
+    return {job: first.setdefault(configuration(job), job) for job in (*ESTIMATOR_JOBS, *ALGORITHM_JOBS)}
+
+
+def configuration(job: Job) -> str:
+    """What a job's words compose to."""
+    found = preflight(parse(list(job.words)))
+    assert not found.problems, found.problems
+    return repr(found.runs[0])
 
 
 def known() -> dict[str, dict[str, Any]]:

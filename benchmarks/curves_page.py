@@ -47,7 +47,7 @@ STYLES = (
     ("#009E73", "^"),
     ("#D55E00", "D"),
     ("#CC79A7", "v"),
-    ("#000000", "P"),
+    ("#000000", "p"),
 )
 INK, FAINT = "#333333", "#DDDDDD"
 
@@ -100,12 +100,13 @@ def draw(panels: Panels, labels: Mapping[str, str], path: Path) -> None:
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(1, len(panels), sharey=True)
     for axes, (task, runs) in zip(all_axes, panels.items(), strict=True):
-        for (name, label), (colour, marker) in zip(labels.items(), STYLES, strict=True):
+        for (name, label), (colour, marker) in zip(labels.items(), STYLES, strict=False):
             steps, values, _ = zip(*runs[name]["points"], strict=True) if name in runs else ([], [], [])
-            axes.plot(steps, values, color=colour, marker=marker, markersize=6, linewidth=1.8, label=label, alpha=0.9)
+            axes.plot(steps, values, color=colour, marker=marker, label=label, linewidth=1.8, markersize=7, mec="white")
         axes.set_title(task, loc="left", color=INK, fontsize=13, fontweight="bold")
         axes.set_xlabel("RL step", color=INK)
         axes.set_ylim(0, 1)
+        axes.margins(x=0.06)
         axes.grid(axis="y", color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -114,4 +115,5 @@ def draw(panels: Panels, labels: Mapping[str, str], path: Path) -> None:
     all_axes[0].set_ylabel("accuracy on held-out questions (pass@1)", color=INK)
     handles, names = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(labels), frameon=False, labelcolor=INK)
+    figure.get_layout_engine().set(wspace=0.05)
     figure.savefig(path, dpi=150)
