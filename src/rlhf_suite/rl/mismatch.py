@@ -34,6 +34,9 @@ def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, d
     """With the tokens `correction` and metrics of it, where algo.advantage.is_correction_level asks for it.
 
     The weights are those of the start of the update: constants of all its optimiser steps.
+
+    Raises:
+        RunError: no token is left, so that nothing would be trained.
     """
     if config.is_correction_level == "off":
         return batch, {}
@@ -42,4 +45,11 @@ def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, d
         tokens["old_log_probs"], tokens["engine_log_probs"], tokens["mask"], batch.segments, len(batch)
     )
     weights = correction_weights(given, config)
-    return replace(batch, tokens={**tokens, "correction": weights}), correction_metrics(given, weights)
+    metrics = correction_metrics(given, weights)
+    if metrics.get("correction/masked") == 1:
+        raise RunError(
+            "the correction drops every token of the rollout: all are outside algo.advantage.is_correction_threshold="
+            f"{config.is_correction_threshold} (gating: {config.is_correction_gating}; the mean of trainer / engine is "
+            f"{metrics['correction/ratio']:.3g}). Widen it, or mend what makes them differ (mismatch/*)"
+        )
+    return replace(batch, tokens={**tokens, "correction": weights}), metrics
