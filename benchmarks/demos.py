@@ -55,6 +55,7 @@ PAGE = """# The demos, measured
 
 `python benchmarks/demos.py --save --write` writes this page: demos from command to end on two CPU cores,
 with the models that it starts from at hand. CPU seconds are those of all processes, Ray's daemons included.
+The machine had other work (`benchmarks/results/demos.jsonl` has the load averages), so seconds are upper bounds.
 
 Gradient error: the largest of the task's losses in [gradient_equality.md](gradient_equality.md), relative to the
 formula in float64, over all splits of a step. Oracle error: the largest difference from other systems in
