@@ -33,12 +33,17 @@ experiment=<algorithm>`, followed by
 |---|{rules}---|
 """
 ESTIMATORS = """
+Sort levels off where a digit comes twice. After 32 steps of GRPO 97 % of the answers to questions with four different
+digits are right, and 62 % of the others (`evaluations/step_000032.parquet` of its run). All four samples are right for 94
+of the 128 questions and wrong for 15; at the start it was 4 and 14, 4 of them the same. The policy has become sure of its
+answers, of wrong ones too.
+
 ## The default job with each estimator
 
 `python run.py task=ppo algo.advantage.estimator=<estimator>`, with nothing else on the command line.
 
-| estimator | first | last | best | CPU seconds | seconds |
-|---|---|---|---|---|---|
+| estimator | first | last | best | CPU seconds | seconds | load average of the machine |
+|---|---|---|---|---|---|---|
 """
 # Okabe and Ito's colours, which those who see fewer colours can tell apart too; markers differ as well.
 STYLES = (
@@ -75,7 +80,7 @@ def page(
         lines.append(f"| {label}, `{name}` | {' | '.join(cells)} | {', '.join(costs)} |")
     table = [
         f"| `{row['name']}` | {value(row['points'][0])} | {value(row['points'][-1])} | {row['best']:.3f} "
-        f"| {row['cpu_s']:.0f} | {row['seconds']:.0f} |"
+        f"| {row['cpu_s']:.0f} | {row['seconds']:.0f} | {row['machine']['load_average']:.0f} |"
         for row in estimators
     ]
     return head + "\n".join(lines) + "\n" + ESTIMATORS + "\n".join(table) + "\n"

@@ -15,7 +15,7 @@ def row(task, name, last):
     points = [[0, 0.25, 0.02], [10, last, 0.03]]
     return {
         **{"task": task, "name": name, "command_line": f"{task} {name}", "points": points},
-        **{"best": last, "cpu_s": 80.0, "seconds": 60.0},
+        **{"best": last, "cpu_s": 80.0, "seconds": 60.0, "machine": {"load_average": 2.4}},
     }
 
 
@@ -34,7 +34,7 @@ def test_a_run_that_is_missing_is_an_empty_cell_and_no_line(tmp_path):
     panels = {"reverse": {"ppo": row("reverse", "ppo", 0.75), "grpo": row("reverse", "grpo", 0.875)}, "sort": {}}
     page = curves_page.page(panels, labels, {"reverse": [], "sort": ["data.prompt_dataset=x"]}, [row("x", "gae", 0.5)])
     assert "| PPO, `ppo` | 0.250 ± 0.020 → 0.750 ± 0.030 |  | 80, - |" in page
-    assert "| `gae` | 0.250 ± 0.020 | 0.500 ± 0.030 | 0.500 | 80 | 60 |" in page
+    assert "| `gae` | 0.250 ± 0.020 | 0.500 ± 0.030 | 0.500 | 80 | 60 | 2 |" in page
     assert "- sort: `data.prompt_dataset=x`" in page and "3 whole runs" in page
     curves_page.draw(panels, labels, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
