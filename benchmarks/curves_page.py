@@ -34,9 +34,9 @@ experiment=<algorithm>`, followed by
 """
 ESTIMATORS = """
 Sort levels off where a digit comes twice. After 32 steps of GRPO 97 % of the answers to questions with four different
-digits are right, and 62 % of the others (`evaluations/step_000032.parquet` of its run). All four samples are right for 94
-of the 128 questions and wrong for 15; at the start it was 4 and 14, 4 of them the same. The policy has become sure of its
-answers, of wrong ones too.
+digits are right, and 62 % of the others (`evaluations/step_000032.parquet` of its run). All four samples are right for
+94 of the 128 questions and wrong for 15; at the start it was 4 and 14, 4 of them the same. The policy has become sure
+of its answers, of wrong ones too.
 
 ## The default job with each estimator
 
