@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.idle import NEEDS
+from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import Run
 
 RECORDING = Path(__file__).parent / "recording"
@@ -33,9 +35,9 @@ def unread(lines: list[list[str]], files: list[Path]) -> set[str]:
 
 def active(config: Run) -> dict[str, Read]:
     """Every flag that does something under the values of `config`, by its dotted key."""
-    values = {info.key: info.default for info in walk(config)}
+    values = flat(asdict(config))
     idle = [need for need in NEEDS if need.flag in values and not need.holds(values)]
-    keys = [key for key in values if not any(need.concerns(key) for need in idle)]
+    keys = [info.key for info in walk(config) if not any(need.concerns(info.key) for need in idle)]
     return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
 
 
