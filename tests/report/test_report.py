@@ -1,12 +1,14 @@
 """Curves and the before/after table of a run folder."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import draw_curves, running_mean, series
 from rlhf_suite.report.samples import write_samples
-from rlhf_suite.report.summary import accuracy
+from rlhf_suite.report.summary import accuracy, before_and_after
 from rlhf_suite.train.console import Sample
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
@@ -57,3 +59,15 @@ def test_accuracy_is_told_with_its_standard_error(tmp_path):
     record(RunFolder(tmp_path), [*rows, (2, {"eval/pass1": 0.5, "eval/pass1_stderr": 0.07, "eval/pass4": 0.6})])
     wanted = ["eval/pass1: 0.100 -> 0.500 (standard error 0.070)", "eval/pass4: 0.200 -> 0.600"]
     assert accuracy(RunFolder(tmp_path)) == wanted
+
+
+def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_lacks_some(tmp_path):
+    """What an evaluation's reward fails for is not in it; neither evaluation here is part of the other."""
+    for step, prompts in ((0, [0, 1, 3]), (2, [0, 2, 3])):
+        rows = [
+            {"prompt_index": n, "sample": 0, "prompt": f"p{n}", "response": f"r{n * step}", "label": "", "reward": 0.5}
+            for n in prompts
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"step_{step:06d}.parquet")
+    found = [(each.prompt, each.before, each.after) for each in before_and_after(tmp_path)]
+    assert found == [("p3", "r0", "r6"), ("p0", "r0", "r0")]

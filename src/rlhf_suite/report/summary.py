@@ -41,13 +41,15 @@ def accuracy(folder: RunFolder) -> list[str]:
 
 
 def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
-    """The first sample of the first few prompts in the first and in the last evaluation; prompts that changed first."""
+    """The first sample of the first few prompts in the first and in the last evaluation; prompts that changed first.
+    An evaluation may lack prompts: those whose reward failed (reward.on_error=drop)."""
     files = sorted(evaluations.glob("step_*.parquet"))
     if len(files) < 2:
         return []
-    before, after = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
+    tables = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
+    before, after = ({row["prompt_index"]: row for row in rows} for rows in tables)
     pairs = [
         Sample(b["prompt"], b["response"], a["response"], b["label"], (b["reward"], a["reward"]))
-        for b, a in zip(before, after, strict=True)
+        for b, a in ((before[index], after[index]) for index in before if index in after)
     ]
     return sorted(pairs, key=lambda pair: pair.before == pair.after)[:count]
