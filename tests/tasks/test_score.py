@@ -11,7 +11,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from plain_judge import PlainJudge
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
-from rlhf_suite.data.builtin import rows
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
@@ -62,9 +61,11 @@ def read(path):
 @torch.no_grad()
 def test_a_reward_model_scores_as_transformers_does(ranks, model, tmp_path):
     """Rows that are out of order by length, in micro-batches of a few tokens, one of them cut at data.max_len."""
+    sources = [{"input": f"add {n * 37 % 1000} {10 ** (n % 3)} =", "output": str(n)} for n in range(50)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sources))
     line = (
-        "task=score data.dataset=builtin:addition_eval data.input_key=input data.output_key=output ds.param_dtype=fp32 "
-        f"data.max_samples=50 score.chunk_size=7 data.max_len=15 score.max_tokens_per_gpu=40 "
+        f"task=score data.dataset={tmp_path}/rows.jsonl data.input_key=input data.output_key=output "
+        f"ds.param_dtype=fp32 data.max_samples=50 score.chunk_size=7 data.max_len=15 score.max_tokens_per_gpu=40 "
         f"reward.model_name_or_path={model} score.output_path="
     )
     metrics = ranks(1).call(batch_run, tmp_path / "a", f"{line}{tmp_path}/raw.jsonl")[0]
@@ -73,7 +74,7 @@ def test_a_reward_model_scores_as_transformers_does(ranks, model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(model)
     written = [read(tmp_path / f"{name}.jsonl") for name in ("raw", "normal")]
     lengths = set()
-    for row, normal, source in zip(*written, rows("builtin:addition_eval", "")[:50], strict=True):
+    for row, normal, source in zip(*written, sources, strict=True):
         ids = [*tokenizer(source["input"] + source["output"])["input_ids"], tokenizer.eos_token_id][:15]
         lengths.add(len(ids))
         expected = float(plain(input_ids=torch.tensor([ids])).logits[0, 0])
