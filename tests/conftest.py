@@ -1,4 +1,4 @@
-"""Ranks that several test modules share, and which tests stay in one process when there are several."""
+"""Ranks that several test modules share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ranks import Ranks
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A module's tests stay together, for its fixtures; so do all of e2e, whose runs are shared by its modules."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("e2e" if "e2e" in item.path.parts else item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ class LocalSettings:
 
 @dataclass
 class SlurmSettings:
-    """hydra.launcher.* of hydra/launcher=slurm; the names are sbatch's"""
+    """hydra.launcher.* of hydra/launcher=slurm; the names are submitit's"""
 
     _target_: str = f"{__name__}.SlurmLauncher"
     wait: bool = True  # false: return after the submission
