@@ -51,8 +51,16 @@ def is_set(value: object) -> bool:
     return value is not None
 
 
+def equals(wanted: str) -> Callable[[Any], bool]:
+    return lambda value: bool(value == wanted)
+
+
+def differs_from(refused: str) -> Callable[[Any], bool]:
+    return lambda value: bool(value != refused)
+
+
 NEEDS = (
-    Needs(("critic.",), "algo.advantage.estimator", "gae".__eq__, "algo.advantage.estimator=gae"),
+    Needs(("critic.",), "algo.advantage.estimator", equals("gae"), "algo.advantage.estimator=gae"),
     Needs(("ref.",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
     Needs(("teacher.",), "algo.distill.coef", is_positive, "algo.distill.coef=<number > 0>"),
     Needs(("algo.kl.estimator",), "algo.kl.init_coef", is_positive, "algo.kl.init_coef=<number > 0>"),
@@ -64,7 +72,7 @@ NEEDS = (
             "algo.advantage.is_correction_threshold",
         ),
         "algo.advantage.is_correction_level",
-        "off".__ne__,
+        differs_from("off"),
         "algo.advantage.is_correction_level=token",
     ),
     Needs(("algo.kl.horizon",), "algo.kl.target", is_set, "algo.kl.target=<number>"),
@@ -91,13 +99,16 @@ NEEDS = (
         ("reward.num_retries",), "reward.rule", is_set, "reward.rule or reward.remote_url", or_flag="reward.remote_url"
     ),
     Needs(("reward.process.",), "reward.process.enable", bool, "reward.process.enable=true"),
-    Needs(("reward.rules.format_pattern",), "reward.rule", "format".__eq__, "reward.rule=format"),
-    Needs(("reward.rules.length_limit",), "reward.rule", "length".__eq__, "reward.rule=length"),
+    Needs(("reward.rules.format_pattern",), "reward.rule", equals("format"), "reward.rule=format"),
+    Needs(("reward.rules.length_limit",), "reward.rule", equals("length"), "reward.rule=length"),
     Needs(
-        ("reward.rules.code_timeout_s", "reward.rules.code_memory_mb"), "reward.rule", "code".__eq__, "reward.rule=code"
+        ("reward.rules.code_timeout_s", "reward.rules.code_memory_mb"),
+        "reward.rule",
+        equals("code"),
+        "reward.rule=code",
     ),
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
-    Needs(("reward.max_error_rate",), "reward.on_error", "drop".__eq__, "reward.on_error=drop"),
+    Needs(("reward.max_error_rate",), "reward.on_error", equals("drop"), "reward.on_error=drop"),
     Needs(
         ("reward.overlong_penalty_factor",), "reward.overlong_buffer_len", is_set, "reward.overlong_buffer_len=<tokens>"
     ),
@@ -113,27 +124,30 @@ NEEDS = (
         "algo.dynamic_filtering_enable=true",
     ),
     Needs(("train.ema_beta",), "train.enable_ema", bool, "train.enable_ema=true"),
-    Needs(("actor.muon.",), "actor.optim", "muon".__eq__, "actor.optim=muon"),
-    Needs(("critic.muon.",), "critic.optim", "muon".__eq__, "critic.optim=muon"),
+    Needs(("actor.muon.",), "actor.optim", equals("muon"), "actor.optim=muon"),
+    Needs(("critic.muon.",), "critic.optim", equals("muon"), "critic.optim=muon"),
     Needs(
         ("actor.min_lr_ratio",),
         "actor.lr_scheduler",
-        "cosine_with_min_lr".__eq__,
+        equals("cosine_with_min_lr"),
         "actor.lr_scheduler=cosine_with_min_lr",
     ),
     Needs(
         ("critic.min_lr_ratio",),
         "critic.lr_scheduler",
-        "cosine_with_min_lr".__eq__,
+        equals("cosine_with_min_lr"),
         "critic.lr_scheduler=cosine_with_min_lr",
     ),
     Needs(
-        ("actor.lr_warmup_ratio",), "actor.lr_scheduler", "constant".__ne__, "actor.lr_scheduler=constant_with_warmup"
+        ("actor.lr_warmup_ratio",),
+        "actor.lr_scheduler",
+        differs_from("constant"),
+        "actor.lr_scheduler=constant_with_warmup",
     ),
     Needs(
         ("critic.lr_warmup_ratio",),
         "critic.lr_scheduler",
-        "constant".__ne__,
+        differs_from("constant"),
         "critic.lr_scheduler=constant_with_warmup",
     ),
     Needs(
@@ -163,7 +177,7 @@ NEEDS = (
     Needs(
         ("actor.sapo_tau_pos", "actor.sapo_tau_neg"),
         "actor.policy_loss_type",
-        "sapo".__eq__,
+        equals("sapo"),
         "actor.policy_loss_type=sapo",
     ),
     Needs(("actor.eps_clip",), "actor.eps_clip_low_high", lambda value: value is None, "actor.eps_clip_low_high=null"),
@@ -200,7 +214,7 @@ NEEDS = (
         is_set,
         "eval.dataset=<source>",
     ),
-    Needs(("algo.simpo_gamma",), "algo.loss", "simpo".__eq__, "algo.loss=simpo"),
+    Needs(("algo.simpo_gamma",), "algo.loss", equals("simpo"), "algo.loss=simpo"),
     Needs(("ckpt.max_num", "ckpt.max_mem"), "ckpt.save_steps", is_positive, "ckpt.save_steps=<steps>"),
     Needs(
         ("logger.wandb.project", "logger.wandb.org", "logger.wandb.group", "logger.wandb.run_name"),
