@@ -27,7 +27,7 @@ from rlhf_suite.train.saving import Saver
 
 @dataclass
 class Pipeline:
-    """The parts of a run, wired by tasks/ppo.py, and the loop over them."""
+    """The parts of a run, put together by wiring.py, and the loop over them."""
 
     config: PPORun
     order: BatchOrder  # which prompts each step takes

@@ -1,15 +1,13 @@
-"""task=ppo: reinforcement learning. Starts the actors, wires the parts of `rl.pipeline.Pipeline` and runs it."""
+"""task=ppo: reinforcement learning. Starts the actors and runs the story of `rl.pipeline`."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.reward import ProcessRewardConfig, has_source, reward_model
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.errors import UserError
@@ -20,28 +18,17 @@ from rlhf_suite.models.judge import score_constants
 from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.models.process import solution_encoder
 from rlhf_suite.rewards.sources import Rewards, check_routes
-from rlhf_suite.rl.actors import Actors, start_actors
-from rlhf_suite.rl.collect import Collector, stop_token_ids
-from rlhf_suite.rl.credit import CreditAssigner
-from rlhf_suite.rl.evaluation import Evaluator
-from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.gather import Gatherer
-from rlhf_suite.rl.pipeline import Pipeline, total_steps
-from rlhf_suite.rl.placement import plan, settled, sync_backend
-from rlhf_suite.rl.prompts import Prompts, load_prompts
-from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher
+from rlhf_suite.rl.actors import start_actors
+from rlhf_suite.rl.pipeline import total_steps
+from rlhf_suite.rl.placement import plan, settled
+from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
-from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
-from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.scoring import REWARD_LOG
+from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.wiring import wired
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def run(config: PPORun, folder: Path) -> dict[str, float]:
@@ -76,7 +63,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         if actors.process is not None and judge is not None:
             process = process_source(actors.process, judge, config.reward.process.aggregate)
         rewards = TrajectoryRewards(sources, model, process)
-        return build(config, run_folder, journal, (tokenizer, prompts, order), actors, rewards).run()
+        return wired(config, run_folder, journal, (tokenizer, prompts, order), actors, rewards).run()
 
 
 def checked_steps(config: PPORun, order: BatchOrder) -> int:
@@ -112,43 +99,3 @@ def process_judge(config: ProcessRewardConfig) -> SolutionEncoder | None:
         return None
     assert config.model_name_or_path is not None
     return solution_encoder(config.model_name_or_path, "reward.process.model_name_or_path", config.step_separator)
-
-
-def build(
-    config: PPORun,
-    folder: RunFolder,
-    journal: Journal,
-    data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
-    actors: Actors,
-    rewards: TrajectoryRewards,
-) -> Pipeline:
-    """Wire the parts."""
-    (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
-    assert path is not None
-    collector = Collector(config, prompts.train, actors.engines, stop_token_ids(path, tokenizer))
-    scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
-    )
-    gatherer = Gatherer(config, order, collector, scorer, Shaper(config.reward, collector.room), journal)
-    credit = CreditAssigner(config.algo)
-    probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])
-    backend = sync_backend(config, device_kind(config.launch))
-    publisher = Publisher(config, actors.policy, actors.engines, backend, probe)
-    publisher.connect()
-    trained: dict[str, Group] = {"actor": actors.policy}
-    if actors.critic is not None:
-        trained["critic"] = actors.critic
-    return Pipeline(
-        config=config,
-        order=order,
-        gatherer=gatherer,
-        experience=ExperienceMaker(config, actors.policy, actors.reference, actors.teacher, actors.critic),
-        credit=credit,
-        updater=Updater(config, actors.policy, actors.critic),
-        publisher=publisher,
-        evaluator=Evaluator(config, prompts.held_out, collector, held_out_scorer, folder.evaluations),
-        saver=Saver(
-            config.ckpt, folder, trained, "eval/pass1", {"kl_controller": credit.controller}, {"samples": gatherer}
-        ),
-        journal=journal,
-    )
