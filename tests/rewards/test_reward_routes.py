@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from reward_server import RewardServer
 
+from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
