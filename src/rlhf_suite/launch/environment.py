@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from rlhf_suite.config.launch import LaunchConfig
@@ -35,6 +36,12 @@ def gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1", "NoDevFiles")])
+    return installed_gpus()
+
+
+@cache
+def installed_gpus() -> int:
+    """GPUs of this machine; asked once, since the answer may take a process and is wanted at every RL step."""
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if devices or shutil.which("nvidia-smi") is None:
         return devices
