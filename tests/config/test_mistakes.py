@@ -319,6 +319,11 @@ MISTAKES = [
         "cannot share",
     ),
     (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "add train.colocate_all=true"),
+    (
+        PPO + "reward.rule=null reward.remote_url=http://localhost:1 reward.rules.length_limit=5",
+        "reward.rules.length_limit",
+        "reward.rule=length",
+    ),
     (PPO + "vllm.sync_backend=ipc", "vllm.sync_backend", "same GPU"),
     (PPO + "vllm.sync_backend=nccl launch.device=cpu", "vllm.sync_backend", "needs GPUs"),
     (PPO + "vllm.tensor_parallel_size=2 launch.device=cpu", "vllm.tensor_parallel_size", "not split"),
