@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def checked(line: CommandLine) -> int:
     """Check the command line, then explain, show, sweep or run."""
+    from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.cli.preflight import preflight
 
     found = preflight(line)
@@ -47,6 +48,8 @@ def checked(line: CommandLine) -> int:
         line.overrides.append(f"demo={found.demo}")
     if "--cfg" in line.options or "--info" in line.options:
         return hydra(line)
+    if problems := inspect(found.runs):
+        return refuse(problems)
     if any(run.explain for run in found.runs):
         from rlhf_suite.cli.explain import explain
 
@@ -57,11 +60,14 @@ def checked(line: CommandLine) -> int:
 def single(line: CommandLine, found: Preflight) -> int:
     """One run in a folder of its own, or in the one that it continues."""
     from rlhf_suite.cli.folders import for_run
+    from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.cli.overrides import quoted
 
     place = for_run(found)
     if isinstance(place, Problem):
         return refuse([place])
+    if problems := inspect(found.runs, place.folder):
+        return refuse(problems)
     if place.note:
         say(place.note)
     line.overrides.append(f"hydra.run.dir={quoted(str(place.folder))}")

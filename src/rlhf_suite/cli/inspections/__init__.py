@@ -1,0 +1,24 @@
+"""The last part of the preflight: cheap looks at files, servers and this machine, before anything heavy is imported.
+
+The rules in `config/checks` compare flags with flags. An inspection compares a flag with the world: whether a file
+exists and can be read, whether a folder can be written, whether a server answers. Each file here inspects one subject
+and lists its functions in `INSPECTIONS`. An inspection must take well under a second and import nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rlhf_suite.config.problems import Problem, distinct
+from rlhf_suite.config.runs import Run
+
+# Takes the run and its folder; the folder is None where it is not known yet (a sweep's parent, `explain=true`).
+Inspection = Callable[[Run, Path | None], Iterable[Problem]]
+
+INSPECTIONS: tuple[Inspection, ...] = ()
+
+
+def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:
+    """Return every problem that the inspections find in these runs, each once."""
+    return distinct(problem for run in runs for inspection in INSPECTIONS for problem in inspection(run, folder))
