@@ -17,8 +17,10 @@ from rlhf_suite.config.run import ResumableRun
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.foreign_text import printable
 
 INTERRUPTED = 130
+MESSAGE_LIMIT = 20_000  # characters of the last message
 
 
 def job(config: DictConfig) -> None:
@@ -30,7 +32,8 @@ def job(config: DictConfig) -> None:
 
 
 def tell(message: str, code: int) -> int:
-    print(message, file=sys.stderr, flush=True)
+    """Print why a run ended; what others wrote in it (models, servers, files) acts on no terminal."""
+    print(printable(message, MESSAGE_LIMIT, keep_lines=True), file=sys.stderr, flush=True)
     return code
 
 

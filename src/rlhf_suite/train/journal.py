@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.train.console import Progress
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
 
+LINE_LIMIT = 4000  # characters of a line for the console
 ROWS_PER_LINE = 50_000  # of data that are being encoded
 
 
@@ -30,9 +32,11 @@ class Journal:
         self.progress = Progress(self.config, self.task, total, start)
 
     def say(self, message: str) -> None:
-        """A line for the reader of the console, when there is something to say."""
+        """Print a line for the reader of the console. What others wrote in it acts neither as terminal code nor as
+        markup."""
         if message and self.config.progress:
-            Console().print(message, highlight=False, soft_wrap=True)
+            line = printable(message, LINE_LIMIT, keep_lines=True)
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
     def encoding(self, source: str, rows: int) -> None:
         """Rows of a data source that are encoded so far."""

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.foreign_text import printable
+
+ERROR_LIMIT = 20_000  # characters of the error in status.json
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -74,7 +78,7 @@ class RunFolder:
     def failed(self, error: BaseException | str) -> None:
         """The run ended early."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._update(state="failed", error=said)
+        self._update(state="failed", error=printable(said, ERROR_LIMIT, keep_lines=True))
 
     def status(self) -> dict[str, Any]:
         """What status.json says: state, fingerprint, host, pid, started, updated, last_step, error, metrics."""
