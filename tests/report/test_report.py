@@ -1,15 +1,17 @@
 """Curves and the before/after table of a run folder."""
 
+import io
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.report.curves import draw_curves, running_mean, series
-from rlhf_suite.report.samples import write_samples
-from rlhf_suite.report.summary import accuracy, before_and_after
-from rlhf_suite.train.console import Sample
+from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_curves, panels, running_mean, series
+from rlhf_suite.report.samples import Sample, samples_table, shortened, write_samples
+from rlhf_suite.report.summary import before_and_after, changes, time_spent
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -54,11 +56,60 @@ def test_samples_are_a_table_whatever_the_text(tmp_path):
     assert lines[-1] == "| `a\\|b` | `line⏎break` | 0 | `'code'` | 0.5 |  |"
 
 
-def test_accuracy_is_told_with_its_standard_error(tmp_path):
-    rows = [(0, {"eval/pass1": 0.1, "eval/pass1_stderr": 0.05, "eval/pass4": 0.2}), (1, {"train/pass_rate": 0.3})]
-    record(RunFolder(tmp_path), [*rows, (2, {"eval/pass1": 0.5, "eval/pass1_stderr": 0.07, "eval/pass4": 0.6})])
-    wanted = ["eval/pass1: 0.100 -> 0.500 (standard error 0.070)", "eval/pass4: 0.200 -> 0.600"]
-    assert accuracy(RunFolder(tmp_path)) == wanted
+def test_the_summary_says_how_each_headline_metric_moved(tmp_path):
+    rows = [(0, {"eval/pass1": 0.1, "eval/pass1_stderr": 0.05, "eval/loss": 2.0}), (1, {"train/reward": 0.3})]
+    rows.append((2, {"eval/pass1": 0.6, "eval/pass1_stderr": 0.06, "eval/loss": 1.0}))
+    rows.append((4, {"eval/pass1": 0.5, "eval/pass1_stderr": 0.07, "eval/loss": 1.5, "train/lr": 0.1}))
+    record(RunFolder(tmp_path), rows)
+    assert changes(series(RunFolder(tmp_path).metrics)) == [
+        "eval/loss     2 -> 1.5, best 1 at step 2",
+        "eval/pass1    0.1 -> 0.5 (standard error 0.07), best 0.6 at step 2",
+        "train/reward  0.3",
+    ]
+
+
+def test_the_summary_says_where_the_time_went():
+    found = {"timing/train": [(1, 2.0), (2, 4.0)], "timing/save": [(2, 2.0)], "timing/step_total": [(1, 2.0), (2, 6.0)]}
+    assert time_spent(found) == ["Time in steps: 8.0 s (train 75%, save 25%)"]
+
+
+def test_a_models_text_is_not_markup_in_the_table():
+    out = io.StringIO()
+    sample = Sample("[red]2+2[/red]", "[/x]", "4", "4", (0.0, 1.0))
+    Console(file=out, width=160).print(samples_table([sample], 160))
+    assert "[red]2+2[/red]" in out.getvalue()
+    assert "[/x]" in out.getvalue()
+    assert "0 → 1" in out.getvalue()
+
+
+def test_long_answers_take_few_lines_of_the_console():
+    out = io.StringIO()
+    samples = [Sample("prompt " * 200, "before " * 500, "after " * 500, "label " * 100, (0.0, 1.0))] * 8
+    Console(file=out, width=80).print(samples_table(samples, 80))
+    assert len(out.getvalue().splitlines()) <= 45
+
+
+def test_a_shortened_text_keeps_its_beginning_and_its_end():
+    assert shortened("0123456789abcdef", 11) == "0123 … cdef"
+    assert shortened("line\nbreak", 11) == "line⏎break"
+
+
+@pytest.mark.parametrize(
+    ("metric", "panel"),
+    [
+        ("eval/acc", ACCURACY),
+        ("eval/easy/pass1", ACCURACY),
+        ("train/kl", KL),
+        ("train/response_length", LENGTH),
+        ("eval/response_length_mean", LENGTH),
+    ],
+)
+def test_accuracy_kl_and_length_have_panels_of_their_own(metric, panel):
+    assert panels({"train/reward": [(1, 0.5)], metric: [(1, 0.5)]}) == [REWARD, panel]
+
+
+def test_a_run_with_a_reward_and_a_loss_shows_the_reward():
+    assert panels({"train/loss": [(1, 0.5)], "train/reward": [(1, 0.5)]}) == [REWARD]
 
 
 def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_lacks_some(tmp_path):

@@ -8,7 +8,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.train.console import Progress, Sample, headline, samples_table
+from rlhf_suite.train.console import Progress, headline
 from rlhf_suite.train.metrics import MetricLogger, read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -128,9 +128,14 @@ def test_the_headline_names_evaluation():
     assert headline({"eval/pass1": 0.5, "train/reward": 0.25, "train/other": 3.0}) == "reward 0.25  eval pass1 0.5"
 
 
-def test_a_models_text_is_not_markup_in_the_table():
-    out = io.StringIO()
-    Console(file=out, width=160).print(samples_table([Sample("[red]2+2[/red]", "[/x]", "4", "4", (0.0, 1.0))]))
-    assert "[red]2+2[/red]" in out.getvalue()
-    assert "[/x]" in out.getvalue()
-    assert "0 → 1" in out.getvalue()
+def test_every_evaluation_is_printed_with_and_without_a_terminal():
+    results = {"eval/pass1": 0.8926, "eval/pass1_stderr": 0.019, "eval/pass4": 0.98, "eval/num_samples": 512.0}
+    for terminal in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=200)
+        shown = Progress(LoggerConfig(), "ppo", total=40, start=0, console=console)
+        shown.update(7, {"train/reward": 0.5})
+        shown.evaluated(7, results)
+        shown.close()
+        assert "ppo 7/40  evaluation: pass1 0.8926 ± 0.019  pass4 0.98" in out.getvalue()
+        assert "512" not in out.getvalue()

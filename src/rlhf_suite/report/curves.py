@@ -1,22 +1,52 @@
-"""The curve of a run, from its metrics.jsonl: reward per step for RL or per iteration of a loop, else loss per step."""
+"""The picture of a run, from its metrics.jsonl: reward or loss, accuracy, KL and length, a panel each.
+
+A panel shows one quantity. It exists where the run has logged that quantity, in training or in an evaluation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
-REWARDS = ("train/reward", "rollout/reward_mean")
-LOSSES = ("train/loss", "train/gpt_loss", "train/teacher_kl")  # the last: distillation without a reward
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 REACH = 3  # of the running mean drawn over the raw values: so many steps to either side
 
 Points = list[tuple[int, float]]
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One quantity. `train` are names of metrics, the first that a run has is drawn; `evaluation` ends the names of
+    evaluation metrics, all of which are drawn."""
+
+    title: str
+    train: tuple[str, ...]
+    evaluation: tuple[str, ...]
+
+
+REWARD = Panel("reward", ("train/reward", "rollout/reward_mean"), ("reward",))
+LOSS = Panel(
+    "loss", ("train/loss", "train/gpt_loss", "train/teacher_kl"), ("loss", "gpt_loss", "teacher_kl")
+)  # the last: distillation without a reward
+ACCURACY = Panel(
+    "accuracy",
+    ("train/pass_rate", "train/rewards/accuracies", "train/acc", "train/auc"),
+    ("pass1", "rewards/accuracies", "acc", "auc"),
+)
+KL = Panel("KL to the reference", ("train/kl",), ())
+LENGTH = Panel("response length (tokens)", ("train/response_length",), ("response_length_mean",))
+
+
 def series(path: Path) -> dict[str, Points]:
-    """Every metric of a metrics.jsonl as (step, value) points in order; nulls are left out."""
+    """Return every metric of a metrics.jsonl as (step, value) points in order, without nulls."""
     found: dict[str, Points] = {}
     for row in read_rows(path):
         for name, value in row.items():
@@ -28,63 +58,77 @@ def series(path: Path) -> dict[str, Points]:
 def draw_curves(folder: RunFolder) -> Path:
     """Draw `curves.png` into the run folder and return its path.
 
-    RL: the train reward and the pass@1 of each evaluation set. Supervised: train and evaluation loss.
-
     Raises:
         UserError: the folder holds no reward and no loss.
     """
     found = series(folder.metrics)
-    main = next((name for name in (*REWARDS, *LOSSES) if name in found), None)
-    if main is None:
-        raise UserError(f"{folder.metrics} has none of {', '.join((*REWARDS, *LOSSES))}: is this the folder of a run?")
-    last, unit = main.split("/")[-1], "optimiser step" if main in LOSSES else "RL step"
-    unit = "iteration" if folder.loop.exists() else unit
-    wanted = "pass1" if main in REWARDS else last
-    evaluations = {name: points for name, points in sorted(found.items()) if _is_evaluation(name, wanted)}
+    shown = panels(found)
+    if not shown:
+        names = ", ".join((*REWARD.train, *LOSS.train))
+        raise UserError(f"{folder.metrics} has none of {names}: is this the folder of a run?")
+    unit = "iteration" if folder.loop.exists() else "RL step" if REWARD in shown else "optimiser step"
     path = folder.path / "curves.png"
-    title = f"{folder.path.resolve().name}: {_words(last)} per {unit.split()[-1]}"
-    _draw(path, title, unit, {main: found[main]}, evaluations)
+    draw(path, folder.path.resolve().name, unit, shown, found)
     return path
 
 
+def panels(found: dict[str, Points]) -> list[Panel]:
+    """Return the panels that the metrics fill: reward, else loss, first; none without a reward and a loss."""
+    main = [panel for panel in (REWARD, LOSS) if trained(panel, found)][:1]
+    others = [panel for panel in (ACCURACY, KL, LENGTH) if trained(panel, found) or evaluated(panel, found)]
+    return [*main, *others] if main else []
+
+
+def trained(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
+    """Return the panel's metric of training, by its name; empty where the run has none."""
+    name = next((name for name in panel.train if name in found), None)
+    return {} if name is None else {name: found[name]}
+
+
+def evaluated(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
+    """Return the panel's metrics of every evaluation set, by their names."""
+    endings = tuple(f"/{name}" for name in panel.evaluation)
+    return {name: points for name, points in sorted(found.items()) if name.startswith("eval/") and name.endswith(endings)}
+
+
 def running_mean(points: Points, reach: int) -> Points:
-    """The mean of each value with up to `reach` values before and after it, at the same steps (so without a lag)."""
+    """Return the mean of each value with up to `reach` values before and after it, at the same steps (so without lag)."""
     values = [value for _, value in points]
     windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
     return [(step, sum(window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]
 
 
-def _is_evaluation(name: str, metric: str) -> bool:
-    return name.startswith("eval/") and name.endswith(f"/{metric}")
-
-
-def _words(metric: str) -> str:
-    return {"reward_mean": "reward", "gpt_loss": "loss (nats per token)", "pass1": "pass@1"}.get(metric, metric)
-
-
-def _draw(path: Path, title: str, unit: str, train: dict[str, Points], evaluations: dict[str, Points]) -> None:
+def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], found: dict[str, Points]) -> None:
+    """Draw the panels, at most two beside each other, into a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    columns, rows = min(2, len(panels)), -(-len(panels) // 2)
+    figure = Figure(figsize=(1 + 6 * columns, 1 + 3.5 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for number, panel in enumerate(panels, start=1):
+        draw_panel(figure.add_subplot(rows, columns, number), panel, unit, found)
+    figure.savefig(path, dpi=130)
+
+
+def draw_panel(axes: Axes, panel: Panel, unit: str, found: dict[str, Points]) -> None:
+    """Draw training as a line (with its running mean where there are many steps) and evaluations as dashed lines."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, points in train.items():
+    for name, points in trained(panel, found).items():
         steps, values = zip(*points, strict=True)
         if len(points) <= 2 * REACH:
             axes.plot(steps, values, color="tab:blue", marker="o", linewidth=2, label=name)
             continue
         axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
         _, means = zip(*running_mean(points, REACH), strict=True)
-        axes.plot(steps, means, color="tab:blue", linewidth=2, label="its running mean")
-    for number, (name, points) in enumerate(evaluations.items(), start=1):
+        axes.plot(steps, means, color="tab:blue", linewidth=2, label="running mean")
+    for number, (name, points) in enumerate(evaluated(panel, found).items(), start=1):
         steps, values = zip(*points, strict=True)
         axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=name)
-    axes.set_title(title)
+    axes.set_title(panel.title)
     axes.set_xlabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(" and ".join(dict.fromkeys(_words(name.split("/")[-1]) for name in [*train, *evaluations])))
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=130)

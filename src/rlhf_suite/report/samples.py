@@ -1,13 +1,59 @@
-"""The before/after table of a run, as markdown."""
+"""The same prompts answered before and after training: a short table for the console, all of the text in `samples.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rlhf_suite.train.console import Sample
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from rlhf_suite.train.run_folder import RunFolder
 
 HEADING = "| prompt | before | reward | after | reward | label |\n|---|---|---|---|---|---|\n"
+TABLE_ROWS = 8
+CELL_LINES = 3  # of text in a cell of the console's table; the rest is cut, since a table is read at a glance
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt, answered before and after training. `rewards` are those of the two answers."""
+
+    prompt: str
+    before: str
+    after: str
+    label: str
+    rewards: tuple[float, float]
+
+
+def samples_table(samples: Sequence[Sample], width: int) -> Table:
+    """Return a table of the first samples for a console of `width` characters; long texts keep their beginning and end."""
+    table = Table(title="Before and after training", show_lines=True)
+    for column in ("prompt", "before", "after", "label", "reward"):
+        table.add_column(column, overflow="fold")
+    room = CELL_LINES * max(8, (width - 28) // 4)  # four columns of text share what the rewards and borders leave
+    for sample in samples[:TABLE_ROWS]:
+        before, after = sample.rewards
+        # Text objects: what a model writes must not act as markup of the console.
+        texts = [Text(shortened(text, room)) for text in (sample.prompt, sample.before, sample.after, sample.label)]
+        table.add_row(*texts, f"{before:.3g} → {after:.3g}")
+    return table
+
+
+def shortened(text: str, length: int) -> str:
+    """Return the text on one line, at most `length` characters, with ` … ` for what was cut from its middle."""
+    line = text.replace("\n", "⏎").strip()
+    if len(line) <= length:
+        return line
+    kept = length - 3
+    return f"{line[: kept - kept // 2]} … {line[-(kept // 2) :]}"
+
+
+def show_samples(samples: Sequence[Sample]) -> None:
+    """Print the table."""
+    console = Console()
+    console.print(samples_table(samples, console.width))
 
 
 def write_samples(folder: RunFolder, samples: Sequence[Sample]) -> str:
@@ -24,6 +70,6 @@ def _row(sample: Sample) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a model, shown as it is: as code, on one line, with no way out of its cell."""
+    """Return a model's text as code on one line, with no way out of its cell."""
     shown = text.replace("\n", "⏎").replace("|", "\\|").replace("`", "'").strip()
     return f"`{shown}`" if shown else ""

@@ -1,4 +1,4 @@
-"""What a person sees when a run has ended: before and after, the picture of its curve, and where its model is."""
+"""What a person sees when a run has ended: how its numbers moved, answers before and after, and where everything is."""
 
 from __future__ import annotations
 
@@ -8,36 +8,70 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from rlhf_suite.config.runs import LoopRun, TrainedRun
-from rlhf_suite.report.curves import draw_curves, series
-from rlhf_suite.report.samples import write_samples
-from rlhf_suite.train.console import Sample, show_samples
+from rlhf_suite.report.curves import Points, draw_curves, series
+from rlhf_suite.report.samples import Sample, show_samples, write_samples
+from rlhf_suite.train.console import HEADLINES, NOT_RESULTS
 from rlhf_suite.train.run_folder import RunFolder
 
 SAMPLES = 8
-PASS_AT_K = re.compile(r"/pass\d+$")
+PASS_AT_K = re.compile(r"pass\d+")
 
 
 def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
-    """Write `curves.png` and, where the run evaluated samples, `samples.md`; show the table; lines that say where."""
+    """Write `curves.png` and, where the run evaluated samples, `samples.md`; return the lines of the final summary."""
     if not folder.metrics.exists():  # a task that trains nothing
         return []
-    lines = [f"Curve: {draw_curves(folder)}"]
+    found = series(folder.metrics)
+    places = [f"Run folder: {folder.path}", f"Curves: {draw_curves(folder)}"]
     samples = before_and_after(folder.evaluations)
     if samples:
         write_samples(folder, samples)
-        show_samples(run.logger, samples)
-        lines.append(f"Samples: {folder.path / 'samples.md'}")
-    return [*accuracy(folder), *lines, f"Model: {run.ckpt.output_dir or folder.model}"]
+        if run.logger.progress:
+            show_samples(samples)
+        places.append(f"Samples: {folder.path / 'samples.md'}")
+    return [*time_spent(found), *changes(found), *places, f"Model: {run.ckpt.output_dir or folder.model}"]
 
 
-def accuracy(folder: RunFolder) -> list[str]:
-    """The first and the last evaluation of every pass@k, the last with its standard error where that is known."""
-    found = series(folder.metrics)
-    lines = []
-    for name in (name for name in found if PASS_AT_K.search(name)):
-        error = f" (standard error {found[f'{name}_stderr'][-1][1]:.3f})" if f"{name}_stderr" in found else ""
-        lines.append(f"{name}: {found[name][0][1]:.3f} -> {found[name][-1][1]:.3f}{error}")
-    return lines
+def changes(found: dict[str, Points]) -> list[str]:
+    """Return a line per headline metric: its first and last value, and of evaluations the best one."""
+    names = [name for name in found if is_headline(name)]
+    width = max(map(len, names), default=0)
+    return [f"{name:<{width}}  {change(name, found)}" for name in sorted(names, key=order)]
+
+
+def is_headline(name: str) -> bool:
+    """Return whether the summary shows a metric: those of the progress line, and every pass@k."""
+    last = name.rpartition("/")[2]
+    return name.startswith(("train/", "eval/")) and (last in HEADLINES or PASS_AT_K.fullmatch(last) is not None)
+
+
+def order(name: str) -> tuple[bool, str]:
+    return (name.startswith("train/"), name)
+
+
+def change(name: str, found: dict[str, Points]) -> str:
+    """Return `0.359 -> 0.893 (standard error 0.019)`; with the best step of an evaluation where it is not the last."""
+    points, errors = found[name], found.get(f"{name}_stderr")
+    text = " -> ".join(f"{value:.4g}" for _, value in (points if len(points) == 1 else (points[0], points[-1])))
+    if errors:
+        text += f" (standard error {errors[-1][1]:.2g})"
+    if name.startswith("eval/") and not name.endswith(NOT_RESULTS):
+        best = min if "loss" in name else max
+        step, value = best(points, key=lambda point: point[1])
+        if value != points[-1][1]:
+            text += f", best {value:.4g} at step {step}"
+    return text
+
+
+def time_spent(found: dict[str, Points]) -> list[str]:
+    """Return how long the steps took and what share each phase had, the longest first."""
+    seconds = {name.partition("/")[2]: sum(v for _, v in points) for name, points in found.items() if "timing/" in name}
+    total = seconds.pop("step_total", 0.0)
+    if total <= 0:
+        return []
+    longest = sorted(seconds.items(), key=lambda item: -item[1])[:5]
+    shares = ", ".join(f"{name} {value / total:.0%}" for name, value in longest if value / total >= 0.01)
+    return [f"Time in steps: {total:.1f} s ({shares})"]
 
 
 def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:

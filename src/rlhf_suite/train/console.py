@@ -1,16 +1,13 @@
-"""What a run shows while it works: a progress bar on a terminal, a line now and then elsewhere, tables at the end."""
+"""What a run shows while it works: a progress bar on a terminal, a line now and then elsewhere, every evaluation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
-from rich.text import Text
 
 from rlhf_suite.config.logger import LoggerConfig
 
@@ -32,18 +29,8 @@ HEADLINES = (
 )
 SHOWN = 4
 LINES_PER_RUN = 20
-TABLE_ROWS = 8
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One held-out prompt, answered before and after training. `rewards` are those of the two answers."""
-
-    prompt: str
-    before: str
-    after: str
-    label: str
-    rewards: tuple[float, float]
+# Of an evaluation's metrics, by the end of their name: what describes the evaluation and not the model.
+NOT_RESULTS = ("_stderr", "/num_samples")
 
 
 class Progress:
@@ -83,7 +70,7 @@ class Progress:
             self._bar.update(self._id, phase=name)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Optimiser step `step` (1-based) is done, or was evaluated."""
+        """Show that optimiser step `step` (1-based) is done."""
         self._latest |= metrics
         if self._bar is not None:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
@@ -94,6 +81,15 @@ class Progress:
                 soft_wrap=True,
                 highlight=False,
             )
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the results of an evaluation after step `step`, on every kind of console: they are what users wait for."""
+        self._latest |= metrics
+        if self._bar is not None:
+            self._bar.update(self._id, completed=step, numbers=headline(self._latest))
+        if self._visible:
+            line = f"{self._task} {step}/{self._total}  evaluation: {results(metrics)}"
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def _is_line_due(self, step: int) -> bool:
         every = max(1, self._total // LINES_PER_RUN)
@@ -122,20 +118,11 @@ def headline(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:SHOWN])
 
 
-def samples_table(samples: Sequence[Sample], title: str = "Before and after training") -> Table:
-    """A table of the first few samples, for the console."""
-    table = Table(title=title, show_lines=True)
-    for column in ("prompt", "before", "after", "label", "reward"):
-        table.add_column(column, overflow="fold")
-    for sample in samples[:TABLE_ROWS]:
-        before, after = sample.rewards
-        # Text objects: what a model writes must not act as markup of the console.
-        texts = [Text(text) for text in (sample.prompt, sample.before, sample.after, sample.label)]
-        table.add_row(*texts, f"{before:.3g} → {after:.3g}")
-    return table
-
-
-def show_samples(config: LoggerConfig, samples: Sequence[Sample]) -> None:
-    """Print the table, unless logger.progress is off or there is nothing to show."""
-    if config.progress and samples:
-        Console().print(samples_table(samples))
+def results(metrics: Mapping[str, float]) -> str:
+    """The results of an evaluation, with standard errors where they are known: `pass1 0.89 ± 0.02  pass4 0.98`."""
+    shown = []
+    for name, value in metrics.items():
+        if name.startswith("eval/") and not name.endswith(NOT_RESULTS):
+            error = f" ± {metrics[f'{name}_stderr']:.2g}" if f"{name}_stderr" in metrics else ""
+            shown.append(f"{name.removeprefix('eval/')} {value:.4g}{error}")
+    return "  ".join(shown)

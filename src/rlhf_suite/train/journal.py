@@ -59,14 +59,17 @@ class Journal:
             self.progress.phase(name)
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
-        """Write the metrics of a step with the seconds of every phase since the last call; `always`, or only every
-        logger.logging_steps."""
+        """Write the metrics of a step with the seconds of every phase since the last call. Those of an evaluation
+        (`always`) are written and shown each time, others every logger.logging_steps."""
         timings = {f"timing/{name}": value for name, value in self.seconds.items()}
         timings["timing/step_total"] = sum(self.seconds.values())
         self.seconds.clear()
         if always or step % self.config.logging_steps == 0:
             self.logger.log(step, metrics | timings)
-        self.progress.update(step, metrics)
+        if always:
+            self.progress.evaluated(step, metrics)
+        else:
+            self.progress.update(step, metrics)
         self.folder.step(step)
 
     def close(self) -> None:
