@@ -88,11 +88,13 @@ def trained(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
 def evaluated(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
     """Return the panel's metrics of every evaluation set, by their names."""
     endings = tuple(f"/{name}" for name in panel.evaluation)
-    return {name: points for name, points in sorted(found.items()) if name.startswith("eval/") and name.endswith(endings)}
+    return {
+        name: points for name, points in sorted(found.items()) if name.startswith("eval/") and name.endswith(endings)
+    }
 
 
 def running_mean(points: Points, reach: int) -> Points:
-    """Return the mean of each value with up to `reach` values before and after it, at the same steps (so without lag)."""
+    """Return the mean of each value with up to `reach` values before and after it, at the same steps (no lag)."""
     values = [value for _, value in points]
     windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
     return [(step, sum(window) / len(window)) for (step, _), window in zip(points, windows, strict=True)]

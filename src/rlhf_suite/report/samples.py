@@ -1,4 +1,4 @@
-"""The same prompts answered before and after training: a short table for the console, all of the text in `samples.md`."""
+"""The same prompts answered before and after training: a short table for the console, the whole text in `samples.md`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
 
 
 def samples_table(samples: Sequence[Sample], width: int) -> Table:
-    """Return a table of the first samples for a console of `width` characters; long texts keep their beginning and end."""
+    """Return a table of the first samples for a console of `width` characters; long texts keep both ends."""
     table = Table(title="Before and after training", show_lines=True)
     for column in ("prompt", "before", "after", "label", "reward"):
         table.add_column(column, overflow="fold")

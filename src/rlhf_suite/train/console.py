@@ -83,7 +83,7 @@ class Progress:
             )
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the results of an evaluation after step `step`, on every kind of console: they are what users wait for."""
+        """Print the results of an evaluation after step `step`, on every kind of console: users wait for them."""
         self._latest |= metrics
         if self._bar is not None:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
