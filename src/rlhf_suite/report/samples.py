@@ -1,4 +1,4 @@
-"""The same prompts answered before and after training: a short table for the console, the whole text in `samples.md`."""
+"""The same prompts answered before and after training: a short table for the console, whole texts in `samples.md`."""
 
 from __future__ import annotations
 
