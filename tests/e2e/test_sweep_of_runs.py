@@ -9,6 +9,9 @@ import sys
 import jobs
 import pytest
 
+from rlhf_suite.config.resolve import load
+from rlhf_suite.train.run_folder import RunFolder
+
 
 @pytest.mark.parametrize("launcher", [[], ["hydra/launcher=local", "hydra.launcher.parallel=2"]])
 def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
@@ -29,5 +32,8 @@ def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
         assert line.startswith(f"| {number} | actor.adam.lr={rate} | done | eval/gpt_loss=")
         assert (row["state"], row["metric"]) == ("done", "eval/gpt_loss")
         assert f"actor.adam.lr={rate}" in done.stdout
-        assert (tmp_path / "sweep" / str(number) / "model" / "model.safetensors").exists()
+        folder = RunFolder(tmp_path / "sweep" / str(number))
+        assert (folder.model / "model.safetensors").exists()
+        names = load(folder.config).logger.wandb
+        assert (names.group, names.run_name) == ("sweep", f"{number} actor.adam.lr={rate}")
     assert rows[0]["value"] < rows[1]["value"]  # the larger rate has learned more in two steps

@@ -7,7 +7,10 @@ import time
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.resolve import save
+from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.train.console import Progress, headline
 from rlhf_suite.train.metrics import MetricLogger, read_rows
 from rlhf_suite.train.run_folder import RunFolder
@@ -79,6 +82,8 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = RunFolder(tmp_path / "my-run")
+    folder.path.mkdir()
+    save(SFTRun(actor=SFTActorConfig(model_name_or_path="some/model")), folder.config)
     log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
     (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
     deadline = time.monotonic() + 30  # the file is written by a process of W&B's own
@@ -86,6 +91,15 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
         time.sleep(0.1)
     assert b"train/loss" in record.read_bytes()
     assert b"my-run" in record.read_bytes()
+    assert b"some/model" in record.read_bytes()  # the configuration goes with the run
+
+
+def test_runs_of_two_sweeps_share_no_folder_of_tensorboard(tmp_path):
+    for sweep in ("first", "second"):
+        wandb = WandbConfig(group=sweep, run_name="0 actor.freeze=[a/b]")
+        log_steps(RunFolder(tmp_path / sweep / "0"), 0, 1, 0.5, LoggerConfig(tensorboard_dir=str(tmp_path / "tb"), wandb=wandb))
+    names = sorted(str(path.parent.relative_to(tmp_path / "tb")) for path in (tmp_path / "tb").rglob("events.*"))
+    assert names == ["first/0 actor.freeze=[a_b]", "second/0 actor.freeze=[a_b]"]
 
 
 def progress(**kwargs) -> tuple[Progress, io.StringIO]:

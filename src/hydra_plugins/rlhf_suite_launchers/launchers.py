@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlhf_suite.cli.sweep import Job, Sweep
 
 REFUSED = 2  # exit code
+MAX_NAME = 120  # characters of a job's name in W&B and TensorBoard
 # Settings of the sweep that mean nothing to a single job.
 NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 
@@ -40,7 +41,8 @@ class CommandLauncher(Launcher):
 
         folder = Path(self.config.hydra.sweep.dir).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        jobs = [self._job(folder, initial_job_idx + i, list(words)) for i, words in enumerate(job_overrides)]
+        common = set.intersection(*map(set, job_overrides)) if len(job_overrides) > 1 else set()
+        jobs = [self._job(folder, initial_job_idx + i, list(words), common) for i, words in enumerate(job_overrides)]
         try:
             self.run(extended(folder, jobs), jobs)
         except UserError as error:  # Hydra would add a traceback
@@ -51,7 +53,7 @@ class CommandLauncher(Launcher):
     def run(self, sweep: "Sweep", jobs: "list[Job]") -> None:
         raise NotImplementedError
 
-    def _job(self, folder: Path, number: int, overrides: list[str]) -> "Job":
+    def _job(self, folder: Path, number: int, overrides: list[str], common: set[str]) -> "Job":
         from rlhf_suite.cli.overrides import quoted
         from rlhf_suite.cli.sweep import Job
 
@@ -62,7 +64,9 @@ class CommandLauncher(Launcher):
         run_folder = str(folder / composed.hydra.sweep.subdir)
         settings = [word for word in self.config.hydra.overrides.hydra if not word.startswith(NOT_FOR_JOBS)]
         place = [f"hydra.run.dir={quoted(run_folder)}", f"hydra.job.num={number}", "hydra.mode=RUN"]
-        return Job(number, overrides, run_folder, [*self._config_dirs(), *settings, *overrides, *place])
+        varied = " ".join([str(number), *(word for word in overrides if word not in common)])
+        names = _names_for_loggers(composed, group=folder.name, name=varied[:MAX_NAME])
+        return Job(number, overrides, run_folder, [*self._config_dirs(), *settings, *overrides, *names, *place])
 
     def _config_dirs(self) -> list[str]:
         sources = self.config.hydra.runtime.config_sources
@@ -89,6 +93,15 @@ class SlurmLauncher(CommandLauncher):
         submitted = submit(sweep, jobs, resources)
         if wait:
             watch(sweep, submitted, poll_s, squeue)
+
+
+def _names_for_loggers(composed: DictConfig, group: str, name: str) -> list[str]:
+    """Return the words that name a job in W&B and TensorBoard, where its task logs and the user has not named it."""
+    from rlhf_suite.cli.overrides import quoted
+
+    wanted = {"logger.wandb.group": group, "logger.wandb.run_name": name}
+    missing = object()
+    return [f"{key}={quoted(text)}" for key, text in wanted.items() if OmegaConf.select(composed, key, default=missing) is None]
 
 
 def _returned(job: "Job") -> JobReturn:

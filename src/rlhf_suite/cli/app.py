@@ -37,9 +37,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def checked(line: CommandLine) -> int:
     """Check the command line, then explain, show, sweep or run."""
+    from rlhf_suite.cli.config_file import with_config_file
     from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.cli.preflight import preflight
 
+    line = with_config_file(line)
     found = preflight(line)
     if found.problems:
         return refuse(found.problems)

@@ -10,7 +10,7 @@ from rlhf_suite.config.problems import Problem
 SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
 SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
 # Options with a value, and the value of an option that came without one.
-VALUED = {"--cfg": "job", "--info": "all", "--package": "", "--config-dir": "", "--shell-completion": ""}
+VALUED = {"--cfg": "job", "--info": "all", "--package": "", "--config-dir": "", "--config": "", "--shell-completion": ""}
 ALIASES = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cd": "--config-dir", "-sc": "--shell-completion"}
 VALUES = {
     "--cfg": ("job", "hydra", "all"),
@@ -26,11 +26,13 @@ class CommandLine:
     options: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    from_file: dict[str, str] = field(default_factory=dict)  # keys that a --config file sets, with its path
 
     @property
     def for_hydra(self) -> list[str]:
         """Options first: Hydra's argparse refuses overrides on both sides of an option."""
-        options = [word for name, value in self.options.items() for word in (name, value) if word]
+        hydras = {name: value for name, value in self.options.items() if name != "--config"}
+        options = [word for name, value in hydras.items() for word in (name, value) if word]
         return [*options, *self.overrides]
 
 
@@ -81,7 +83,7 @@ def dashed(word: str) -> Problem:
     name, _, value = word.lstrip("-").partition("=")
     if "." in name or "_" in name or value:
         return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
-    return Problem(word, "no such option", "options are --help, --cfg job, --info, --config-dir <folder>, -m (sweep)")
+    return Problem(word, "no such option", "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)")
 
 
 def lonely(word: str) -> Problem:

@@ -63,8 +63,8 @@ def train(run: Run, folder: Path) -> None:
     from rlhf_suite.launch.environment import device_kind, runtime_env
     from rlhf_suite.train.run_folder import RunFolder
 
-    save(run, folder / "config.yaml")
     record = RunFolder(folder)
+    save(run, record.config)
     record.start(fingerprint(run))
     try:
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it

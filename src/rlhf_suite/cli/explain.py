@@ -95,7 +95,7 @@ def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
     for key, value in flat(asdict(run)).items():
         default = defaults.get(key)  # an entry of a table has none
         if value != default and key != "explain":
-            yield key, spelled(value), spelled(default), origin(key, found, sources)
+            yield key, spelled(value), spelled(default), line.from_file.get(key) or origin(key, found, sources)
 
 
 def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> str:

@@ -26,6 +26,7 @@ Options:
   --help task=<task> [prefix]   the flags of a task, or those below a prefix: --help task=ppo algo.kl
   --cfg job                     print the configuration instead of running
   --info defaults               print which presets make it up
+  --config <file>               start from a YAML file of flags, such as a run's config.yaml; flags win over it
   --config-dir <folder>         presets of your own, in the same folders as those above
   -m                            sweep: a flag may have several values, a=1,2; each job is a process
                                 hydra/launcher=local hydra.launcher.parallel=2, or hydra/launcher=slurm

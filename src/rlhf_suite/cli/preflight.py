@@ -51,7 +51,7 @@ def preflight(line: CommandLine) -> Preflight:
     with hydra_ready():
         given = words.sort([*config_folder(line, result), *line.overrides])
         result.problems += given.problems
-        result.given = frozenset(each.key_or_group for each in given.values)
+        result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
         first, _ = compose_blaming(*given.settings, *next(given.choice_sets(), []))
         result.is_sweep = "--multirun" in line.options or first.whole.hydra.mode == RunMode.MULTIRUN

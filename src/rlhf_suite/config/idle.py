@@ -216,11 +216,13 @@ NEEDS = (
     ),
     Needs(("algo.simpo_gamma",), "algo.loss", equals("simpo"), "algo.loss=simpo"),
     Needs(("ckpt.max_num", "ckpt.max_mem"), "ckpt.save_steps", is_positive, "ckpt.save_steps=<steps>"),
+    Needs(("logger.wandb.project", "logger.wandb.org"), "logger.wandb.enable", bool, "logger.wandb.enable=true"),
     Needs(
-        ("logger.wandb.project", "logger.wandb.org", "logger.wandb.group", "logger.wandb.run_name"),
+        ("logger.wandb.group", "logger.wandb.run_name"),
         "logger.wandb.enable",
         bool,
-        "logger.wandb.enable=true",
+        "logger.wandb.enable=true or logger.tensorboard_dir=<folder>",
+        "logger.tensorboard_dir",
     ),
 )
 

@@ -14,8 +14,10 @@ class WandbConfig:
     enable: bool = flag(False, "Log to W&B")
     project: str = flag("rlhf_suite", "Project")
     org: str | None = flag(None, "Entity")
-    group: str | None = flag(None, "Group")
-    run_name: str | None = flag(None, "Run name; null: the run folder's name")
+    group: str | None = flag(None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name")
+    run_name: str | None = flag(
+        None, "Run name, in TensorBoard too; null: the run folder's name, in a sweep what varies: 0 train.seed=1"
+    )
 
 
 @dataclass

@@ -12,10 +12,12 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.resolve import load
 from rlhf_suite.train.run_folder import RunFolder
 
 
@@ -33,7 +35,8 @@ class MetricLogger:
     def __init__(self, config: LoggerConfig, folder: RunFolder, start: int) -> None:
         self._sinks: list[Sink] = [JsonLines(folder.metrics, start)]
         if config.tensorboard_dir is not None:
-            self._sinks.append(TensorBoard(Path(config.tensorboard_dir) / folder.path.name, start))
+            name = (config.wandb.run_name or folder.path.name).replace("/", "_")
+            self._sinks.append(TensorBoard(Path(config.tensorboard_dir) / (config.wandb.group or "") / name, start))
         if config.wandb.enable:
             self._sinks.append(Wandb(config.wandb, folder))
 
@@ -84,7 +87,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, online with WANDB_API_KEY and offline (`<run folder>/wandb`, for `wandb sync`) without.
+    """Weights & Biases with the run's resolved configuration, online with WANDB_API_KEY and offline (`<run folder>/wandb`, for `wandb sync`) without.
 
     The run's id is made from the run folder, so a resumed run goes on with the same curves.
     """
@@ -98,6 +101,7 @@ class Wandb:
             entity=config.org,
             group=config.group,
             name=config.run_name or folder.path.name,
+            config=asdict(load(folder.config)),
             id=hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:12],
             resume="allow" if online else None,
             dir=str(folder.path),

@@ -28,6 +28,11 @@ class RunFolder:
     path: Path
 
     @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -1,0 +1,80 @@
+"""`--config <file>`: a YAML file as the beginning of a command line, a run's own `config.yaml` or one written by hand.
+
+The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `experiment: grpo`, `actor: {adam: {lr: 1e-6}}`.
+Its values win over presets, and the command line wins over its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlhf_suite.cli.arguments import CommandLine
+from rlhf_suite.cli.overrides import key_of, quoted
+from rlhf_suite.cli.presets import group_names
+from rlhf_suite.cli.values import flattened
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.spelling import spelled
+
+OPTION = "--config"
+# What belongs to the run that wrote the file, not to a new one.
+OF_ONE_RUN = ("explain", "ckpt.load_enable", "run_dir")
+
+
+def with_config_file(line: CommandLine) -> CommandLine:
+    """Return the command line with the words of its `--config` file before its own; without the option, as it is."""
+    name = line.options.get(OPTION)
+    if name is None:
+        return line
+    path = Path(name).expanduser()
+    content = read(path)
+    if isinstance(content, Problem):
+        line.problems.append(content)
+        return line
+    given = {key_of(word) for word in line.overrides}
+    words = [word for word in words_of(content) if key_of(word) not in given]
+    line.from_file = {key_of(word): str(path) for word in words}
+    line.overrides = [*words, *line.overrides]
+    return line
+
+
+def read(path: Path) -> dict[str, Any] | Problem:
+    """Return the file's content, or say why it cannot be used."""
+    fix = "give a YAML file of flags, for example the config.yaml of a run folder"
+    try:
+        loaded = OmegaConf.load(path)
+        content = OmegaConf.to_container(loaded, resolve=True)
+    except OSError as error:
+        return Problem(OPTION, f"{path} cannot be read: {error.strerror}", fix)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        return Problem(OPTION, f"{path} is not valid YAML: {' '.join(str(error).split())}", fix)
+    if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
+        return Problem(OPTION, f"{path} does not hold a table of flags", fix)
+    return {str(key): value for key, value in content.items()}
+
+
+def words_of(content: dict[str, Any]) -> Iterator[str]:
+    """Return the overrides that say the same as the file."""
+    task = content.get("task")
+    flags = flags_of(task if task in TASKS else None)
+    for key, value in flattened(content.items(), flags):
+        if key not in OF_ONE_RUN and not (key in group_names() and value is None):
+            yield f"{key}={value if key in group_names() else written(value)}"
+
+
+def written(value: Any) -> str:
+    """Return a value as Hydra's grammar reads it back unchanged."""
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
+    return spelled(value)
