@@ -97,7 +97,13 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
 def test_runs_of_two_sweeps_share_no_folder_of_tensorboard(tmp_path):
     for sweep in ("first", "second"):
         wandb = WandbConfig(group=sweep, run_name="0 actor.freeze=[a/b]")
-        log_steps(RunFolder(tmp_path / sweep / "0"), 0, 1, 0.5, LoggerConfig(tensorboard_dir=str(tmp_path / "tb"), wandb=wandb))
+        log_steps(
+            RunFolder(tmp_path / sweep / "0"),
+            0,
+            1,
+            0.5,
+            LoggerConfig(tensorboard_dir=str(tmp_path / "tb"), wandb=wandb),
+        )
     names = sorted(str(path.parent.relative_to(tmp_path / "tb")) for path in (tmp_path / "tb").rglob("events.*"))
     assert names == ["first/0 actor.freeze=[a_b]", "second/0 actor.freeze=[a_b]"]
 

@@ -101,7 +101,11 @@ def _names_for_loggers(composed: DictConfig, group: str, name: str) -> list[str]
 
     wanted = {"logger.wandb.group": group, "logger.wandb.run_name": name}
     missing = object()
-    return [f"{key}={quoted(text)}" for key, text in wanted.items() if OmegaConf.select(composed, key, default=missing) is None]
+    return [
+        f"{key}={quoted(text)}"
+        for key, text in wanted.items()
+        if OmegaConf.select(composed, key, default=missing) is None
+    ]
 
 
 def _returned(job: "Job") -> JobReturn:

@@ -10,7 +10,14 @@ from rlhf_suite.config.problems import Problem
 SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
 SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
 # Options with a value, and the value of an option that came without one.
-VALUED = {"--cfg": "job", "--info": "all", "--package": "", "--config-dir": "", "--config": "", "--shell-completion": ""}
+VALUED = {
+    "--cfg": "job",
+    "--info": "all",
+    "--package": "",
+    "--config-dir": "",
+    "--config": "",
+    "--shell-completion": "",
+}
 ALIASES = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cd": "--config-dir", "-sc": "--shell-completion"}
 VALUES = {
     "--cfg": ("job", "hydra", "all"),
@@ -83,7 +90,11 @@ def dashed(word: str) -> Problem:
     name, _, value = word.lstrip("-").partition("=")
     if "." in name or "_" in name or value:
         return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
-    return Problem(word, "no such option", "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)")
+    return Problem(
+        word,
+        "no such option",
+        "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)",
+    )
 
 
 def lonely(word: str) -> Problem:

@@ -87,9 +87,10 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases with the run's resolved configuration, online with WANDB_API_KEY and offline (`<run folder>/wandb`, for `wandb sync`) without.
+    """Weights & Biases with the run's resolved configuration: online with WANDB_API_KEY, offline without.
 
-    The run's id is made from the run folder, so a resumed run goes on with the same curves.
+    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is made from the run folder, so a resumed run
+    goes on with the same curves.
     """
 
     def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
