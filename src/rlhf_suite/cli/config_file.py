@@ -1,7 +1,7 @@
 """`--config <file>`: a YAML file as the beginning of a command line, a run's own `config.yaml` or one written by hand.
 
-The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `actor: {adam: {lr: 1e-6}}`. Its values win over presets, and the command
-line wins over them.
+The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `actor: {adam: {lr: 1e-6}}`. Its values win
+over presets, and the command line wins over them.
 """
 
 from __future__ import annotations

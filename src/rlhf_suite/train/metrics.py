@@ -89,8 +89,8 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases with the run's resolved configuration: online with WANDB_API_KEY, offline without.
 
-    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is made from the run folder, so a resumed run
-    goes on with the same curves.
+    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is made from the run folder, so
+    a resumed run goes on with the same curves.
     """
 
     def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
