@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -66,3 +67,29 @@ def test_each_source_of_a_list_is_looked_at(tmp_path):
     *_, last = files(tmp_path)
     problems = [*source_problems("data.dataset", f"{last}, none.jsonl,none.csv", {})]
     assert len(problems) == 2
+
+
+def test_a_compressed_file_is_looked_into(tmp_path):
+    for path in [*files(tmp_path)]:
+        packed = path.with_name(f"{path.name}.gz")
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert first_columns(packed) == ["question", "answer"], packed
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"nonsense")
+    assert first_columns(tmp_path / "broken.jsonl.gz") is None
+    assert is_missing("none.jsonl.gz")
+
+
+def test_the_first_file_of_a_pattern_is_looked_into(tmp_path):
+    [*files(tmp_path)]
+    pattern = str(tmp_path / "li*.js*")
+    assert not [*source_problems("data.dataset", pattern, {"data.input_key": "question"})]
+    (problem,) = source_problems("data.dataset", pattern, {"data.input_key": "input"})
+    assert problem.key == "data.input_key" and "lines.jsonl has no column 'input'" in problem.what
+
+
+def test_a_pattern_that_stands_for_nothing_or_for_other_files_is_a_problem(tmp_path):
+    (problem,) = source_problems("data.dataset", str(tmp_path / "*.jsonl"), {})
+    assert problem.key == "data.dataset" and f"no file matches {tmp_path / '*.jsonl'}" in problem.what
+    (tmp_path / "notes.md").touch()
+    (problem,) = source_problems("data.dataset", str(tmp_path / "*"), {})
+    assert "notes.md, which is not a data file" in problem.what

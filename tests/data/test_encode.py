@@ -26,8 +26,8 @@ def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
     assert [example.where for example in examples] == [f"set.jsonl:{n}" for n in range(25) if n % 10 != 3]
     assert bad.count == 3 and bad.noted.total() == sum(example.truncated for example in examples) == 3
     assert bad.summary() == (
-        "3 rows skipped: 3 x column 'output' is empty (first set.jsonl:3); "
-        "3 rows changed: 3 x cut off at data.max_len (first set.jsonl:4)"
+        "3 of 25 rows skipped: 3 x column 'output' is empty (first set.jsonl:3); "
+        "3 of 25 rows changed: 3 x cut off at data.max_len (first set.jsonl:4)"
     )
 
 

@@ -26,7 +26,7 @@ from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packed import token_counts
 from rlhf_suite.data.pairs import PairEncoder
 from rlhf_suite.data.row import BadRows, DataError
-from rlhf_suite.data.rows import Sources
+from rlhf_suite.data.rows import EVAL, Sources
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.errors import UserError
 
@@ -131,7 +131,14 @@ def test_whatever_changes_an_item_is_encoded_again(tokenizer, tmp_path, cache, c
 
 
 @pytest.mark.parametrize(
-    "changed", [{"dataset": "x"}, {"dataset_probs": [1.0]}, {"pack_to_max_len": True}, {"dataloader_num_workers": 1}]
+    "changed",
+    [
+        {"dataset": "x"},
+        {"dataset_probs": [1.0]},
+        {"pack_to_max_len": True},
+        {"dataloader_num_workers": 1},
+        {"max_skipped_share": 0.5},
+    ],
 )
 def test_how_rows_are_used_is_no_part_of_their_name(tokenizer, tmp_path, cache, changed):
     path = write(tmp_path / "a.jsonl")
@@ -181,12 +188,73 @@ def test_what_a_killed_run_began_is_swept_once_it_is_old(tokenizer, tmp_path, ca
 
 def test_no_usable_row_is_an_error_that_says_why(tokenizer, tmp_path, cache):
     path, encoder = write(tmp_path / "a.jsonl", count=2, chosen=""), ConversationEncoder(tokenizer, SFT)
-    with pytest.raises(UserError, match=r"data\.dataset: no usable row in .*a\.jsonl'\. 3 rows skipped: 2 x column"):
+    with pytest.raises(
+        UserError, match=r"data\.dataset: no usable row in .*a\.jsonl'\. 3 of 3 rows skipped: 2 x column"
+    ):
         load(encoder, path)
     path.write_text("")
     with pytest.raises(UserError, match=r"no usable row in .*a\.jsonl'\.$"):
         load(encoder, path)
     assert not cache.exists()
+
+
+def spoilt(path, good, bad):
+    """A file of so many usable rows, and so many without an answer."""
+    rows = [ROW | {"prompt": f"hello {n}", "chosen": "user" if n >= bad else ""} for n in range(good + bad)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "share", "is_refused"),
+    [(1, 59, 0.01, True), (59, 1, 0.01, False), (1, 1, 0.01, False), (1, 1, 0.0, True), (198, 2, 0.01, False),
+     (197, 3, 0.01, True), (1, 2, 0.6, True), (71, 29, 0.29, False), (1, 2, 1.0, False)],
+)  # fmt: skip
+def test_more_bad_rows_than_allowed_end_the_run(tokenizer, tmp_path, good, bad, share, is_refused):
+    config, path = replace(SFT, max_skipped_share=share), spoilt(tmp_path / "a.jsonl", good, bad)
+    encoder = ConversationEncoder(tokenizer, config)
+    for _ in range(2):  # the second time the rows are in the cache
+        if not is_refused:
+            assert len(load(encoder, path, config)) == good
+            continue
+        with pytest.raises(DataError) as caught:
+            load(encoder, path, config)
+        wanted = (
+            f"{bad} of {good + bad} rows of data.dataset={path} cannot be used, and data.max_skipped_share={share:g}"
+        )
+        assert str(caught.value).startswith(wanted) and f"{bad} x column 'chosen' is empty (first {path}:1)" in str(
+            caught.value
+        )
+
+
+def test_bad_rows_are_counted_for_each_source_alone(tokenizer, tmp_path):
+    sound, broken = spoilt(tmp_path / "a.jsonl", 500, 0), spoilt(tmp_path / "b.jsonl", 8, 2)
+    with pytest.raises(DataError, match=rf"2 of 10 rows of eval\.dataset={broken} cannot be used.*allows 1:"):
+        load(ConversationEncoder(tokenizer, SFT), f"{sound},{broken}", flags=EVAL)
+
+
+def test_the_share_that_the_message_names_is_enough(tokenizer, tmp_path):
+    path = spoilt(tmp_path / "a.jsonl", 20, 7)
+    with pytest.raises(DataError) as caught:
+        load(ConversationEncoder(tokenizer, SFT), path)
+    config = replace(SFT, max_skipped_share=float(str(caught.value).rpartition("=")[2]))
+    assert len(load(ConversationEncoder(tokenizer, config), path, config)) == 20
+
+
+def test_rows_that_are_too_long_are_told_apart_from_bad_ones(tokenizer, tmp_path):
+    path, bad = write(tmp_path / "a.jsonl", count=10, prompt="hello " * 50), BadRows("skip")
+    path.write_text(path.read_text() + json.dumps(ROW) + "\n")
+    assert len(load(ConversationEncoder(tokenizer, replace(SFT, max_len=30)), path, bad=bad)) == 1
+    assert bad.summary().startswith(
+        f"1 of 12 rows skipped: 1 x not JSON: Expecting value (first {path}:11); 10 of 12 rows left out"
+    )
+    with pytest.raises(DataError, match="leaves no room"):
+        load(
+            ConversationEncoder(tokenizer, replace(SFT, max_len=30)),
+            path,
+            bad=BadRows("stop"),
+            config=replace(SFT, on_bad_row="stop"),
+        )
 
 
 def test_a_set_that_another_node_does_not_see_is_an_error(tokenizer, tmp_path, cache):

@@ -62,7 +62,7 @@ def test_pairs_that_the_cut_makes_alike_are_dropped_and_counted(tokenizer):
     rows = [Row(values, "f", line) for line, values in enumerate((same, long, good))]
     encoded = list(encode_rows(encoder, rows, bad))
     assert len(encoded) == 1 and isinstance(encoded[0], Group)
-    assert sorted(bad.bad) == [
+    assert sorted(bad.left_out) == [
         "the chosen and the rejected answer are the same",
         "the chosen and the rejected answer are the same after the cut at data.max_len",
     ]

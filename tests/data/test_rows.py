@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 
@@ -74,6 +75,42 @@ def write(path, rows=ROWS):
     return path
 
 
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.json.gz", "x.CSV.GZ", "x.tsv.gz"])
+def test_text_files_may_be_compressed(tmp_path, name):
+    plain = write(tmp_path / name[:-3])
+    (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
+    rows, same = load(tmp_path / name), load(plain)
+    assert values(rows) == ROWS and [row.line for row in rows] == [row.line for row in same]
+    plain.unlink()
+    assert values(load(tmp_path)) == ROWS
+
+
+def test_a_pattern_is_one_source_of_all_files_it_stands_for(tmp_path):
+    for name, rows in (
+        ("b1.jsonl", ROWS[1:2]),
+        ("a1.jsonl", ROWS[:1]),
+        ("deep/er/c1.jsonl", ROWS[2:]),
+        ("b2.csv", ROWS),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, rows)
+    assert values(load(tmp_path / "*.jsonl")) == ROWS[:2]
+    assert values(load(tmp_path / "[b-z]?.jsonl")) == ROWS[1:2]
+    assert values(load(tmp_path / "**" / "*1.jsonl")) == ROWS
+    spec = f"{tmp_path / '*.jsonl'},{tmp_path / 'b2.csv'}"
+    assert len(load(spec)) == 5 and len(load(spec, probs=[0.5, 0.5])) >= 5
+    write(tmp_path / "odd[1].jsonl", ROWS[:1])
+    assert values(load(tmp_path / "odd[1].jsonl")) == ROWS[:1]
+
+
+def test_a_pattern_without_files_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(UserError, match=r"data\.prompt_dataset: no file matches '.*none\*\.jsonl'; paths are relative"):
+        load(tmp_path / "none*.jsonl", flags=PROMPTS)
+    (tmp_path / "x.doc").write_text("text")
+    with pytest.raises(UserError, match=r"cannot read '.*x\.doc'; known file types"):
+        load(tmp_path / "*.doc")
+
+
 def write_arrow(path, rows, kind):
     table = pyarrow.Table.from_pylist(rows)
     with kind(path, table.schema) as writer:
@@ -135,6 +172,43 @@ def test_malformed_jsonl_lines_are_skipped_and_named(tmp_path):
     }
 
 
+def test_half_a_surrogate_pair_is_a_bad_row_in_any_field(tmp_path):
+    good = {"n": 1, "text": "\U0001f600 \\ud800", "é": ["\ue000"]}
+    broken = [{"n": "\ud800"}, {"n": [{"a": "x\udfffy"}]}, {"\udc00": 1}, {"n": "\ude00\ud83d"}]
+    rows = [json.dumps(row) for row in (good, *broken, good)]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    (tmp_path / "x.json").write_text(f"[{','.join(rows)}]")
+    for path in (tmp_path / "x.jsonl", tmp_path / "x.json"):
+        bad = BadRows("skip")
+        assert values(load(path, bad=bad)) == [good, good]
+        assert bad.bad.total() == 4 and [*bad.first.values()] == [f"{path}:2"]
+        assert [*bad.first][0].startswith("a text has half of a surrogate pair")
+
+
+def test_lines_that_python_cannot_hold_are_bad_rows(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"n": ' + "[" * 9**6 + "\n{" + f'"n": 1{"0" * 5000}' + '}\n{"n": 3}\n')
+    bad = BadRows("skip")
+    assert values(load(tmp_path / "x.jsonl", bad=bad)) == [{"n": 3}]
+    assert [reason.rpartition(": ")[2] for reason in bad.bad] == [
+        "it is nested too deeply",
+        "a number has too many digits",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_text_that_is_not_utf8_is_a_bad_row_of_a_table(tmp_path, kind):
+    raw = pyarrow.array([b"a", b"\xed\xa0\x80", b"c"], pyarrow.binary())
+    table = pyarrow.table({"n": [1, 2, 3], "text": pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())})
+    path, bad = tmp_path / f"x.{kind}", BadRows("skip")
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    assert values(load(path, bad=bad)) == [{"n": 1, "text": "a"}, {"n": 3, "text": "c"}]
+    assert bad.first == {"not UTF-8": f"{path}:2"}
+
+
 def test_malformed_csv_lines_are_skipped_and_named(tmp_path):
     path = tmp_path / "x.csv"
     path.write_bytes(b'n,t\n1,a\n2\n3,a,b\n4,\xff\n5,"a"b\n6,c\n7,"open\n8,d\n')
@@ -158,7 +232,9 @@ def test_malformed_items_of_a_json_list_are_skipped_and_numbered(tmp_path):
 
 def test_a_bad_row_stops_the_run_when_asked_to(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"n": 1}\nnonsense\n')
-    with pytest.raises(DataError, match=r"x\.jsonl:2: not JSON: Expecting value\. Mend the row, or .*on_bad_row=skip"):
+    with pytest.raises(
+        DataError, match=r"x\.jsonl:2: not JSON: Expecting value\. Repair the row, or .*on_bad_row=skip"
+    ):
         load(tmp_path / "x.jsonl", bad=BadRows("stop"))
 
 
@@ -179,6 +255,9 @@ def test_a_long_csv_field_is_read(tmp_path):
             b"text",
             r"data\.dataset: cannot read .*x\.doc'; known file types: \.jsonl, \.json, \.csv, ",
         ),
+        ("x.json", b'[{"n": 1' + b"0" * 5000 + b"}]", r"x\.json: not JSON that can be read: Exceeds the limit"),
+        ("x.jsonl.gz", b"nonsense", r"x\.jsonl\.gz: not a whole gzip file: Not a gzipped file"),
+        ("x.csv.gz", gzip.compress(b"n,t\n" * 9)[:-9], r"x\.csv\.gz: not a whole gzip file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, content, message):

@@ -6,7 +6,8 @@ import pytest
 
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
-from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.errors import UserError
 
@@ -59,12 +60,16 @@ def test_without_reward_tokens_labels_are_tokens_of_the_vocabulary(tokenizer):
 LISTED = {"question": "what is 1?", "steps": ["hello; there", "the user", "0"], "labels": [1, 0, True]}
 
 
-def listed(tokenizer, chat=False, max_len=99, **values):
+def step_encoder(tokenizer, chat=False, max_len=99):
     algo = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
     config = StepDataConfig(
         max_len=max_len, input_key="question", steps_key="steps", label_key="labels", apply_chat_template=chat
     )
-    return StepEncoder(tokenizer, config, algo).encode(Row(LISTED | values, "f", 1))
+    return StepEncoder(tokenizer, config, algo)
+
+
+def listed(tokenizer, chat=False, max_len=99, **values):
+    return step_encoder(tokenizer, chat, max_len).encode(Row(LISTED | values, "f", 1))
 
 
 def test_a_list_of_steps_gets_its_placeholders(tokenizer):
@@ -84,14 +89,25 @@ def test_steps_are_the_assistants_turn_in_a_chat(tokenizer):
     ("values", "reason"),
     [
         ({"labels": [1, 0]}, "not as many labels as steps"),
-        ({"steps": "one"}, "column 'steps' is no list of texts"),
-        ({"steps": ["one", " ", "two"]}, "column 'steps' is no list of texts"),
+        ({"steps": "one"}, "column 'steps' is not a list of texts"),
+        ({"steps": ["one", 2, "two"]}, "column 'steps' is not a list of texts"),
+        ({"steps": ["", " ", "\n"]}, "column 'steps' has no step that is not blank"),
         ({"labels": [1, 0, -1]}, "neither the text of a token nor a probability"),
     ],
 )
 def test_steps_that_do_not_fit_are_bad_rows(tokenizer, values, reason):
     with pytest.raises(RowError, match=reason):
         listed(tokenizer, **values)
+
+
+def test_a_blank_step_is_left_out_with_its_label_and_said(tokenizer):
+    steps, labels = ["hello; there", " \n", "the user", "0"], [1, 0, 0, 1]
+    example, same = listed(tokenizer, steps=steps, labels=labels), listed(tokenizer)
+    assert (example, example.notes) == (same, ("a blank step left out with its label, as in scoring",))
+    bad = BadRows("stop")
+    row = Row(LISTED | {"steps": steps, "labels": labels}, "f", 1)
+    assert list(encode_rows(step_encoder(tokenizer), [row], bad)) == [example]
+    assert bad.summary() == f"1 of 1 rows changed: 1 x {example.notes[0]} (first f:1)"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +119,7 @@ def test_steps_that_do_not_fit_are_bad_rows(tokenizer, values, reason):
         ([0.5] * 4, {"names": ("+", "-", "0")}, "need two algo.reward_tokens"),
         ([0.5] * 4, {"names": None}, "need two algo.reward_tokens"),
         (["hello the"] * 4, {"names": None}, "not one token"),
-        ("++-+", {}, "is no list"),
+        ("++-+", {}, "is not a list"),
     ],
 )
 def test_labels_that_do_not_fit_are_bad_rows(tokenizer, labels, options, reason):

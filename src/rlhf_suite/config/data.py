@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from rlhf_suite.config.flags import flag
 
 SOURCES = (
-    "Comma list of sources: file, saved folder, hub name (@data_dir behind it), builtin:<task>, reasoning_gym:<task>"
+    "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
+    "reasoning_gym:<task>"
 )
 INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
 
@@ -35,6 +36,13 @@ class DataConfig(TextConfig):
     """What the data of every task that trains has in common"""
 
     max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
+    max_skipped_share: float = flag(
+        0.01,
+        "End the run when a larger share of a source's rows cannot be used (one row may always, unless this is 0); "
+        "rows that are too long do not count",
+        ge=0,
+        le=1,
+    )
     dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
     cache_enable: bool = flag(
         True,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import glob
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from rlhf_suite.config.problems import Problem
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
+TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
+SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
 BUILTIN = "builtin:"
 GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 'rlhf-suite[gym]'"
 PEEK_BYTES = 1 << 20
@@ -34,6 +39,8 @@ def source_problems(
     for name in names:
         if name.startswith(GYM):
             yield from gym_problems(key)
+        elif is_glob(name):
+            yield from glob_problems(key, name, columns)
         elif is_missing(name):
             yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
         elif Path(name).is_file():
@@ -46,6 +53,36 @@ def gym_problems(key: str) -> Iterator[Problem]:
         yield Problem(key, "the package reasoning-gym is not installed", GYM_FIX)
 
 
+def file_type(path: Path) -> str:
+    """What the name of a file ends with, in lower case: `.jsonl`, and `.jsonl.gz` where it is compressed."""
+    suffix = path.suffix.lower()
+    return path.with_suffix("").suffix.lower() + GZIP if suffix == GZIP else suffix
+
+
+def is_glob(name: str) -> bool:
+    """Whether a source is a pattern such as `data/*.jsonl`. A file of that very name comes first."""
+    return glob.has_magic(name) and not name.startswith((BUILTIN, GYM)) and not Path(name).exists()
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a pattern stands for, sorted; `**` goes through folders of any depth."""
+    return sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+
+
+def glob_problems(key: str, pattern: str, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with a pattern, or with the columns of the files it stands for."""
+    files = matching_files(pattern)
+    if not files:
+        yield Problem(key, f"no file matches {pattern} (seen from {Path.cwd()})", "check the path")
+    for file in files:
+        if file_type(file) not in SUFFIXES:
+            what = f"{pattern} also stands for {file}, which is not a data file"
+            yield Problem(key, what, f"write a pattern that ends in one of {', '.join(SUFFIXES)}")
+            return
+    for file in files[:1]:
+        yield from column_problems(file, columns)
+
+
 def even(count: int) -> str:
     return f"[{','.join([f'{1 / count:.3g}'] * count)}]"
 
@@ -55,7 +92,7 @@ def is_missing(name: str) -> bool:
     if name.startswith(BUILTIN) or Path(name).exists():
         return False
     base = Path(name.partition("@")[0])
-    return base.suffix.lower() in SUFFIXES or (name.startswith(("/", ".", "~")) and not base.exists())
+    return file_type(base) in SUFFIXES or (name.startswith(("/", ".", "~")) and not base.exists())
 
 
 def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]:
@@ -74,18 +111,26 @@ def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]
 
 def first_columns(path: Path) -> list[str] | None:
     """The columns of the first row of a JSON, JSON lines, CSV or text file; None for others and unreadable rows."""
+    kind = file_type(path).removesuffix(GZIP)
     try:
-        if path.suffix.lower() == ".txt":
+        if kind == ".txt":
             return ["text"]
-        if path.suffix.lower() in (".csv", ".tsv"):
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                return next(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","), None)
-        if path.suffix.lower() in (".json", ".jsonl"):
-            with path.open(encoding="utf-8-sig") as file:
+        if kind in (".csv", ".tsv"):
+            with opened_text(path) as file:
+                return next(csv.reader(file, delimiter="\t" if kind == ".tsv" else ","), None)
+        if kind in (".json", ".jsonl"):
+            with opened_text(path) as file:
                 return first_json_columns(file.read(PEEK_BYTES).lstrip())
-    except (ValueError, OSError, csv.Error):
+    except (ValueError, OSError, EOFError, zlib.error, csv.Error):
         return None
     return None
+
+
+def opened_text(path: Path) -> IO[str]:
+    """A file as text, decompressed."""
+    if path.suffix.lower() == GZIP:
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+    return path.open(newline="", encoding="utf-8-sig")
 
 
 def first_json_columns(text: str) -> list[str] | None:

@@ -33,6 +33,7 @@ class Example:
     numbers: dict[str, float] = field(default_factory=dict)
     truncated: bool = False  # its end was cut off at data.max_len
     token_numbers: dict[str, list[float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it is not as its row says; for the log, not kept
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -56,6 +57,11 @@ class Group:
     @property
     def truncated(self) -> bool:
         return any(example.truncated for example in self.examples)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of all sequences."""
+        return tuple(note for example in self.examples for note in example.notes)
 
 
 Item = Example | Group  # what one row of data becomes

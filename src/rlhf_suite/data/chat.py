@@ -28,7 +28,7 @@ from rlhf_suite.data.render import (
     text_of,
     tokens,
 )
-from rlhf_suite.data.row import Row, RowError, joined, number, required
+from rlhf_suite.data.row import LeftOut, Row, RowError, joined, number, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class ConversationEncoder:
             if not ids:
                 raise RowError(where, "the prompt has no tokens, so nothing predicts the first token of the answer")
             if index == 0 and len(ids) >= self.config.max_len - 1:
-                raise RowError(where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+                raise LeftOut(where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
         if ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
             mask.append(1)
@@ -211,7 +211,7 @@ class PromptEncoder:
         text = self._chat(row) if self.config.apply_chat_template else self._plain(row)
         ids = tokens(self.tokenizer, text, self.begin)
         if len(ids) >= self.config.max_len:
-            raise RowError(row.where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+            raise LeftOut(row.where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
         label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
         source = row.values.get("datasource")
         return Prompt(ids, text, label, "default" if source is None else str(source), row.where)

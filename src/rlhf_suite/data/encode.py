@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
 from rlhf_suite.data.batch import Example, Group
-from rlhf_suite.data.row import BadRows, Row, RowError
+from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
 
 Encoded = TypeVar("Encoded")
 Encoded_co = TypeVar("Encoded_co", covariant=True)
@@ -35,13 +35,23 @@ def encode_rows(
     needed, so neither they nor the results have to fit into memory.
     """
     for result in _results(encoder, rows, workers):
+        bad.rows += 1
+        if isinstance(result, LeftOut):
+            bad.leave_out(result.where, result.reason)
+            continue
         if isinstance(result, RowError):
             bad.add(result.where, result.reason)
             continue
-        for item in result:
-            if isinstance(item, Example | Group) and item.truncated:
-                bad.note(item.where, "cut off at data.max_len")
-            yield item
+        for where, note in _notes(result):
+            bad.note(where, note)
+        yield from result
+
+
+def _notes(items: Sequence[object]) -> Iterable[tuple[str, str]]:
+    """How what was made of a row is not as the row says, each change once."""
+    found = [item for item in items if isinstance(item, Example | Group)]
+    cuts = [(item.where, "cut off at data.max_len") for item in found if item.truncated]
+    return dict.fromkeys([*cuts, *((item.where, note) for item in found for note in item.notes)])
 
 
 Result = Sequence[Encoded] | RowError

@@ -16,7 +16,7 @@ from rlhf_suite.disk import file_digest
 # Flags of `data` that say which rows there are and how they are used, not what becomes of a row.
 NOT_ENCODED = {
     *("dataset", "dataset_probs", "dataset_split", "prompt_dataset", "prompt_probs", "prompt_split", "max_samples"),
-    *("dataloader_num_workers", "cache_enable", "cache_max_gb", "pack_to_max_len"),
+    *("dataloader_num_workers", "cache_enable", "cache_max_gb", "pack_to_max_len", "max_skipped_share"),
 }
 
 

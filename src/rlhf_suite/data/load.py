@@ -47,6 +47,7 @@ class Loader(Generic[Encoded]):
         located = locate(name, sources.split, sources.flags)
         folder = self.folder(located, name, sources) if self.data.cache_enable else None
         store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
+        bad.check_share(self.data.max_skipped_share, f"{sources.flags.dataset}={name}")
         self.bad.merge(bad)
         return store
 

@@ -10,7 +10,7 @@ from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.chat import ConversationEncoder, answer_config
 from rlhf_suite.data.render import text_of
-from rlhf_suite.data.row import Row, RowError, number
+from rlhf_suite.data.row import LeftOut, Row, RowError, number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ class PairEncoder:
             raise RowError(row.where, "the two conversations differ before their last answers")
         if pair[0].ids == pair[1].ids:
             after = " after the cut at data.max_len" if pair[0].truncated else ""
-            raise RowError(row.where, f"the chosen and the rejected answer are the same{after}")
+            raise LeftOut(row.where, f"the chosen and the rejected answer are the same{after}")
         if self.margin_key is None:
             return Group(pair)
         margin = number(row, self.margin_key)

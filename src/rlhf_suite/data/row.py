@@ -1,4 +1,4 @@
-"""One row of data, where it came from, and what is done when it cannot be used."""
+"""One row of data, where it came from, and what happens when it cannot be used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ class RowError(UserError):
         return f"{self.where}: {self.reason}"
 
 
+class LeftOut(RowError):
+    """A sound row that this run does not use: it is too long, or its two answers cannot be told apart."""
+
+
 class DataError(UserError):
-    """A bad row ended the run, as `data.on_bad_row=stop` asks."""
+    """Bad rows ended the run: one with `data.on_bad_row=stop`, or more than `data.max_skipped_share` allows."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +79,33 @@ def number(row: Row, key: str) -> float:
 
 @dataclass
 class BadRows:
-    """The rows that could not be used (`add`) and the rows that were used with a change (`note`), counted by reason."""
+    """How many rows were read, and which of them were not used or not as they are written, counted by reason.
+
+    `bad` rows cannot be used at all (`add`), `left_out` ones are sound but not for this run (`leave_out`), `noted` ones
+    were used with a change (`note`)."""
 
     policy: str  # data.on_bad_row: "skip" or "stop"
     bad: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)  # reason -> where it was first seen
+    rows: int = 0  # that were read; 0 where nobody counted them
 
     @property
     def count(self) -> int:
-        """Rows that could not be used."""
-        return self.bad.total()
+        """Rows that were not used."""
+        return self.bad.total() + self.left_out.total()
 
     def add(self, where: str, reason: str) -> None:
         """Count a row that cannot be used; with policy "stop", end the run here."""
-        if self.policy == "stop":
-            raise DataError(f"{where}: {reason}. Mend the row, or skip such rows with data.on_bad_row=skip")
+        self._stop(where, reason)
         self.bad[reason] += 1
+        self.first.setdefault(reason, where)
+
+    def leave_out(self, where: str, reason: str) -> None:
+        """Count a sound row that is not used; with policy "stop", end the run here."""
+        self._stop(where, reason)
+        self.left_out[reason] += 1
         self.first.setdefault(reason, where)
 
     def note(self, where: str, reason: str) -> None:
@@ -102,17 +116,38 @@ class BadRows:
     def merge(self, other: BadRows) -> None:
         """Add what was counted elsewhere."""
         self.bad.update(other.bad)
+        self.left_out.update(other.left_out)
         self.noted.update(other.noted)
         self.first = other.first | self.first
+        self.rows += other.rows
+
+    def check_share(self, max_share: float, source: str) -> None:
+        """Raise DataError where more of the rows of `source` are bad than the share `max_share` allows. A share above
+        0 allows one bad row, however few rows there are."""
+        bad = self.bad.total()
+        allowed = max(1, math.floor(max_share * self.rows + 1e-9)) if max_share > 0 else 0
+        if bad > allowed:
+            raise DataError(
+                f"{bad} of {self.rows} rows of {source} cannot be used, and data.max_skipped_share={max_share:g} "
+                f"allows {allowed}: {self._reasons(self.bad)}. Repair the rows, or allow more: "
+                f"data.max_skipped_share={math.ceil(100 * bad / self.rows) / 100:g}"
+            )
 
     def summary(self) -> str:
-        """For a log: `3 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`; empty when there is nothing to say."""
-        parts = [self._describe("skipped", self.bad), self._describe("changed", self.noted)]
-        return "; ".join(part for part in parts if part)
+        """For a log: `3 of 60 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`; empty when there is nothing."""
+        kinds = [("skipped", self.bad), ("left out", self.left_out), ("changed", self.noted)]
+        return "; ".join(self._describe(verb, reasons) for verb, reasons in kinds if reasons)
+
+    def _stop(self, where: str, reason: str) -> None:
+        if self.policy == "stop":
+            raise DataError(f"{where}: {reason}. Repair the row, or skip such rows with data.on_bad_row=skip")
 
     def _describe(self, verb: str, reasons: Counter[str]) -> str:
-        if not reasons:
-            return ""
+        total = reasons.total()
+        rows = f"{total} of {self.rows} rows" if self.rows else f"{total} row{'s' * (total > 1)}"
+        return f"{rows} {verb}: {self._reasons(reasons)}"
+
+    def _reasons(self, reasons: Counter[str]) -> str:
         listed = [f"{count} x {reason} (first {self.first[reason]})" for reason, count in reasons.most_common(5)]
         more = [f"{len(reasons) - 5} more reasons"] if len(reasons) > 5 else []
-        return f"{reasons.total()} row{'s' * (reasons.total() > 1)} {verb}: {', '.join(listed + more)}"
+        return ", ".join(listed + more)

@@ -9,11 +9,14 @@ from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import begin_ids, check_rendering, fill, messages_of, render, text_of, tokens
-from rlhf_suite.data.row import Row, RowError, joined, required
+from rlhf_suite.data.row import LeftOut, Row, RowError, joined, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+BLANK_STEP = "a blank step left out with its label, as in scoring"
 
 
 class StepEncoder:
@@ -39,13 +42,19 @@ class StepEncoder:
 
     def encode(self, row: Row) -> Example:
         """Cut at data.max_len: the k-th label stays with the k-th placeholder, labels behind the cut are left out."""
-        labels = required(row, self.config.label_key)
+        labels, notes = required(row, self.config.label_key), ()
         if not isinstance(labels, list):
-            raise RowError(row.where, f"column {self.config.label_key!r} is no list")
-        ids, places = self.marked(row) if self.config.steps_key is None else self.listed(row, self.config.steps_key)
-        if len(places) != len(labels):
-            marks = "placeholders in the text" if self.config.steps_key is None else "steps"
-            raise RowError(row.where, f"there are not as many labels as {marks}")
+            raise RowError(row.where, f"column {self.config.label_key!r} is not a list")
+        if self.config.steps_key is None:
+            ids, places = self.marked(row)
+            check_counts(labels, places, "placeholders in the text", row)
+        else:
+            steps = self.steps(row, self.config.steps_key)
+            check_counts(labels, steps, "steps", row)
+            kept = [index for index, step in enumerate(steps) if step.strip()]
+            notes = (BLANK_STEP,) if len(kept) < len(steps) else ()
+            labels = [labels[index] for index in kept]
+            ids, places = self.behind(self.text(row, generation_prompt=True), [steps[index] for index in kept])
         targets = [self.target(label, row) for label in labels]
         length = min(len(ids), self.config.max_len)
         mask, target, weight = [0] * length, [0.0] * length, [0.0] * length
@@ -53,25 +62,27 @@ class StepEncoder:
             if place < length:
                 mask[place], (target[place], weight[place]) = 1, label
         if not any(mask):
-            raise RowError(row.where, f"no placeholder within data.max_len={self.config.max_len}")
+            raise LeftOut(row.where, f"no placeholder within data.max_len={self.config.max_len}")
         numbers = {"target": target, "weight": weight}
-        return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers)
+        return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers, notes=notes)
 
     def marked(self, row: Row) -> tuple[list[int], list[int]]:
         """Ids of a text that has its placeholders, and where these are."""
         ids = tokens(self.tokenizer, self.text(row, generation_prompt=False), self.begin)
         return ids, [place for place, token in enumerate(ids) if token == self.placeholder]
 
-    def listed(self, row: Row, steps_key: str) -> tuple[list[int], list[int]]:
-        """Ids of a prompt and a list of steps, each on a line of its own with the placeholder's id behind it. The
-        placeholder is put there as an id: no text of a step can move it or look like it."""
+    def steps(self, row: Row, steps_key: str) -> list[str]:
+        """The steps of a solution, of which at least one is not blank."""
         steps = required(row, steps_key)
-        if not isinstance(steps, list) or not all(isinstance(step, str) and step.strip() for step in steps):
-            raise RowError(row.where, f"column {steps_key!r} is no list of texts")
-        return self.behind(self.text(row, generation_prompt=True), steps)
+        if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+            raise RowError(row.where, f"column {steps_key!r} is not a list of texts")
+        if not any(map(str.strip, steps)):
+            raise RowError(row.where, f"column {steps_key!r} has no step that is not blank")
+        return steps
 
     def behind(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Ids of a rendered prompt and steps behind it, and where their placeholders are."""
+        """Ids of a rendered prompt and steps behind it, each on a line of its own with the placeholder's id behind it,
+        and where these are. The placeholder is put there as an id: no text of a step can move it or look like it."""
         ids, places = tokens(self.tokenizer, prompt, self.begin), []
         for index, step in enumerate(steps):
             begins_a_line = index == 0 and self.config.apply_chat_template
@@ -101,3 +112,9 @@ class StepEncoder:
         if self.names is None or len(self.names) != 2:
             raise RowError(row.where, "labels that are probabilities need two algo.reward_tokens, the good one first")
         return 0.0, float(label)
+
+
+def check_counts(labels: Sequence[object], places: Sequence[object], what: str, row: Row) -> None:
+    """Raise RowError unless there is a label for each of `places`."""
+    if len(labels) != len(places):
+        raise RowError(row.where, f"there are not as many labels as {what}")

@@ -92,7 +92,8 @@ def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
     except (OSError, ValueError, KeyError, EOFError):  # pyarrow's errors and those of JSON are ValueErrors
         return None
     rows = summary["rows"]
-    bad = BadRows(rows["policy"], Counter(rows["bad"]), Counter(rows["noted"]), rows["first"])
+    counted = {name: Counter(rows[name]) for name in ("bad", "left_out", "noted")}
+    bad = BadRows(rows["policy"], **counted, first=rows["first"], rows=rows["rows"])
     return (store, bad) if whole else None
 
 

@@ -1,0 +1,214 @@
+"""Reading one data file. Every reader yields a `Row` per good row and a `RowError` per malformed one, so one broken line
+costs one row. Text files may be compressed with gzip."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rlhf_suite.config.sources import GZIP, file_type
+from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # the escape of half of a pair; json.loads accepts one without the other
+TEXT_BYTES = 1 << 20  # of a text file that one row holds at least, unless the file ends
+
+
+def read_file(path: Path) -> Iterator[Row | RowError]:
+    """The rows of a file of one of the types in READERS."""
+    kind = file_type(path)
+    try:
+        yield from READERS[kind](path)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file: {error}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The content of a file, decompressed."""
+    return gzip.open(path) if path.suffix.lower() == GZIP else path.open("rb")
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | RowError]:
+    with _opened(path) as file:
+        yield from _json_lines(path, file)
+
+
+def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = Row({}, str(path), number)
+        try:
+            values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError:
+            yield RowError(row.where, "not UTF-8")
+        except json.JSONDecodeError as error:
+            yield RowError(row.where, f"not JSON: {error.msg}")
+        except RecursionError:
+            yield RowError(row.where, "not JSON that can be read: it is nested too deeply")
+        except ValueError:  # an integer of more digits than Python converts
+            yield RowError(row.where, "not JSON that can be read: a number has too many digits")
+        else:
+            yield _object(values, row, bool(SURROGATE.search(line)))
+
+
+def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
+    """A row of a JSON value. `may_be_broken`: its text has the escape of half a surrogate pair, maybe with the other."""
+    if not isinstance(values, dict):
+        return RowError(row.where, f"a JSON {type(values).__name__}, not an object of columns")
+    if may_be_broken:
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return RowError(
+                row.where, "a text has half of a surrogate pair (such as \\ud800), which is not a character"
+            )
+    return Row(values, row.source, row.line)
+
+
+def _read_json(path: Path) -> Iterator[Row | RowError]:
+    """A list of objects, or {"data": [...]}; anything else in a .json file is one object per line."""
+    with _opened(path) as file:
+        content = file.read()
+    try:
+        values = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        if not content.lstrip().startswith(b"{"):
+            raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+        yield from _json_lines(path, content.splitlines())
+        return
+    except (RecursionError, ValueError) as error:  # nested too deeply, an integer of too many digits
+        raise UserError(f"{path}: not JSON that can be read: {error}") from None
+    if isinstance(values, dict) and isinstance(values.get("data"), list):
+        values = values["data"]
+    may_be_broken = bool(SURROGATE.search(content))
+    for number, value in enumerate(values if isinstance(values, list) else [values], start=1):
+        yield _object(value, Row({}, str(path), number), may_be_broken)
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
+    """Separated by commas (.tsv: tabs), first line names the columns; every value is a string."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a document of 128 KiB
+    with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        header = next(reader, [])
+        while True:
+            where = Row({}, str(path), reader.line_num + 1)
+            try:
+                fields = next(reader)
+                "".join(fields).encode()
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield RowError(where.where, f"not CSV: {error}")
+            except UnicodeEncodeError:
+                yield RowError(where.where, "not UTF-8")
+            else:
+                if len(fields) == len(header):
+                    yield Row(dict(zip(header, fields, strict=True)), where.source, where.line)
+                elif fields:  # a blank line has none
+                    yield RowError(where.where, f"{len(fields)} fields where the header has {len(header)}")
+
+
+def _read_parquet(path: Path) -> Iterator[Row | RowError]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+    except (ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a parquet file: {error}") from None
+    yield from _rows_of(path, file.iter_batches())
+
+
+def _read_arrow(path: Path) -> Iterator[Row | RowError]:
+    """An IPC file, or the stream that `datasets` writes."""
+    import pyarrow
+
+    def batches() -> Iterator[pyarrow.RecordBatch]:
+        with pyarrow.memory_map(str(path)) as file:
+            try:
+                yield from pyarrow.ipc.open_stream(file)
+            except pyarrow.ArrowInvalid:
+                whole = pyarrow.ipc.open_file(file)
+                yield from (whole.get_batch(index) for index in range(whole.num_record_batches))
+
+    try:
+        yield from _rows_of(path, batches())
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not an arrow file: {error}") from None
+
+
+def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row | RowError]:
+    """The rows of Arrow batches. Texts in them should be UTF-8, but nothing has checked that."""
+    number = 0
+    for batch in batches:
+        try:
+            values: list[dict[str, object] | None] = batch.to_pylist()
+        except UnicodeDecodeError:
+            values = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
+        for number, each in enumerate(values, start=number + 1):  # noqa: B020 - goes on counting
+            row = Row(each or {}, str(path), number)
+            yield RowError(row.where, "not UTF-8") if each is None else row
+
+
+def _decoded(one: pyarrow.RecordBatch) -> dict[str, object] | None:
+    """The values of a batch of one row; None where a text is not UTF-8."""
+    try:
+        values: dict[str, object] = one.to_pylist()[0]
+    except UnicodeDecodeError:
+        return None
+    return values
+
+
+def _read_txt(path: Path) -> Iterator[Row | RowError]:
+    """One document, in the column `text`. One that is longer than TEXT_BYTES comes as several rows, cut at line ends:
+    no file has to fit into memory."""
+    with _opened(path) as file:
+        number, lines, size = 1, [], 0
+        for line in chain(file, (b"",)):  # the empty line stands for the end
+            lines.append(line)
+            size += len(line)
+            if not size or (line and size < TEXT_BYTES):
+                continue
+            row = Row({}, str(path), number)
+            number, text, lines, size = number + len(lines), b"".join(lines), [], 0
+            try:
+                yield Row({"text": text.decode("utf-8-sig" if row.line == 1 else "utf-8")}, row.source, row.line)
+            except UnicodeDecodeError:
+                yield RowError(row.where, "not UTF-8")
+
+
+def numbered(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
+    """Rows with their numbers from 1."""
+    return (Row(values, source, number) for number, values in enumerate(rows, start=1))
+
+
+Reader = Callable[[Path], Iterator[Row | RowError]]
+_TEXT: dict[str, Reader] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": partial(_read_csv, delimiter="\t"),
+    ".txt": _read_txt,
+}
+READERS: dict[str, Reader] = {
+    **_TEXT,
+    **{f"{suffix}{GZIP}": reader for suffix, reader in _TEXT.items()},
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+}
