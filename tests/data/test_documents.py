@@ -9,9 +9,9 @@ import pytest
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.data.documents import DocumentEncoder
 from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.files import TEXT_BYTES
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.files import TEXT_BYTES
 from rlhf_suite.data.sources import locate
 
 TEXT = "hello there, user: what is the capital of France?"

@@ -65,7 +65,7 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
 
 
 def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
-    """A row of a JSON value. `may_be_broken`: its text has the escape of half a surrogate pair, maybe with the other."""
+    """A row of a JSON value. `may_be_broken`: its text escapes half of a surrogate pair, maybe with the other half."""
     if not isinstance(values, dict):
         return RowError(row.where, f"a JSON {type(values).__name__}, not an object of columns")
     if may_be_broken:
