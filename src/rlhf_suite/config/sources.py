@@ -66,7 +66,8 @@ def is_glob(name: str) -> bool:
 
 def matching_files(pattern: str) -> list[Path]:
     """The files that a pattern stands for, sorted; `**` goes through folders of any depth."""
-    return sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+    found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
+    return sorted(path for path in map(Path, found) if path.is_file())
 
 
 def glob_problems(key: str, pattern: str, columns: Mapping[str, str]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Reading one data file. Every reader yields a `Row` per good row and a `RowError` per malformed one, so one broken line
+"""Reading one data file: a `Row` for each good row and a `RowError` for each malformed one, so one broken line
 costs one row. Text files may be compressed with gzip."""
 
 from __future__ import annotations
