@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rlhf_suite.config.sources import GZIP, file_type
 from rlhf_suite.data.row import Row, RowError
@@ -35,9 +35,9 @@ def read_file(path: Path) -> Iterator[Row | RowError]:
         raise UserError(f"{path}: not a whole gzip file: {error}") from None
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> BinaryIO:
     """The content of a file, decompressed."""
-    return gzip.open(path) if path.suffix.lower() == GZIP else path.open("rb")
+    return cast("BinaryIO", gzip.open(path)) if path.suffix.lower() == GZIP else path.open("rb")
 
 
 def _read_jsonl(path: Path) -> Iterator[Row | RowError]:

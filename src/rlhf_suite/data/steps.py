@@ -42,7 +42,7 @@ class StepEncoder:
 
     def encode(self, row: Row) -> Example:
         """Cut at data.max_len: the k-th label stays with the k-th placeholder, labels behind the cut are left out."""
-        labels, notes = required(row, self.config.label_key), ()
+        labels, notes = required(row, self.config.label_key), tuple[str, ...]()
         if not isinstance(labels, list):
             raise RowError(row.where, f"column {self.config.label_key!r} is not a list")
         if self.config.steps_key is None:
