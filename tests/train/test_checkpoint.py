@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore
+from rlhf_suite.errors import RunError
+from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore, remove
 
 KILLS = 12
 
@@ -37,7 +39,7 @@ def steps(store: CheckpointStore, kind: str = "step") -> list[int]:
 def test_a_committed_checkpoint_is_found_with_its_state(store):
     assert store.latest() is None
     path = save(store, 3, best=0.5)
-    found = store.latest()
+    found = store.newest_sound([].append)
     assert (found.path, found.step, found.state()) == (path, 3, {"step": 3, "best": 0.5})
     assert (found.path / "actor" / "weights").read_bytes() == b"\x03" * 10
 
@@ -50,23 +52,67 @@ def test_what_was_not_committed_is_nothing(store):
     assert not list(store.path.glob("*.tmp")), "what a killed save left is cleared away by the next one"
 
 
-@pytest.mark.parametrize("damage", ["manifest", "file", "size"])
-def test_a_damaged_checkpoint_is_passed_over(store, damage):
-    save(store, 1)
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def half_of_it(path: Path) -> None:
+    path.write_text(path.read_text()[:20])
+
+
+# What is done to which file, and what is said of it.
+DAMAGES = [
+    (flipped, "actor/weights", "actor/weights is not what was written (its SHA-256 differs)"),
+    (truncated, "actor/weights", "actor/weights has 9 bytes instead of 10"),
+    (Path.unlink, "actor/weights", "actor/weights is missing"),
+    (flipped, "state.json", "state.json is not what was written (its SHA-256 differs)"),
+    (Path.unlink, "state.json", "state.json is missing"),
+    (half_of_it, MANIFEST, "manifest.json cannot be read"),
+    (Path.unlink, MANIFEST, "manifest.json is missing"),
+    (lambda path: path.write_text("[]"), MANIFEST, "manifest.json cannot be read"),
+    (lambda path: path.write_bytes(b"\xff\xfe"), MANIFEST, "manifest.json cannot be read"),
+    (lambda path: path.write_text('{"step": 7, "files": {}}'), MANIFEST, "manifest.json is not that of step 2"),
+]
+
+
+@pytest.mark.parametrize(("damage", "file", "words"), DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_with_its_file_and_the_reason(store, damage, file, words):
+    sound, said = save(store, 1), []
     path = save(store, 2)
-    if damage == "manifest":
-        (path / MANIFEST).unlink()
-    elif damage == "file":
-        (path / "actor" / "weights").unlink()
-    else:
-        (path / "actor" / "weights").write_bytes(b"\x02" * 9)
-    assert store.latest().step == 1
+    damage(path / file)
+    assert store.newest_sound(said.append).path == sound
+    assert said == [f"Skipping a checkpoint: {path} is damaged: {words}"]
 
 
-def test_the_manifest_lists_every_file(store):
+def test_where_every_checkpoint_is_damaged_the_run_stops_and_says_what_to_do(store):
+    for step in (1, 2):
+        flipped(save(store, step) / "actor" / "weights")
+    with pytest.raises(RunError, match=r"step_000002 is damaged: actor/weights .*step_000001 .*another folder"):
+        store.newest_sound([].append)
+
+
+def test_the_manifest_has_the_size_and_the_digest_of_every_file(store):
     manifest = json.loads((save(store, 4) / MANIFEST).read_text())
     assert manifest["step"] == 4
     assert set(manifest["files"]) == {"actor/weights", "state.json"}
+    entry = {"bytes": 10, "sha256": hashlib.sha256(b"\x04" * 10).hexdigest()}
+    assert manifest["files"]["actor/weights"] == entry
+
+
+def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_damaged_one(store, monkeypatch):
+    path = save(store, 1)
+    monkeypatch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # the kill comes before any file is deleted
+    remove(path)
+    monkeypatch.undo()
+    assert store.found() == []
+    store.sweep()
+    assert list(store.path.iterdir()) == []
 
 
 def test_the_oldest_go_first_and_the_best_stays(store):
@@ -86,7 +132,7 @@ def test_the_newest_may_be_the_best(store):
 
 
 def test_a_size_limit_keeps_at_least_the_newest(tmp_path):
-    store = CheckpointStore(CheckpointConfig(max_num=9, max_mem=2500 / 2**30), tmp_path)
+    store = CheckpointStore(CheckpointConfig(max_num=9, max_mem=3000 / 2**30), tmp_path)
     for step in (1, 2, 3):
         save(store, step, size=1000)
     assert steps(store) == [2, 3]
@@ -119,7 +165,9 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
         time.sleep(0.1 * chance.random())
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        found = CheckpointStore(CheckpointConfig(), path).latest()
+        said: list[str] = []
+        found = CheckpointStore(CheckpointConfig(), path).newest_sound(said.append)
+        assert said == [], "what a kill leaves never looks like a damaged checkpoint"
         if found is None:
             assert newest == 0
             continue

@@ -126,20 +126,36 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
     first.save_if_due(5, {"eval/gpt_loss": 2.0})
     group.call("set", 8)
     second = saver(save_steps=1, load_enable=True)
-    assert second.resume() == 5
+    assert second.resume(print) == 5
     assert group.call("get") == [7]
     assert second.driver_state["beta"].value == 0.25
     assert second.driver_files["notes"].text == "held"
     assert second.is_best({"eval/gpt_loss": 2.5}) is False
 
 
+def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, group):
+    first, said = saver(save_steps=1), []
+    for step in (1, 2):
+        group.call("set", step)
+        first.save_if_due(step, {})
+    damaged = first.store.path / "step_000002" / "actor" / "number"
+    damaged.write_text("3")  # of the right size
+    assert saver(save_steps=1, load_enable=True).resume(said.append) == 1
+    assert group.call("get") == [1]
+    assert said == [
+        f"Skipping a checkpoint: {damaged.parents[1]} is damaged: actor/number is not what was written (its SHA-256 "
+        "differs)",
+        f"Resuming after step 1 from {first.store.path / 'step_000001'}",
+    ]
+
+
 def test_a_fresh_run_starts_at_0_and_never_among_old_checkpoints(saver):
-    assert saver(load_enable=True).resume() == 0
+    assert saver(load_enable=True).resume(print) == 0
     one = saver(save_steps=1)
-    assert one.resume() == 0
+    assert one.resume(print) == 0
     one.save(3, "step")
     with pytest.raises(UserError, match=r"ckpt\.path=.*step 3.*ckpt\.load_enable=true"):
-        saver(save_steps=1).resume()
+        saver(save_steps=1).resume(print)
 
 
 def test_the_final_models_have_their_places(saver, group, tmp_path):

@@ -48,7 +48,7 @@ class Pipeline:
 
     def run(self) -> dict[str, float]:
         """Train to the end; returns the last value of every metric."""
-        start = self.saver.resume()
+        start = self.saver.resume(self.journal.notice)
         self.journal.begin(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
         for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):

@@ -1,32 +1,84 @@
-"""The one commit protocol of checkpoints: write aside, fsync, manifest, rename. A folder without a manifest is nothing.
+"""The one commit protocol of checkpoints: write aside, sync, list with digests, rename. What is not listed is nothing.
 
-Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, `manifest.json` and a folder per model.
+Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, a folder per model, and `manifest.json`:
+the size and the SHA-256 of every other file. The sizes are compared at every look, the digests before a checkpoint is
+loaded.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.disk import flush
+from rlhf_suite.disk import file_digest, flush
+from rlhf_suite.errors import RunError
 
 MANIFEST = "manifest.json"
+KINDS = ("step", "best")
+NAME = re.compile(rf"({'|'.join(KINDS)})_(\d{{6,}})")
+DIGEST_THREADS = 8  # hashlib computes outside of Python's lock
+
+
+class Entry(NamedTuple):
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class DamagedError(Exception):
+    """A file of a checkpoint is not as it was written; the message names it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint."""
+    """A folder that `commit` has put in its place."""
 
     path: Path
     step: int
+    kind: str = "step"
 
     def state(self) -> dict[str, Any]:
-        """What `commit` was given: step, metric, controller states, cursors."""
-        return json.loads((self.path / "state.json").read_text())
+        """Return what `commit` was given: step, metric, controller states, cursors."""
+        state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
+        return state
+
+    def check_sizes(self) -> dict[str, Entry]:
+        """Return what the manifest says of each file.
+
+        Raises:
+            DamagedError: the manifest cannot be read, or a file is missing or has another size.
+        """
+        entries = read_manifest(self.path / MANIFEST, self.step)
+        for name, entry in entries.items():
+            file = self.path / name
+            if not file.is_file():
+                raise DamagedError(f"{name} is missing")
+            if (size := file.stat().st_size) != entry.bytes:
+                raise DamagedError(f"{name} has {size} bytes instead of {entry.bytes}")
+        return entries
+
+    def check_contents(self) -> None:
+        """Compare every file with the manifest, to the last byte. Raises DamagedError."""
+        entries = self.check_sizes()
+        for name, digest in digests(self.path, entries).items():
+            if digest != entries[name].sha256:
+                raise DamagedError(f"{name} is not what was written (its SHA-256 differs)")
+
+    def is_whole(self) -> bool:
+        """Whether every file is there with its size: the quick look, which reads no contents."""
+        try:
+            self.check_sizes()
+        except DamagedError:
+            return False
+        return True
 
 
 class CheckpointStore:
@@ -46,38 +98,65 @@ class CheckpointStore:
         """Make the folder of `begin` a checkpoint, whole or not at all; then rotate."""
         folder = self.path / f"{kind}_{step:06d}.tmp"
         (folder / "state.json").write_text(json.dumps(state, indent=1))
-        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-        sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-        (folder / MANIFEST).write_text(json.dumps({"step": step, "files": sizes}, indent=1))
+        files = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
+        sha256 = digests(folder, files)
+        entries = {name: Entry((folder / name).stat().st_size, sha256[name])._asdict() for name in files}
+        (folder / MANIFEST).write_text(json.dumps({"step": step, "files": entries}, indent=1))
         for written in [*folder.rglob("*"), folder]:
             flush(written)
         final = folder.with_suffix("")
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            remove(final)
         folder.rename(final)
         flush(self.path)
         self._rotate(keep=final)
         return final
 
+    def found(self) -> list[Checkpoint]:
+        """Return every checkpoint, damaged or not, newest first; both kinds hold the whole state."""
+        names = [(folder, NAME.fullmatch(folder.name)) for folder in self.path.glob("*_*")]
+        found = [Checkpoint(folder, int(name[2]), name[1]) for folder, name in names if name and folder.is_dir()]
+        return sorted(found, key=lambda ckpt: (ckpt.step, ckpt.kind), reverse=True)
+
     def all(self, kind: str = "step") -> list[Checkpoint]:
-        """Committed and complete checkpoints, oldest first."""
-        folders = self.path.glob(f"{kind}_" + "[0-9]" * 6)
-        found = [Checkpoint(folder, int(folder.name.split("_")[1])) for folder in folders]
-        return sorted((ckpt for ckpt in found if is_complete(ckpt.path)), key=lambda ckpt: ckpt.step)
+        """Return the checkpoints of a kind whose files are all there, oldest first."""
+        return [ckpt for ckpt in reversed(self.found()) if ckpt.kind == kind and ckpt.is_whole()]
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, periodic or best: both hold the whole state."""
-        found = self.all("step") + self.all("best")
-        return max(found, key=lambda ckpt: ckpt.step, default=None)
+        """Return the newest checkpoint whose files are all there, periodic or best."""
+        return next((ckpt for ckpt in self.found() if ckpt.is_whole()), None)
+
+    def newest_sound(self, say: Callable[[str], None]) -> Checkpoint | None:
+        """Return the newest checkpoint whose files are as they were written; None where there is none at all.
+
+        Raises:
+            RunError: there are checkpoints, but each of them is damaged.
+        """
+        damages = []
+        for checkpoint in self.found():
+            try:
+                checkpoint.check_contents()
+            except DamagedError as damage:
+                damages.append(f"{checkpoint.path.name} is damaged: {damage}")
+                say(f"Skipping a checkpoint: {checkpoint.path} is damaged: {damage}")
+                continue
+            return checkpoint
+        if damages:
+            raise RunError(
+                f"no checkpoint in {self.path} can be loaded ({'; '.join(damages)}). Restore one of them from a copy, "
+                "or start again from step 0 in another folder"
+            )
+        return None
 
     def sweep(self) -> None:
-        """Remove what a killed run had begun to write."""
+        """Remove what a killed run had begun to write or to delete."""
         for orphan in self.path.glob("*.tmp"):
             shutil.rmtree(orphan, ignore_errors=True)
 
     def _rotate(self, keep: Path) -> None:
         """Delete the oldest periodic ones beyond `ckpt.max_num` or `ckpt.max_mem`, and all but the newest best."""
         for stale in self.all("best")[:-1]:
-            shutil.rmtree(stale.path)
+            remove(stale.path)
         self.sweep()
         regular = self.all("step")
         limit = float("inf") if self.config.max_mem is None else self.config.max_mem * 2**30
@@ -85,16 +164,37 @@ class CheckpointStore:
             stale = regular.pop(0)
             if stale.path == keep:
                 break
-            shutil.rmtree(stale.path)
+            remove(stale.path)
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether every file of the manifest is there with its size."""
-    manifest = folder / MANIFEST
-    if not manifest.exists():
-        return False
-    files = json.loads(manifest.read_text())["files"]
-    return all((folder / name).exists() and (folder / name).stat().st_size == size for name, size in files.items())
+def read_manifest(path: Path, step: int) -> dict[str, Entry]:
+    """Return what the manifest of the checkpoint of `step` says of each file. Raises DamagedError."""
+    try:
+        manifest = json.loads(path.read_bytes())
+        entries = {str(name): Entry(int(each["bytes"]), str(each["sha256"])) for name, each in manifest["files"].items()}
+        is_right = manifest["step"] == step and "state.json" in entries
+    except FileNotFoundError:
+        raise DamagedError(f"{path.name} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedError(f"{path.name} cannot be read") from None
+    if not is_right:
+        raise DamagedError(f"{path.name} is not that of step {step}")
+    return entries
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of a folder, computed by several threads."""
+    listed = list(names)
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
+        return dict(zip(listed, pool.map(lambda name: file_digest(folder / name), listed), strict=True))
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint so that a kill in between leaves nothing that looks like a damaged one."""
+    aside = folder.with_name(f"{folder.name}.old.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
 
 
 def folder_bytes(path: Path) -> int:

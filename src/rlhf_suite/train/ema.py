@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf_suite.train.strategy import TrainedModel
+from rlhf_suite.train.strategy import TrainedModel, load_tensors
 
 
 class WeightAverage:
@@ -56,7 +56,7 @@ class WeightAverage:
 
     def load_state(self, folder: Path) -> None:
         """The inverse of `save_state`."""
-        self.average = torch.load(folder / f"ema_{self.model.world.rank}.pt", weights_only=True)
+        self.average = load_tensors(folder / f"ema_{self.model.world.rank}.pt")
 
 
 def held(parameter: Tensor) -> Tensor:

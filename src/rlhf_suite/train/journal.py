@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ class Journal:
         if message and self.config.progress:
             line = printable(message, LINE_LIMIT, keep_lines=True)
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def notice(self, message: str) -> None:
+        """Print a line that a user must see, also where logger.progress is off: on the error stream."""
+        print(message, file=sys.stderr, flush=True)
 
     def encoding(self, source: str, rows: int) -> None:
         """Rows of a data source that are encoded so far."""

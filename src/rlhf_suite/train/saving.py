@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -53,17 +53,19 @@ class Saver:
         self.store = CheckpointStore(config, (Path(config.path) if config.path else folder.checkpoints).absolute())
         self.best: float | None = None
 
-    def resume(self) -> int:
-        """Load the newest checkpoint when asked; the step to go on with."""
+    def resume(self, say: Callable[[str], None]) -> int:
+        """Load the newest sound checkpoint when asked, and say which; return the step to go on with."""
         self.store.sweep()
-        checkpoint = self.store.latest()
-        if checkpoint is None:
-            return 0
-        if not self.config.load_enable:
+        found = self.store.found()
+        if found and not self.config.load_enable:
             raise UserError(
-                f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {checkpoint.step}). "
+                f"ckpt.path={self.store.path} holds checkpoints of an earlier run (step {found[0].step}). "
                 "Set ckpt.load_enable=true to go on from there, or choose another ckpt.path"
             )
+        checkpoint = self.store.newest_sound(say)
+        if checkpoint is None:
+            return 0
+        say(f"Resuming after step {checkpoint.step} from {checkpoint.path}")
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
         state = checkpoint.state()

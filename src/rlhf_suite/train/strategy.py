@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -100,6 +102,7 @@ class TrainedModel:
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=module, model_parameters=trained, optimizer=optimizer, config=settings
         )
+        self.engine.checkpoint_engine = tensor_files(self.engine._config)
         if is_plain(ds):
             optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -148,7 +151,7 @@ class TrainedModel:
         """The inverse of `save_state`, on the same number of ranks."""
         path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.ds.load_in_4bit)
         assert path is not None, f"no engine state in {folder}"
-        set_rng_state(torch.load(folder / f"rng_{self.world.rank}.pt", weights_only=True))
+        set_rng_state(load_tensors(folder / f"rng_{self.world.rank}.pt"))
 
 
 def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its caller
@@ -219,6 +222,37 @@ def gathered(
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank)
+
+
+def tensor_files(config: Any) -> Any:
+    """Return the part of a DeepSpeed engine that writes and reads its checkpoint files, made to run no code in them.
+
+    DeepSpeed's own unpickles whatever a file holds. The files need three of its classes, which only hold values.
+    """
+    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    class TensorFiles(TorchCheckpointEngine):
+        def load(self, path: str, map_location: Any = None) -> Any:
+            with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+                return load_tensors(Path(path), map_location)
+
+    return TensorFiles(config)
+
+
+def load_tensors(path: Path, map_location: Any = None) -> Any:
+    """Load a file of `torch.save` that holds tensors and plain values. Anything else in it is refused, not run."""
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks for {asked[1]}" if asked else "torch cannot read it"
+        raise UserError(
+            f"{path} is not a file of tensors and plain values ({reason}). It could run code, so nothing of it was "
+            "loaded. Delete the checkpoint that it is part of, and resume from another one"
+        ) from None
 
 
 def rng_state() -> dict[str, torch.Tensor]:

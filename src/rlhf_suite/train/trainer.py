@@ -24,7 +24,7 @@ class Trainer:
 
     def fit(self) -> dict[str, float]:
         """Train to the end; returns the last value of every metric."""
-        start = self.saver.resume()
+        start = self.saver.resume(self.journal.notice)
         self.journal.begin(start, self.total_steps)
         for step in range(start, self.total_steps):
             self.train_step(step)
