@@ -1,4 +1,4 @@
-"""A checkpoint is data: a pickle that stands in for one of its files is refused, and what it wants to run never runs."""
+"""A checkpoint is data: a pickle in the place of one of its files is refused, and its code is never run."""
 
 from __future__ import annotations
 

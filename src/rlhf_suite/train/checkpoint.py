@@ -1,8 +1,8 @@
-"""The one commit protocol of checkpoints: write aside, sync, list with digests, rename. What is not listed is nothing.
+"""The one commit protocol of checkpoints: write aside, list with digests, sync, rename. What is not listed is nothing.
 
-Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, a folder per model, and `manifest.json`:
-the size and the SHA-256 of every other file. The sizes are compared at every look, the digests before a checkpoint is
-loaded.
+Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, a folder per model, and
+`manifest.json`, which has the size and the SHA-256 of every other file. The sizes are compared at every look, the
+digests before a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ def read_manifest(path: Path, step: int) -> dict[str, Entry]:
     """Return what the manifest of the checkpoint of `step` says of each file. Raises DamagedError."""
     try:
         manifest = json.loads(path.read_bytes())
-        entries = {str(name): Entry(int(each["bytes"]), str(each["sha256"])) for name, each in manifest["files"].items()}
+        entries = {
+            str(name): Entry(int(each["bytes"]), str(each["sha256"])) for name, each in manifest["files"].items()
+        }
         is_right = manifest["step"] == step and "state.json" in entries
     except FileNotFoundError:
         raise DamagedError(f"{path.name} is missing") from None

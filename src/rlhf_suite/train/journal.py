@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,8 +39,9 @@ class Journal:
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
     def notice(self, message: str) -> None:
-        """Print a line that a user must see, also where logger.progress is off: on the error stream."""
-        print(message, file=sys.stderr, flush=True)
+        """Print a line that a user must see, also where logger.progress is off, on the error stream."""
+        line = printable(message, LINE_LIMIT, keep_lines=True)
+        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
     def encoding(self, source: str, rows: int) -> None:
         """Rows of a data source that are encoded so far."""
