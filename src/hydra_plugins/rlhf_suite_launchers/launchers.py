@@ -54,7 +54,7 @@ class CommandLauncher(Launcher):
         raise NotImplementedError
 
     def _job(self, folder: Path, number: int, overrides: list[str], common: set[str]) -> "Job":
-        from rlhf_suite.cli.overrides import quoted
+        from rlhf_suite.cli.arguments import quoted
         from rlhf_suite.cli.sweep import Job
 
         composed = self.context.config_loader.load_sweep_config(self.config, overrides)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 REFUSED, INTERRUPTED = 2, 130
 # Answered by Hydra alone, whatever the configuration.
-HYDRA_ONLY = ("--hydra-help", "--version", "--shell-completion")
+HYDRA_ONLY = ("--hydra-help", "--shell-completion")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,6 +29,11 @@ def main(argv: list[str] | None = None) -> int:
 
         with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
             return print_help(line)
+        return 0
+    if "--version" in line.options:
+        from rlhf_suite.cli.versions import versions
+
+        print("\n".join(versions()))
         return 0
     if any(option in line.options for option in HYDRA_ONLY):
         return hydra(line)
@@ -61,9 +66,9 @@ def checked(line: CommandLine) -> int:
 
 def single(line: CommandLine, found: Preflight) -> int:
     """One run in a folder of its own, or in the one that it continues."""
+    from rlhf_suite.cli.arguments import quoted
     from rlhf_suite.cli.folders import for_run
     from rlhf_suite.cli.inspections import inspect
-    from rlhf_suite.cli.overrides import quoted
 
     place = for_run(found)
     if isinstance(place, Problem):
@@ -78,8 +83,8 @@ def single(line: CommandLine, found: Preflight) -> int:
 
 def sweep(line: CommandLine, found: Preflight) -> int:
     """Many runs, each a process of its own (hydra/launcher), then their table."""
+    from rlhf_suite.cli.arguments import quoted
     from rlhf_suite.cli.folders import fresh
-    from rlhf_suite.cli.overrides import quoted
     from rlhf_suite.cli.summary import finish
 
     folder = found.folder if found.chosen_folder else fresh(found.folder)

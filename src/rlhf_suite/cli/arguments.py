@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.config.names import did_you_mean, flags_of
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import TASKS
 
 SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
 SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
@@ -57,7 +61,7 @@ def parse(argv: list[str]) -> CommandLine:
         elif word.startswith("-") and word.strip("-"):
             line.problems.append(dashed(word))
         elif "=" in word or word.startswith("~"):
-            line.overrides.append(word)
+            line.overrides.append(with_quoted_home(word))
         else:
             line.words.append(word)
     if "--help" not in line.options:
@@ -97,5 +101,25 @@ def dashed(word: str) -> Problem:
     )
 
 
+def with_quoted_home(word: str) -> str:
+    """Quote a value that begins with `~`: Hydra's grammar has no such character outside quotes."""
+    key, equals, value = word.partition("=")
+    if not value.startswith("~") or set(value) & set("\"'"):
+        return word
+    return f"{key}{equals}{','.join(quoted(part) for part in value.split(','))}"
+
+
+def quoted(text: str) -> str:
+    """A text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
+
+
 def lonely(word: str) -> Problem:
-    return Problem(word, "expected key=value", f"write {word}=<value>; see --help")
+    """A word without `=`: a task or a preset without its group, or a flag without its value."""
+    group = next((group for group in ("task", *group_names()) if word in preset_names(group)), None)
+    if group is not None:
+        return Problem(word, "expected key=value", f"write {group}={word}")
+    if word in flags_of(None):
+        return Problem(word, "expected key=value", f"write {word}=<value>; see --help {word}")
+    tasks = did_you_mean(word, TASKS)
+    return Problem(word, "expected key=value", tasks.replace("mean ", "mean task=") if tasks else "see --help")

@@ -60,7 +60,7 @@ def composed(overrides: list[str]) -> Composed:
 
 def search_path(folder: str) -> str:
     """`--config-dir` for the Compose API."""
-    return f'hydra.searchpath=["file://{Path(folder).resolve()}"]'
+    return f'hydra.searchpath=["file://{Path(folder).expanduser().resolve()}"]'
 
 
 def presets(group: str) -> list[str]:

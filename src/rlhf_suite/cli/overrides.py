@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from rlhf_suite.cli.arguments import quoted
 from rlhf_suite.cli.presets import group_names
 from rlhf_suite.cli.values import Value
-from rlhf_suite.config.names import SECRETS, unknown_flag
+from rlhf_suite.config.kinds import kind
+from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.validate import example
 
 
 @dataclass
@@ -77,8 +81,15 @@ def parsed(word: str) -> Override | Problem:
         return parser().parse_override(word)
     except HydraException as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        value = word.partition("=")[2].strip("\"'")
-        return Problem(key, f"cannot be read: {reason}", f"""quote the value twice: '{key}="{value}"'""")
+        return Problem(key, f"cannot be read: {reason}", as_text(key, word.partition("=")[2].strip("\"'")))
+
+
+def as_text(key: str, value: str) -> str:
+    """How to write a value that Hydra's grammar cannot read, or would read as something else than this text."""
+    info = flags_of(None).get(key)
+    if info is not None and kind(info.type).base is not str:
+        return f"write {key}=<{kind(info.type).name}>, e.g. {shlex.quote(f'{key}={example(info)}')}"
+    return f"quote the value twice: {shlex.quote(f'{key}={quoted(value)}')}"
 
 
 def parser() -> OverridesParser:
@@ -93,9 +104,3 @@ def alternatives(override: Override) -> list[tuple[str, Any]]:
         return []
     words = [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
     return [(word, parser().parse_override(word).value()) for word in words]
-
-
-def quoted(text: str) -> str:
-    """A text as a value that Hydra's grammar reads back unchanged."""
-    escaped = text.replace('\\"', '\\\\"').replace('"', '\\"')
-    return f'"{escaped}"'

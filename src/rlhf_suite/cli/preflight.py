@@ -22,6 +22,7 @@ from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.cli.overrides import Overrides
 from rlhf_suite.cli.values import Value, flattened, name_problems
 from rlhf_suite.config.checks.run import check
+from rlhf_suite.config.kinds import kind
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, Run
@@ -76,7 +77,7 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
     folder = line.options.get("--config-dir")
     if folder is None:
         return []
-    if not Path(folder).is_dir():
+    if not Path(folder).expanduser().is_dir():
         result.problems.append(Problem("--config-dir", f"{folder!r} is no folder", "give a folder of presets"))
         return []
     return [search_path(folder)]
@@ -85,7 +86,7 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
 def set_folder(first: Composed, given: Overrides, result: Preflight) -> None:
     """Where the run or the sweep wants to be, and whether the user says so."""
     name = "sweep" if result.is_sweep else "run"
-    result.folder = Path(first.whole.hydra[name].dir)
+    result.folder = Path(first.whole.hydra[name].dir).expanduser()
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
 
 
@@ -106,16 +107,24 @@ def without_sweeps(given: Overrides) -> Overrides:
 
 
 def several_values(override: Override) -> Problem:
+    """Commas outside of quotes and brackets: what else could be meant depends on the flag's type."""
     key, _, value = (override.input_line or "").partition("=")
-    fix = f"""a list is '{key}=[{value}]', a text with a comma '{key}="{value}"'; a sweep needs -m"""
-    return Problem(key, f"{value} are several values", fix)
+    info = flags_of(None).get(key)
+    base = str if info is None else kind(info.type).base
+    meant = "give one value"
+    if base is list:
+        meant = f"a list is '{key}=[{value}]'"
+    elif base is str:
+        meant = f"""write '{key}="{value.replace('"', "")}"' for one text"""
+    return Problem(key, f"{value} are several values", f"{meant}; a sweep needs -m")
 
 
 def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets."""
     base, problems = compose_blaming(*given.settings, *choices)
     task = base.run.get("task")
-    if task is None and not any(each.key == "task" for each in (*problems, *result.problems)):
+    told_already = (each.key == "task" or each.fix.startswith("write task=") for each in (*problems, *result.problems))
+    if task is None and not any(told_already):
         result.problems.append(
             Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
         )

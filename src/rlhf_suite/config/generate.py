@@ -50,7 +50,7 @@ def shard_of(shard: str | None) -> tuple[int, int] | None:
 
 def output_file(output_path: str | None, shard: str | None, default: Path) -> Path:
     """Where a job writes: `answers.jsonl`, or of a shard `answers-00000-of-00004.jsonl`."""
-    path = default if output_path is None else Path(output_path).expanduser()
+    path = default if output_path is None else Path(output_path)
     place = shard_of(shard)
     if shard is None or place is None:
         return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlhf_suite.config.flags import FlagInfo, Meta, walk
 from rlhf_suite.config.kinds import Kind, kind
 from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
+from rlhf_suite.config.paths import expand_home, is_path
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.config.spelling import BOUNDS, bounds, shown, spelled
@@ -28,7 +30,7 @@ def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
         OmegaConf.update(config, info.key, value, force_add=expected.base is dict)  # its entries are new keys
     except OmegaConfBaseException as error:
         if expected.base is dict and isinstance(value, dict):
-            return Problem(info.key, str(error).splitlines()[0], f"write '{info.key}={expected.name}'")
+            return Problem(info.key, str(error).splitlines()[0], f"write '{info.key}=<{expected.name}>'")
         return wrong_type(info, value, expected)
     return None
 
@@ -53,7 +55,8 @@ def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
     if text.lower() in NULLS and expected.optional:
         return f"write {info.key}=null"
     if expected.base is list and not isinstance(value, list | dict):
-        return f"write '{info.key}=[{text}]'"
+        several = isinstance(info.default, list) and len(info.default) > 1
+        return f"write '{info.key}={example(info) if several else f'[{text}]'}'"
     if expected.base is str and isinstance(value, bool | float | int):
         return f"""write '{info.key}="{text}"'"""
     if expected.base is int and isinstance(value, float) and value.is_integer():
@@ -65,10 +68,10 @@ def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
 
 def example(info: FlagInfo) -> str:
     """A value that the flag takes."""
-    if info.meta.choices:
-        return str(info.meta.choices[0])
     if info.default is not None:
         return spelled(info.default)
+    if info.meta.choices:
+        return str(info.meta.choices[0])
     return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[kind(info.type).base]
 
 
@@ -82,6 +85,14 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         return
     if isinstance(value, dict):
         yield from entry_problems(info, value)
+        return
+    if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
+        yield wrong_type(info, value, kind(info.type))
+        return
+    if value == "" and is_path(info):
+        known = f"{info.key}=<path>"
+        fix = f"write {info.key}=null, or {known}" if kind(info.type).optional else f"write {known}"
+        yield Problem(info.key, "is empty", fix)
         return
     for item in value if isinstance(value, list) else [value]:
         yield from item_problems(info, item)
@@ -106,19 +117,21 @@ def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
     """What is wrong with the values of a table's entries."""
     for name, entry in table.items():
         for field in walk(kind(info.type).section, f"{info.key}.{name}."):
-            yield from value_problems(field, entry[field.key.rpartition(".")[2]])
+            word = field.key.rpartition(".")[2]
+            for problem in value_problems(field, entry[word]):  # an entry is written as `word: value` in its table
+                yield replace(problem, fix=problem.fix.replace(f"{field.key}=", f"{word}: "))
 
 
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     choices = info.meta.choices or ()
     options = ", ".join(map(str, choices))
     close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
-    fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={choices[0]}"
+    fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={example(info)}"
     return Problem(info.key, f"{shown(value)} is not one of {options}", fix)
 
 
 def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
-    """A composed configuration as a plain `Run`, and what is wrong with its values.
+    """Return a composed configuration as a plain `Run`, with `~` in its paths expanded, and the problems of its values.
 
     In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
     """
@@ -142,6 +155,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
             OmegaConf.update(config, key, plain)
     run = OmegaConf.to_object(config)
     assert isinstance(run, Run)
+    expand_home(run)
     return run, problems
 
 

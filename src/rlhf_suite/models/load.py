@@ -52,7 +52,7 @@ def model_folder(path: str, flag: str) -> str:
     """The folder or hub name behind a flag's value; a builtin is written to the user's cache first."""
     if path.startswith(PREFIX):
         return str(builtin_folder(path, flag))
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if not folder.is_dir():
         if path.startswith(("/", ".", "~")) or path.count("/") > 1:
             raise UserError(f"{flag}={path}: no such folder. Give a Hugging Face folder, a hub name or builtin:tiny")

@@ -41,7 +41,7 @@ class Adapter:
 
 def read_adapter(path: str) -> Adapter:
     """The adapter in the folder `path`."""
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if not (folder / WEIGHTS).exists():
         raise UserError(
             f"{ADAPTER}={path}: there is no {WEIGHTS}. Give the folder of an adapter in peft's safetensors format"

@@ -34,7 +34,9 @@ def output_problems(section: str, output: OutputConfig, resumes: bool) -> Iterat
         yield Problem(f"{section}.shard", f"{output.shard!r} is not i/n with i < n", fix)
     elif output.output_path is not None:
         path = output_file(output.output_path, output.shard, Path())
-        if path.suffix not in OUTPUT_SUFFIXES:
+        if path.is_dir():
+            yield Problem(key, f"{output.output_path} is a folder", f"write {key}={path / 'rows.jsonl'}")
+        elif path.suffix not in OUTPUT_SUFFIXES:
             fix = f"write {key}={path.with_suffix('.jsonl')} (or .parquet)"
             yield Problem(key, f"{output.output_path} is neither a .jsonl nor a .parquet file", fix)
         elif path.exists() and not resumes:
@@ -61,7 +63,7 @@ def target_has_its_place(run: GenerateRun) -> Iterator[Problem]:
 def samples_differ(run: GenerateRun) -> Iterator[Problem]:
     if run.rollout.temperature == 0 and run.rollout.n_samples_per_prompt > 1:
         what = f"{run.rollout.n_samples_per_prompt} samples at rollout.temperature=0 would all be the same"
-        fix = "write rollout.n_samples_per_prompt=1, or rollout.temperature=1"
+        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
         yield Problem("rollout.n_samples_per_prompt", what, fix)
 
 

@@ -49,7 +49,10 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
 
 
 def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
-    count = ranks(run).get("critic", 1)
+    """A critic with as many ranks as the actor divides the batch as the actor does: `batches_divide` reports that."""
+    count = ranks(run).get("critic")
+    if count in (None, ranks(run)["actor"]):
+        return
     share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
     if run.train.batch_size % share:
         what = f"train.batch_size={run.train.batch_size} is no multiple of the critic's ranks x micro-batch = {share}"

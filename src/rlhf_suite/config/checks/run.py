@@ -85,7 +85,7 @@ def model_folders_exist(run: Run) -> Iterator[Problem]:
     for key, path in flat(asdict(run)).items():
         if not key.endswith("model_name_or_path") or path is None or not path.startswith(("/", "./", "../", "~")):
             continue
-        if not Path(path).expanduser().is_dir():
+        if not Path(path).is_dir():
             yield Problem(key, f"there is no folder {path}", "give a Hugging Face folder, a hub name or builtin:tiny")
 
 

@@ -1,0 +1,146 @@
+"""What a message says to write is accepted when it is written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from test_mistakes import GENERATE, MISTAKES, PPO, SFT
+
+from rlhf_suite.cli.arguments import quoted
+from rlhf_suite.cli.compose import hydra_ready
+from rlhf_suite.cli.overrides import parser
+from rlhf_suite.cli.presets import group_names
+from rlhf_suite.config.kinds import kind
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.paths import is_path
+from rlhf_suite.config.runs import TASKS
+
+# `write a=1`, `add 'a=[1,2]'`, `did you mean a=1?`: up to the next space outside of quotes.
+ADVICE = re.compile(r"(?:write|add|did you mean|quote the value twice:|a list is) ((?:'[^']*'|[^\s'])+)")
+PLACEHOLDER = re.compile(r"<|\.\.\.")
+# The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
+SECOND_MISTAKE = ("algo.reward_tokens",)
+LISTS = [key for key, info in flags_of(None).items() if kind(info.type).base is list]
+PATHS = [key for key, info in flags_of(None).items() if is_path(info)]
+
+
+def advised(fix: str) -> str | None:
+    """The first word `key=value` of a remedy, if it is a concrete one."""
+    found = ADVICE.search(fix)
+    word = shlex.split(found[1])[0].rstrip(",;:?") if found and found[1].count("'") % 2 == 0 else ""
+    return word if "=" in word and not PLACEHOLDER.search(word) else None
+
+
+def applied(line: str, wrong: str, word: str) -> str:
+    """The command line with `word` in the place of what it corrects."""
+    key = word.partition("=")[0]
+    old = {key, wrong}
+    kept = [each for each in shlex.split(line) if each.lstrip("+").partition("=")[0] not in old]
+    return shlex.join([*kept, word])
+
+
+@pytest.mark.parametrize(
+    ("line", "key"), [row[:2] for row in MISTAKES], ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)]
+)
+def test_a_concrete_remedy_removes_the_problem_and_is_not_refused_itself(checked, line, key):
+    for problem in checked(line).problems:
+        word = advised(problem.fix)
+        if word is None:
+            continue
+        after = checked(applied(line, problem.key, word)).problems
+        assert problem not in after, word
+        if problem.key not in (*SECOND_MISTAKE, *group_names()):
+            assert word.partition("=")[0] not in {each.key for each in after}, (word, after)
+
+
+def owner(key: str) -> str:
+    """A task that has the flag."""
+    return next(task for task in TASKS if key in flags_of(task))
+
+
+@pytest.mark.parametrize("key", LISTS)
+@pytest.mark.parametrize("value", ["[[1]]", "[null]", "[{a: 1}]"])
+def test_a_list_in_a_list_is_refused_with_its_type(checked, key, value):
+    problems = [each for each in checked(f"task={owner(key)} '{key}={value}'").problems if each.key == key]
+    assert len(problems) == 1
+    assert f"is not a list[{kind(flags_of(None)[key].type).scalar.__name__}]" in problems[0].what
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_an_empty_path_is_refused(checked, key):
+    (problem,) = [each for each in checked(f"task={owner(key)} {key}=").problems if each.key == key]
+    assert (problem.what, problem.fix.startswith(f"write {key}=")) == ("is empty", True)
+
+
+def test_every_flag_that_is_a_path_is_known_as_one():
+    assert {"data.dataset", "eval.dataset", "ckpt.output_dir", "ckpt.path", "lora.path", "reward.remote_url"} <= {
+        *PATHS
+    }
+    assert {"actor.model_name_or_path", "reward.process.model_name_or_path", "score.output_path"} <= {*PATHS}
+    assert not {"data.dataset_split", "data.input_key", "serve.host", "generate.shard"} & {*PATHS}
+
+
+def test_the_home_folder_is_meant_by_a_tilde_in_every_path(checked, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.jsonl").write_text('{"input": "x", "output": "y"}\n')
+    (tmp_path / "b.jsonl").write_text('{"input": "x", "output": "y"}\n')
+    (tmp_path / "m").mkdir()
+    line = (
+        SFT.replace("builtin:tiny", "~/m")
+        + "'data.dataset=\"~/a.jsonl,~/b.jsonl\"' ckpt.output_dir=~/out ckpt.path=~/c"
+    )
+    found = checked(line)
+    assert not found.problems
+    (run,) = found.runs
+    assert run.actor.model_name_or_path == f"{tmp_path}/m"
+    assert run.data.dataset == f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
+    assert (run.ckpt.output_dir, run.ckpt.path) == (f"{tmp_path}/out", f"{tmp_path}/c")
+    swept = checked("-m " + SFT + "data.dataset=~/a.jsonl,~/b.jsonl")
+    assert [run.data.dataset for run in swept.runs] == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"]
+    assert checked(SFT + "hydra.run.dir=~/run").folder == tmp_path / "run"
+
+
+@pytest.mark.parametrize("text", ["a\\", "C:\\x\\y", 'say "x"', 'a\\"b', '\\\\"', "it's", "a=b,c{"])
+def test_a_quoted_text_is_read_back_as_it_was(text):
+    with hydra_ready():
+        assert parser().parse_override(f"data.dataset={quoted(text)}").value() == text
+
+
+def test_a_value_that_cannot_be_read_is_quoted_so_that_it_can_be(checked):
+    (problem,) = checked("task=sft 'data.input_key=a{b\\'").problems
+    word = advised(problem.fix)
+    assert word is not None and not [
+        each for each in checked(SFT + shlex.quote(word)).problems if each.key == "data.input_key"
+    ]
+
+
+def test_commas_without_quotes_are_explained_by_the_type_of_the_flag(checked):
+    for word, fix in (
+        ("data.dataset=a,b", """write 'data.dataset="a,b"' for one text; a sweep needs -m"""),
+        ("actor.adam.betas=0.9,0.99", "a list is 'actor.adam.betas=[0.9,0.99]'; a sweep needs -m"),
+        ("train.seed=1,2", "give one value; a sweep needs -m"),
+    ):
+        fixes = [each.fix for each in checked(SFT + word).problems if each.key == word.partition("=")[0]]
+        assert fixes == [fix]
+
+
+def test_a_task_or_a_preset_without_its_group_is_recognised(checked):
+    (problem,) = checked("sft").problems
+    assert problem.fix == "write task=sft"
+    (problem,) = checked("task=ppo grpo").problems
+    assert problem.fix == "write experiment=grpo"
+    assert "did you mean task=sft?" in {each.fix for each in checked("sftt").problems}
+
+
+def test_the_critic_is_not_blamed_where_there_is_none_or_the_actor_has_the_same_problem(checked):
+    for words in ("experiment=grpo ", ""):
+        keys = {each.key for each in checked(PPO + words + "train.batch_size=100").problems}
+        assert "rollout.batch_size" in keys and "critic.num_gpus_per_node" not in keys
+
+
+def test_an_output_that_is_a_folder_is_refused(checked, tmp_path):
+    for name in (".", str(tmp_path)):
+        (problem,) = checked(GENERATE + f"generate.output_path={name}").problems
+        assert (problem.key, "is a folder" in problem.what) == ("generate.output_path", True)
