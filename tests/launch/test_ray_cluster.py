@@ -14,7 +14,7 @@ import ray
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.ray_cluster import ray_cluster, sweep
+from rlhf_suite.launch.ray_cluster import ray_cluster
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
@@ -24,12 +24,13 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it as ignored
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.stop import stoppable
 import ray
 try:
-    with ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):
+    with stoppable(), ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):
         actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(60)})).remote()
         session = ray._private.worker._global_node.get_temp_dir_path()
-        print(session, ray.get_runtime_context().gcs_address, flush=True)
+        print(Path(session).parent, ray.get_runtime_context().gcs_address, flush=True)
         ray.get(actor.nap.remote())
 finally:
     Path(sys.argv[1], "unwound").touch()
@@ -52,15 +53,16 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
     others = set(ray_children(psutil.Process()))  # of other tests' fixtures
     with ray_cluster(CONFIG, tmp_path, slots=1):
         started = [process for process in ray_children(psutil.Process()) if process not in others]
-        (session,) = Path(tempfile.gettempdir()).glob(f"rs-{os.getpid()}-*")
+        session = Path(ray._private.worker._global_node.get_temp_dir_path()).parent
         listening = {
             connection.laddr.ip.removeprefix("::ffff:")
             for process in started
             for connection in process.net_connections("tcp")
             if connection.status == psutil.CONN_LISTEN
         }
-        token = session / "token"
-        assert token.stat().st_mode & 0o077 == 0
+        assert session.parent == Path(tempfile.gettempdir())
+        assert session.stat().st_mode & 0o077 == 0
+        assert (session / "token").stat().st_mode & 0o077 == 0
     assert started
     assert listening == {"127.0.0.1"}
     _, alive = psutil.wait_procs(started, timeout=5)
@@ -68,15 +70,6 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
     assert not session.exists()
     assert not [path for path in set(Path("/dev/shm").glob("*")) - shared_memory if "plasma" in path.name]
     assert {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"} == environ  # Ray's own
-
-
-def test_folders_of_dead_runs_are_swept_and_others_are_not(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"rs-{dead.pid}-a", f"rs-{os.getpid()}-b", "rs-c"):
-        (tmp_path / name).mkdir()
-    sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {f"rs-{os.getpid()}-b", "rs-c"}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
@@ -90,6 +83,17 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
     assert status == code
     assert (tmp_path / "unwound").exists()
     _, alive = psutil.wait_procs(started, timeout=5)
+    assert alive == []
+    assert not session.exists()
+
+
+def test_a_killed_driver_leaves_neither_process_nor_folder(tmp_path):
+    driver, session, _ = start_driver(tmp_path)
+    started = ray_children(psutil.Process(driver.pid))
+    assert any("raylet" in process.name() for process in started)
+    driver.kill()
+    driver.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
     assert not session.exists()
 

@@ -40,17 +40,20 @@ def tell(message: str, code: int) -> int:
 def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> int:
     """Run a task in its folder; returns the exit code. Errors that users can mend or understand have no traceback."""
     from rlhf_suite.launch.slurm import serve_node
+    from rlhf_suite.launch.stop import Stopped, stoppable
 
     try:
-        if not serve_node(folder, run.launch):
-            train(run, folder)
+        with stoppable():
+            if not serve_node(folder, run.launch):
+                train(run, folder)
+    except Stopped as stop:
+        return say(f"{stop}{how_to_continue(run)}", 128 + stop.number)
     except UserError as error:
         return say(str(error), 2)
     except RunError as error:
         return say(str(error), 1)
     except KeyboardInterrupt:
-        goes_on = "; continue with the same command and ckpt.load_enable=true" if isinstance(run, ResumableRun) else ""
-        return say(f"interrupted{goes_on}", INTERRUPTED)
+        return say(f"interrupted{how_to_continue(run)}", INTERRUPTED)
     except Exception as error:
         log = folder / "error.log"
         log.write_text(traceback.format_exc())
@@ -58,9 +61,14 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
     return 0
 
 
+def how_to_continue(run: Run) -> str:
+    return "; continue with the same command and ckpt.load_enable=true" if isinstance(run, ResumableRun) else ""
+
+
 def train(run: Run, folder: Path) -> None:
     """The task, between a status that says running and one that says how it ended; then what there is to look at."""
     from rlhf_suite.launch.environment import device_kind, runtime_env
+    from rlhf_suite.launch.stop import Stopped
     from rlhf_suite.train.run_folder import RunFolder
 
     record = RunFolder(folder)
@@ -69,6 +77,9 @@ def train(run: Run, folder: Path) -> None:
     try:
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    except Stopped as stop:
+        record.stopped(str(stop))
+        raise
     except BaseException as error:
         record.failed(error)
         raise

@@ -7,17 +7,15 @@ import fcntl
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch.stop import Stopped, stoppable
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-STOP_S = 60.0
 POLL_S = 0.1
 
 
@@ -32,20 +30,20 @@ def end_with(parent: int) -> None:
 def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
     """Run a command that shares this console and inherits the descriptors `keep`; returns its exit code.
 
-    It is a process group of its own, so that Ctrl-C reaches it once: what ends this process (SIGINT, SIGTERM) is passed
-    on to it, and it is waited for.
+    It is a process group of its own, so that Ctrl-C reaches it once: the signal that ends this process (SIGINT, or one
+    of `stop.SIGNALS`) is passed on to it, and it is waited for until it has saved and ended.
     """
-    with terminable():
+    with stoppable():
         process = subprocess.Popen(command, pass_fds=keep, process_group=0)
         try:
             return process.wait()
-        except BaseException as end:
-            process.send_signal(signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        except (Stopped, KeyboardInterrupt) as end:
+            process.send_signal(end.number if isinstance(end, Stopped) else signal.SIGINT)
+            process.wait()
+            raise
+        except BaseException:
+            process.kill()
+            process.wait()
             raise
 
 
@@ -73,27 +71,3 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM becomes SystemExit in the block, which passes through every `finally`."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    received = []
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    except SystemExit as error:
-        if received:  # inside a call of Ray's the exit code is lost
-            error.code = 128 + received[0]
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

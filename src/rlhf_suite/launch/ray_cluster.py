@@ -1,6 +1,6 @@
 """The Ray cluster of a run: a private one by default, never somebody else's by accident, and gone when the run is over.
 
-Private: loopback addresses only, a token of its own, a temporary folder that is removed at the end.
+Private: loopback addresses only, a token of its own, a folder that only this user can enter (`session.py`).
 With `launch.ray_address` the run joins a cluster that runs already, and only leaves it at the end.
 Inside a Slurm allocation of several nodes the cluster spans them (`launch/slurm.py`).
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +20,9 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.launch import slurm
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
-from rlhf_suite.launch.processes import terminable
+from rlhf_suite.launch.session import Session, environment, session
+from rlhf_suite.launch.stop import shielded
 
-# Ray puts unix sockets some 60 characters below its folder, and their paths end at 107.
-MAX_TEMP_PATH = 40
-TEMP_PREFIX = "rs-"
 CONNECT_S = 10.0
 
 
@@ -34,7 +30,7 @@ CONNECT_S = 10.0
 def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None]:
     """Ray for the length of the block. `slots`: actors that will run at once, for which CPU shares are made.
 
-    SIGTERM ends the block with SystemExit(143), SIGINT with KeyboardInterrupt: both pass through every `finally`.
+    The signals of `stop.py` keep the handlers that they have: Ray's own would abort the process.
     """
     device = device_kind(config)
     allocation = slurm.allocation()
@@ -44,8 +40,7 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
         cluster = _spanning(allocation, folder, config)
     else:
         cluster = _private(config, device, _num_cpus(config, device, slots))
-    # terminable: after `ray.init`, which installs a handler that aborts the process
-    with _environment(runtime_env(device)), cluster, terminable():
+    with environment(runtime_env(device)), cluster:
         yield
 
 
@@ -63,38 +58,44 @@ def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
 
 @contextmanager
 def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
-    root = tempfile.gettempdir()
-    root = root if len(root) < MAX_TEMP_PATH else "/tmp"
-    sweep(Path(root))
-    temp = Path(tempfile.mkdtemp(prefix=f"{TEMP_PREFIX}{os.getpid()}-", dir=root))
-    try:
-        token = temp / "token"
+    with session() as place:
+        token = place.folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        with _credentials(token), _loopback(), _shutdown():
+        with _credentials(token), _loopback(), _left(place):
             import ray
 
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=0 if device == "cpu" else None,
-                object_store_memory=config.object_store_mb << 20,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _temp_dir=str(temp),
-            )
+            with environment(place.environment), shielded():
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    num_gpus=0 if device == "cpu" else None,
+                    object_store_memory=config.object_store_mb << 20,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    _temp_dir=str(place.ray),
+                )
             yield
+
+
+@contextmanager
+def _left(place: Session) -> Iterator[None]:
+    """Leave the cluster at the end of the block and kill its daemons.
+
+    Ray would ask each daemon with SIGTERM, to which they are deaf (`shielded`), and wait a second for it.
+    """
+    import ray
+    from ray._private import worker
+
+    try:
+        yield
     finally:
-        shutil.rmtree(temp, ignore_errors=True)
-
-
-def sweep(root: Path) -> None:
-    """Remove the folders that killed runs of this user left behind: their name holds the process that made them."""
-    for folder in root.glob(f"{TEMP_PREFIX}[0-9]*-*"):
-        owner = folder.name.removeprefix(TEMP_PREFIX).split("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        place.leave()
+        node, worker._global_node = worker._global_node, None
+        ray.shutdown()
+        if node is not None:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 @contextmanager
@@ -103,7 +104,8 @@ def _joined(address: str) -> Iterator[None]:
 
     try:
         _check_listens(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with shielded():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
@@ -138,7 +140,7 @@ def _credentials(token: Path) -> Iterator[None]:
         AuthenticationTokenLoader.instance().reset_cache()
 
     try:
-        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}):
+        with environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}):
             reread()
             yield
     finally:
@@ -153,7 +155,7 @@ def _loopback() -> Iterator[None]:
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+        with environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
             yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
@@ -167,18 +169,3 @@ def _shutdown() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block (Ray's daemons and actors inherit them) and put the old ones back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

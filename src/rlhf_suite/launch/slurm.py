@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from pathlib import Path
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
+from rlhf_suite.launch.session import session
+from rlhf_suite.launch.stop import deferred, shielded
 
 POLL_S = 0.5
 START_S = 120.0
-STOP_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class Allocation:
 
     def file(self, folder: Path, suffix: str) -> Path:
         return folder / f"ray_{self.tag}.{suffix}"
-
-    @property
-    def temp_dir(self) -> Path:
-        return Path(f"/tmp/rs-{self.tag}-{self.rank}")  # short: it holds unix sockets
 
 
 def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -64,14 +60,14 @@ def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator
     token.write_text(secrets.token_hex(32))
     host = socket.gethostbyname(socket.gethostname())
     port = _free_port(host)
-    daemon = _start(allocation, token, config, ["--head", f"--node-ip-address={host}", f"--port={port}"])
+    role = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
     try:
-        _wait(lambda: _listens(host, port), daemon, "the head of Ray to listen")
-        _write(allocation.file(folder, "json"), json.dumps({"address": f"{host}:{port}"}))
-        yield f"{host}:{port}"
+        with _node(token, config, role) as daemon:
+            _wait(lambda: _listens(host, port), daemon, "the head of Ray to listen")
+            _write(allocation.file(folder, "json"), json.dumps({"address": f"{host}:{port}"}))
+            yield f"{host}:{port}"
     finally:
         _write(allocation.file(folder, "stop"), "")
-        _stop(daemon, allocation)
         token.unlink(missing_ok=True)
 
 
@@ -83,12 +79,10 @@ def serve_node(folder: Path, config: LaunchConfig) -> bool:
     address, stop = here.file(folder, "json"), here.file(folder, "stop")
     _wait(address.exists, None, f"{address} from the first node")
     head_address = json.loads(address.read_text())["address"]
-    daemon = _start(here, here.file(folder, "token"), config, [f"--address={head_address}"])
-    try:
+    # deferred: a signal that the scheduler sends to all nodes is for the driver on the first one to act upon
+    with _node(here.file(folder, "token"), config, [f"--address={head_address}"]) as daemon, deferred():
         while not stop.exists() and daemon.poll() is None:
             time.sleep(POLL_S)
-    finally:
-        _stop(daemon, here)
     return True
 
 
@@ -105,19 +99,26 @@ def wait_for_nodes(allocation: Allocation, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _start(allocation: Allocation, token: Path, config: LaunchConfig, role: list[str]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Ray's daemons of this node; all its processes are gone after the block."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    command += [
-        f"--num-cpus={config.num_cpus or cpu_count()}",
-        f"--object-store-memory={config.object_store_mb << 20}",
-        *role,
-    ]
-    if "--head" in role:
-        command += ["--include-dashboard=false", f"--temp-dir={allocation.temp_dir}"]
-    # Slurm sends its warning (USR2) to every process of the job: Ray's would die of it.
-    deaf = ["/bin/sh", "-c", 'trap "" USR2; exec "$@"', "sh", *command]
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
-    return subprocess.Popen(deaf, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with session() as place:
+        command += [
+            f"--num-cpus={config.num_cpus or cpu_count()}",
+            f"--object-store-memory={config.object_store_mb << 20}",
+            f"--temp-dir={place.ray}",
+            *role,
+        ]
+        credentials = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
+        environment = os.environ | credentials | place.environment
+        with shielded():
+            daemon = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield daemon
+        finally:
+            daemon.kill()
+            daemon.wait()
 
 
 def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:
@@ -128,16 +129,6 @@ def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, wha
         if time.monotonic() > deadline:
             raise RunError(f"waited {START_S:g} s for {what}")
         time.sleep(POLL_S)
-
-
-def _stop(daemon: subprocess.Popen[bytes], allocation: Allocation) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
-    shutil.rmtree(allocation.temp_dir, ignore_errors=True)
 
 
 def _listens(host: str, port: int) -> bool:

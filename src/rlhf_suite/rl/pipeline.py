@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.launch.stop import deferred
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
@@ -57,13 +58,14 @@ class Pipeline:
             self.publisher.publish(version=start)
         if start == 0:
             self.evaluate(step=0)
-        for step in range(start, self.total_steps):
-            self.train_step(step)
-            evaluation = self.evaluate(step + 1)
-            self.save(step + 1, evaluation)
-        for model in self.saver.groups:
-            if model == "actor" or self.config.critic.save_value_network:
-                self.saver.export(model)
+        with deferred():
+            for step in range(start, self.total_steps):
+                self.train_step(step)
+                evaluation = self.evaluate(step + 1)
+                self.save(step + 1, evaluation)
+            for model in self.saver.groups:
+                if model == "actor" or self.config.critic.save_value_network:
+                    self.saver.export(model)
         return self.last
 
     def train_step(self, step: int) -> None:
@@ -93,9 +95,10 @@ class Pipeline:
         return metrics
 
     def save(self, step: int, evaluation: dict[str, float]) -> None:
-        """A checkpoint every ckpt.save_steps, and of the best evaluation."""
+        """A checkpoint every ckpt.save_steps, and of the best evaluation; the end of a run that a signal asks to stop."""
         with self.journal.phase("save"):
             self.saver.save_if_due(step, evaluation)
+            self.saver.stop_if_requested(step)
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         self.last |= metrics

@@ -12,6 +12,7 @@ from rlhf_suite.config.generate import OutputConfig, output_file
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.part_file import PartFile
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.stop import Stopped, deferred, requested
 from rlhf_suite.train.console import Progress
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.run_folder import RunFolder
@@ -42,15 +43,18 @@ class BatchJob:
         return range(0) if self.part.progress.done else range(self.part.progress.next_row, self.rows.stop)
 
     def write(self, chunks: Iterable[Done], unit: str) -> None:
-        """Write the chunks as they come; the speed is that of the sum `unit`."""
+        """Write the chunks as they come, until a signal asks to stop; the speed is that of the sum `unit`."""
         start, began, count = self.rows.start, time.perf_counter(), 0.0
         progress = Progress(LoggerConfig(), self.journal.task, len(self.rows), self.left.start - start)
         try:
-            for done in chunks:
-                self.part.append(done.rows, done.stop, done.sums)
-                count += done.sums[unit]
-                self.speed = {f"{unit}_per_s": count / (time.perf_counter() - began)}
-                progress.update(done.stop - start, means(self.part.progress.totals) | self.speed)
+            with deferred():
+                for done in chunks:
+                    self.part.append(done.rows, done.stop, done.sums)
+                    count += done.sums[unit]
+                    self.speed = {f"{unit}_per_s": count / (time.perf_counter() - began)}
+                    progress.update(done.stop - start, means(self.part.progress.totals) | self.speed)
+                    if (number := requested()) is not None:
+                        raise Stopped(number, f"row {done.stop}")
         finally:
             progress.close()
 

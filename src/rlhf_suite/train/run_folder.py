@@ -85,6 +85,10 @@ class RunFolder:
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self._update(state="failed", error=printable(said, ERROR_LIMIT, keep_lines=True))
 
+    def stopped(self, reason: str) -> None:
+        """A signal asked the run to end; it can go on from its last checkpoint."""
+        self._update(state="stopped", error=reason)
+
     def status(self) -> dict[str, Any]:
         """What status.json says: state, fingerprint, host, pid, started, updated, last_step, error, metrics."""
         if not self.status_file.exists():

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.stop import Stopped, requested
 from rlhf_suite.train.checkpoint import CheckpointStore
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.run_folder import RunFolder
@@ -52,6 +53,7 @@ class Saver:
         self.metric = config.best_metric_key or default_metric
         self.store = CheckpointStore(config, (Path(config.path) if config.path else folder.checkpoints).absolute())
         self.best: float | None = None
+        self.saved = 0  # the last step of which there is a checkpoint
 
     def resume(self, say: Callable[[str], None]) -> int:
         """Load the newest sound checkpoint when asked, and say which; return the step to go on with."""
@@ -74,6 +76,7 @@ class Saver:
             part.load_state_dict(state[name])
         for name, files in self.driver_files.items():
             files.load(checkpoint.path / name)
+        self.saved = checkpoint.step
         return checkpoint.step
 
     def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
@@ -82,6 +85,15 @@ class Saver:
             self.save(step, "best")
         if self.config.save_steps > 0 and step % self.config.save_steps == 0:
             self.save(step, "step")
+
+    def stop_if_requested(self, step: int) -> None:
+        """End the run after `step` when a signal asked for it; the step is saved first, whatever ckpt.save_steps is."""
+        number = requested()
+        if number is None:
+            return
+        if self.saved != step:
+            self.save(step, "step")
+        raise Stopped(number, f"step {step}")
 
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
         """Whether the metric of ckpt.best_metric_key is the best so far (losses: lowest), and is to be kept."""
@@ -112,6 +124,7 @@ class Saver:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
         state = {"step": step, "best": self.best}
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
+        self.saved = step
 
     def export(self, name: str = "actor") -> Path:
         """The final model in HF format; others than the actor beside it, with their name."""

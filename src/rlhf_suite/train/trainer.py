@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.launch.stop import deferred
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.saving import Saver
@@ -26,12 +27,14 @@ class Trainer:
         """Train to the end; returns the last value of every metric."""
         start = self.saver.resume(self.journal.notice)
         self.journal.begin(start, self.total_steps)
-        for step in range(start, self.total_steps):
-            self.train_step(step)
-            evaluation = self.evaluate(step + 1)
-            with self.journal.phase("save"):
-                self.saver.save_if_due(step + 1, evaluation)
-        self.saver.export()
+        with deferred():
+            for step in range(start, self.total_steps):
+                self.train_step(step)
+                evaluation = self.evaluate(step + 1)
+                with self.journal.phase("save"):
+                    self.saver.save_if_due(step + 1, evaluation)
+                    self.saver.stop_if_requested(step + 1)
+            self.saver.export()
         return self.last
 
     def train_step(self, step: int) -> None:

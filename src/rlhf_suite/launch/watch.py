@@ -1,0 +1,65 @@
+"""Ends what is left of a run's cluster when its driver is gone, however that ended: `kill -9` too.
+
+`python -I -S watch.py <session folder> <pipe>`, started by `session.py`. The driver holds the other end of the pipe. It
+writes a byte when it begins to leave; when the pipe closes, it is gone. A process belongs to the cluster when its
+environment at its start named the session folder. The module imports nothing of the suite, so it starts at once and is
+small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "RLHF_SUITE_SESSION"  # in the environment of every process of a cluster: its session folder
+LEAVE_S = 10.0  # how long the driver may take to leave its cluster before the cluster's processes are killed
+GONE_S = 10.0  # how long killed processes are waited for
+POLL_S = 0.05
+
+
+def watch(folder: Path, pipe: int) -> None:
+    """Wait for the driver's end, then clear `folder`; kill its processes earlier when the driver cannot leave them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP))
+    if os.read(pipe, 1):
+        leaves, _, _ = select.select([pipe], [], [], LEAVE_S)
+        if not leaves:
+            end_members(folder)
+        os.read(pipe, 1)
+    clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """Kill the processes of the session and remove its folder."""
+    end_members(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_members(folder: Path) -> None:
+    """SIGKILL every process of the session, stopped ones too, until none is left or `GONE_S` have passed."""
+    deadline = time.monotonic() + GONE_S
+    while (found := members(folder)) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def members(folder: Path) -> list[int]:
+    """The processes of the session; zombies have no environment any more and do not count."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,86 @@
+"""What SIGTERM and SIGUSR2 do to a process, depending on whether a loop is at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_suite.launch.stop import SIGNALS, Stopped, deferred, requested, shielded, stoppable
+
+BOTH = pytest.mark.parametrize("number", SIGNALS)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@BOTH
+def test_a_signal_before_the_first_step_ends_the_run_at_once(number):
+    with pytest.raises(Stopped) as stop, stoppable():
+        send(number)
+    assert (stop.value.number, stop.value.code, stop.value.saved) == (number, 128 + number, "")
+
+
+@BOTH
+def test_a_signal_during_a_step_is_only_noted(number):
+    with stoppable(), deferred():
+        assert requested() is None
+        send(number)
+        assert requested() == number
+    assert requested() is None
+
+
+def test_a_signal_that_is_repeated_at_once_is_the_same_request():
+    with stoppable(), deferred():
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert requested() == signal.SIGTERM
+
+
+def test_a_second_signal_ends_the_run_at_once_in_the_name_of_the_first(monkeypatch):
+    monkeypatch.setattr("rlhf_suite.launch.stop.REPEATED_S", 0.0)
+    with pytest.raises(Stopped, match="stopped by SIGUSR2"), stoppable(), deferred():
+        send(signal.SIGUSR2)
+        send(signal.SIGTERM)
+
+
+def test_an_exit_that_a_library_makes_of_the_stop_keeps_its_code():
+    with pytest.raises(Stopped) as stop, stoppable():
+        try:
+            send(signal.SIGTERM)
+        except SystemExit:
+            raise SystemExit(1) from None
+    assert stop.value.code == 143
+
+
+def test_handlers_are_put_back_also_those_that_a_library_changed():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with stoppable():
+        ours = signal.getsignal(signal.SIGTERM)
+        with shielded():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) == ours
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_process_does():
+    with stoppable(), deferred():
+        with shielded():
+            child = subprocess.Popen(
+                [sys.executable, "-c", "print('up', flush=True); input(); print('alive')"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert child.stdout.readline() == "up\n"
+            for number in SIGNALS:
+                child.send_signal(number)
+            send(signal.SIGTERM)
+            assert requested() is None
+        assert requested() == signal.SIGTERM
+    assert child.communicate("\n", timeout=20)[0] == "alive\n"
+    assert child.returncode == 0
