@@ -77,6 +77,35 @@ def test_a_row_that_breaks_the_code_fails_alone_and_the_next_batch_works(rewarde
     assert scorer.score([row("ab"), row("abc")]) == [Scored(2, 2), Scored(3, 3)]
 
 
+def test_a_process_that_is_killed_from_outside_is_started_again_for_the_same_rows(rewarder):
+    """As the kernel does for want of memory: between two requests, then in the middle of one."""
+    scorer = rewarder(rule="exact_match")
+    scorer.process.popen.kill()
+    scored = scorer.score([row("r"), row("other")])
+    assert scored == [Scored(1, 1, retries=1), Scored(0, 0)]
+
+
+def test_a_killed_batch_is_scored_as_a_whole_again(rewarder, tmp_path):
+    mark = tmp_path / "killed"
+    scorer = rewarder(f"""
+        import os, signal
+        def reward_func(queries, prompts, labels):
+            if not os.path.exists({str(mark)!r}):
+                open({str(mark)!r}, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return [float(len(labels)) for _ in labels]
+    """)
+    assert scorer.score([row("a"), row("b")]) == [Scored(2, 2, retries=1)] * 2
+
+
+def test_rows_whose_process_is_killed_again_and_again_fail(rewarder):
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", "os.kill(os.getpid(), signal.SIGKILL)"))
+    good, bad = scorer.score([row("a"), row("bad")])
+    assert good == Scored(1, 1)
+    assert isinstance(bad, RewardFailure)
+    assert bad.reason == "the reward process died (SIGKILL), 4 times in a row"
+
+
 @pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9"])
 def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
     scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=2.0)

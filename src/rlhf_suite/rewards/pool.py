@@ -5,6 +5,8 @@ restarts in between, which take no time from the rows. A file gets the whole bat
 (exception, crash, deadline), its rows are tried one at a time, so that one bad row does not fail the others. A rule
 gets rows one at a time from the start. A row alone may take its share of the time left, or a thirtieth of
 `reward.timeout_s` if that is more; a killed process is started again for the next row.
+
+A process that somebody else kills (the kernel for want of memory, a scheduler) is started again for the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ START_S = 120.0  # for the imports of a reward file; they do not count against r
 LOGGED = 1 << 20  # bytes of output of one process that reach the log
 TAIL = 1000  # bytes of output told in the reason of a crash
 MAX_HANGING_ROWS = 30
+MAX_RESTARTS = 3  # for one request, of a process that was killed from outside
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2)
 
 
 class StartError(RuntimeError):
@@ -96,9 +100,26 @@ class Rewarder:
         return None
 
     def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
-        """The outcomes of one request, or why there are none; then the process may be gone."""
-        if (problem := self._problem_to_start()) is not None:
-            return problem
+        """The outcomes of one request, or why there are none; then the process may be gone.
+
+        A process that is killed from outside is started again, `MAX_RESTARTS` times and within the same time limit.
+        """
+        deadline = time.monotonic() + limit_s
+        result: list[Outcome] | RewardFailure | None = None
+        for restarts in range(MAX_RESTARTS + 1):
+            left = deadline - time.monotonic() if restarts else limit_s
+            if result is not None and left <= 0:
+                return result
+            result = self._problem_to_start() or self._request(rows, left)
+            if not isinstance(result, RewardFailure):
+                return [replace(outcome, retries=outcome.retries + restarts) for outcome in result]
+            if not isinstance(result, Killed):
+                return result
+        assert isinstance(result, Killed)
+        return RewardFailure(f"{result.reason}, {MAX_RESTARTS + 1} times in a row", result.kind, MAX_RESTARTS)
+
+    def _request(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
+        """One attempt of `_call`."""
         assert self.process is not None
         try:
             reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
@@ -106,12 +127,18 @@ class Rewarder:
             self.close()
             return RewardFailure(f"no score within {limit_s:.3g} s (reward.timeout_s={self.timeout_s:g})", "timeout")
         except OSError:  # the line broke
+            kind = Killed if self.process.was_killed() else RewardFailure
             reason = self.process.obituary()
             self.close()
-            return RewardFailure(reason, "error")
+            return kind(reason, "error")
         if "error" in reply:
             return RewardFailure(reply["error"], "error")
         return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
+
+
+@dataclass(frozen=True)
+class Killed(RewardFailure):
+    """The process was killed from outside: the same rows may well be scored by the next one."""
 
 
 class RewardProcess:
@@ -181,6 +208,12 @@ class RewardProcess:
                     written += len(chunk)
                     if written >= LOGGED:
                         log.write(b"\n[reward code printed more; the rest is dropped]\n")
+
+    def was_killed(self) -> bool:
+        """Whether the process ended by a signal that others send; its own mistakes end it by other signals."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return -self.popen.wait(timeout=1) in FROM_OUTSIDE
+        return False
 
     def obituary(self) -> str:
         """How the process ended, and the last it said."""
