@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
 # Takes the run and its folder; the folder is None where it is not known yet (a sweep's parent, `explain=true`).
 Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
-INSPECTIONS: tuple[Inspection, ...] = ()
+INSPECTIONS: tuple[Inspection, ...] = (machine,)
 
 
 def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:

@@ -1,0 +1,66 @@
+"""What a run needs of this machine and would miss late: a loopback network, ports, shared memory, a folder for sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from rlhf_suite.cli.nodes import is_on_ray
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
+from rlhf_suite.launch.session import root_problem
+
+LOOPBACK = "127.0.0.1"
+# Listeners of Ray's daemons and of a few actors with their rendezvous stores, and as many connections between them.
+PORTS = 64
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Problems of the machine that the job runs on; nothing where that machine is not known yet."""
+    if folder is None or not isinstance(run, ResumableRun):
+        return
+    yield from network()
+    if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
+        yield from temporary_folder()
+        yield from shared_memory(run.launch.object_store_mb)
+
+
+def network() -> Iterator[Problem]:
+    """The processes of a run meet at loopback ports that the system chooses."""
+    with ExitStack() as stack:
+        opened = 0
+        try:
+            for opened in range(PORTS):
+                listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
+                if not opened:
+                    stack.enter_context(socket.create_connection(listener.getsockname(), timeout=1))
+        except OSError as error:
+            if not opened:
+                what = f"nothing can listen on {LOOPBACK} ({error.strerror or error})"
+                yield Problem("loopback network", what, "bring it up as root: ip link set lo up")
+            else:
+                what = f"only {opened} TCP ports are free for listeners on {LOOPBACK}, {PORTS} are needed"
+                fix = "widen the range as root: sysctl -w net.ipv4.ip_local_port_range='32768 60999'; or see ss -s"
+                yield Problem("TCP ports", what, fix)
+
+
+def temporary_folder() -> Iterator[Problem]:
+    """Ray's sockets are in the folder for temporary files."""
+    if (what := root_problem()) is not None:
+        yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
+
+
+def shared_memory(needed_mb: int) -> Iterator[Problem]:
+    """Ray's object store and the published weights are in shared memory."""
+    container = "in a container give it room: docker run --shm-size=2g"
+    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        what = f"{SHARED_MEMORY} is missing or cannot be written"
+        yield Problem("shared memory", what, f"mount it as root: mount -t tmpfs tmpfs {SHARED_MEMORY}; {container}")
+    elif (free_mb := shutil.disk_usage(SHARED_MEMORY).free >> 20) < needed_mb:
+        what = f"{SHARED_MEMORY} has {free_mb} MiB free, launch.object_store_mb={needed_mb} needs more"
+        yield Problem("shared memory", what, f"remove files of dead programs there, or lower the flag; {container}")

@@ -1,0 +1,70 @@
+"""A machine that cannot carry a run is named in the preflight. Namespaces make such machines; only root may make them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PPO = ["task=ppo", "demo=ppo"]
+
+
+def refused(words: list[str], prepare: str, kinds: str, folder: Path, **environment: str) -> str:
+    """What a run says on a machine that the shell line `prepare` makes in new namespaces; it must be refused."""
+    if kinds and subprocess.run(["unshare", *kinds.split(), "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make namespaces")
+    script = f'{prepare}; exec "$@"'
+    command = [sys.executable, str(ROOT / "run.py"), *words, f"hydra.run.dir={folder / 'run'}"]
+    wrapped = [*(["unshare", *kinds.split()] if kinds else []), "sh", "-c", script, "sh", *command]
+    ended = subprocess.run(wrapped, capture_output=True, text=True, env=os.environ | environment, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("1 problem in the configuration:\n"), ended.stderr
+    assert not (folder / "run" / "status.json").exists()
+    return ended.stderr
+
+
+@pytest.mark.parametrize("words", [PPO, ["task=sft", "demo=sft"]])
+def test_a_machine_without_loopback_is_named(words, tmp_path):
+    said = refused(words, ":", "--net", tmp_path)
+    assert "nothing can listen on 127.0.0.1" in said and "ip link set lo up" in said
+
+
+def test_a_machine_with_too_few_ports_is_named(tmp_path):
+    up = "ip link set lo up && echo '40000 40009' > /proc/sys/net/ipv4/ip_local_port_range"
+    if subprocess.run(["which", "ip"], check=False, capture_output=True).returncode:
+        pytest.skip("there is no ip command here")
+    said = refused(PPO, up, "--net", tmp_path)
+    assert re.search(r"only (9|10) TCP ports are free", said) and "ip_local_port_range" in said
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        ("mount -t tmpfs -o ro none /dev/shm", "/dev/shm is missing or cannot be written"),
+        ("mount -t tmpfs -o size=64m none /dev/shm", "/dev/shm has 64 MiB free, launch.object_store_mb=256 needs more"),
+    ],
+)
+def test_a_machine_without_enough_shared_memory_is_named(prepare, said, tmp_path):
+    assert said in refused(PPO, prepare, "--mount", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "said"), [("tmp-é", "other than ASCII"), ("t" * 40, "leave room for")])
+def test_a_folder_for_temporary_files_that_cannot_hold_sockets_is_named(name, said, tmp_path):
+    folder = tmp_path / name
+    folder.mkdir()
+    answer = refused(PPO, ":", "", tmp_path, TMPDIR=str(folder))
+    assert said in answer and f"TMPDIR: {folder} has" in answer
+
+
+def test_a_run_without_ray_may_have_its_temporary_files_anywhere(tmp_path, monkeypatch):
+    from rlhf_suite.cli.inspections.machine import machine
+    from rlhf_suite.config.runs import CheckRewardRun, SFTRun
+
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "t" * 40)
+    assert list(machine(SFTRun(), tmp_path)) == []
+    assert list(machine(CheckRewardRun(), tmp_path)) == []
