@@ -7,6 +7,7 @@ and a job that was killed without a word is noticed.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,12 +35,18 @@ class Command:
     words: list[str]
 
     def __call__(self) -> None:
-        """After a requeue the run continues. A failure is raised, so that Slurm records the job as failed."""
+        """After a requeue the run continues. A failure is raised, so that Slurm records the job as failed.
+
+        A run that Slurm asked to stop has saved by now. At the time limit and at a preemption the job is queued again,
+        by the handler of SIGUSR2 that submitit has installed; it does not return. A job that was cancelled just ends.
+        """
         from rlhf_suite.cli.app import main
 
         restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
         code = main([*self.words, *(["ckpt.load_enable=true"] if restarted else [])])
-        if code < 0:  # submitit's own, after it has queued the job again
+        if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
+            signal.raise_signal(signal.SIGUSR2)
+        if code < 0:  # of the same handler, when the signal came before the run could act upon it
             sys.exit(code)
         if code:
             raise RunError(f"exit code {code}")
@@ -96,6 +103,14 @@ def watch(
 def last_words(number: str, states: dict[str, str], job: Job) -> str:
     tail = "\n".join(f"    {line}" for line in tail_lines(Path(job.log), 5))
     return f"Slurm job {number} {states.get(number, 'is gone')}\n{tail}"
+
+
+def is_preempted() -> bool:
+    """Whether Slurm is about to take the nodes of this job for another one; at a cancellation it is not."""
+    command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    fields = dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
+    return fields.get("PreemptTime", "None") != "None"
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:
