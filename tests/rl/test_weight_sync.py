@@ -64,6 +64,7 @@ def test_shm_file_holds_every_tensor_in_the_engines_type(dtype):
     weights = {"a.weight": torch.randn(3, 5), "b": torch.randn(()), "ids": torch.arange(7), "c": torch.randn(4, 2).t()}
     sender = ShmSender(dtype, check=True)
     manifest = sender.publish(4, weights.items())
+    assert Path(manifest.path).stat().st_mode & 0o777 == 0o600
     flat = torch.from_file(manifest.path, size=Path(manifest.path).stat().st_size, dtype=torch.uint8)
     assert [entry.name for entry in manifest.entries] == list(weights)
     for entry in manifest.entries:

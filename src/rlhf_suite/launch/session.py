@@ -68,7 +68,8 @@ def session() -> Iterator[Session]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))  # 0700, and nobody else can have made it
     (folder / "tmp").mkdir()
     new = folder / f"{LOCK}.new"
-    with new.open("w") as lock:
+    new.touch()
+    with new.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         new.rename(folder / LOCK)  # from here on others look whether it is held
         watcher, pipe = _start_watcher(folder, lock.fileno())

@@ -1,9 +1,11 @@
 """Ends what is left of a run's cluster when its driver is gone, however that ended: `kill -9` too.
 
 `python -I -S watch.py <session folder> <pipe>`, started by `session.py`. The driver holds the other end of the pipe. It
-writes a byte when it begins to leave; when the pipe closes, it is gone. A process belongs to the cluster when its
-environment at its start named the session folder. The module imports nothing of the suite, so it starts at once and is
-small.
+writes a byte when it begins to leave; when the pipe closes, it is gone. The module imports nothing of the suite, so it
+starts at once and is small.
+
+A process belongs to the cluster when its environment names the session folder, or when it writes to a file there: Ray's
+workers overwrite their environment with their title, but have a log in the folder. Neither depends on who their parent is.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ POLL_S = 0.05
 
 def watch(folder: Path, pipe: int) -> None:
     """Wait for the driver's end, then clear `folder`; kill its processes earlier when the driver cannot leave them."""
+    driver = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP))
     if os.read(pipe, 1):
         leaves, _, _ = select.select([pipe], [], [], LEAVE_S)
         if not leaves:
-            end_members(folder)
+            end_members(folder, spared=driver)
         os.read(pipe, 1)
     clear(folder)
 
@@ -40,25 +43,38 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_members(folder: Path) -> None:
+def end_members(folder: Path, spared: int = 0) -> None:
     """SIGKILL every process of the session, stopped ones too, until none is left or `GONE_S` have passed."""
     deadline = time.monotonic() + GONE_S
-    while (found := members(folder)) and time.monotonic() < deadline:
+    while (found := members(folder) - {spared}) and time.monotonic() < deadline:
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)
 
 
-def members(folder: Path) -> list[int]:
-    """The processes of the session; zombies have no environment any more and do not count."""
-    mark = f"{MARK}={folder}".encode()
-    found = []
+def members(folder: Path) -> set[int]:
+    """The processes of the session, this one aside; zombies do not count."""
+    found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user
-            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+            if int(entry.name) != os.getpid() and (is_marked(entry, folder) or writes_into(entry, folder)):
+                found.add(int(entry.name))
     return found
+
+
+def is_marked(process: Path, folder: Path) -> bool:
+    return f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
+def writes_into(process: Path, folder: Path) -> bool:
+    """Whether the process has a file of the folder open for writing."""
+    write = 0o200
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if link.lstat().st_mode & write and link.readlink().is_relative_to(folder):
+                return True
+    return False
 
 
 if __name__ == "__main__":
