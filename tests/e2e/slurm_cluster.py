@@ -68,7 +68,13 @@ class Slurm:
     def ask(self, *command: str) -> str:
         """What a command of Slurm's prints."""
         answer = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         assert answer.returncode == 0, f"{command}: {answer.stderr}"
         return answer.stdout.strip()

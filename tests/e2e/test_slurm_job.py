@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +90,9 @@ def test_a_preemption_is_survived(slurm, undisturbed, runs):
     """A job of a partition with more priority takes both nodes; the run gives them free as soon as it has saved."""
     job = Submitted(slurm, runs / "preempted")
     job.wait_for_step(7)
-    other = slurm.ask("sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--wrap=true", "-o/dev/null")
+    other = slurm.ask(
+        "sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--wrap=true", "-o/dev/null"
+    )
     job.wait_for(lambda: job.run.status()["state"] == "stopped", "the end of the first part")
     job.wait_for(lambda: slurm.state(other) == "COMPLETED", "the other job")
     slurm.start_again_now(job.id)
@@ -119,4 +120,4 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, runs):
     assert job.launcher.returncode == 1
     assert job.run.status()["state"] == "stopped"
     assert slurm.state(job.id) == "CANCELLED"
-    assert os.listdir(job.run.checkpoints)
+    assert list(job.run.checkpoints.iterdir())

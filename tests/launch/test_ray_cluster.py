@@ -26,8 +26,9 @@ from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.launch.stop import stoppable
 import ray
+config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 try:
-    with stoppable(), ray_cluster(LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80), Path(sys.argv[1]), slots=1):
+    with stoppable(), ray_cluster(config, Path(sys.argv[1]), slots=1):
         actor = ray.remote(num_cpus=0.2)(type("Sleeper", (), {"nap": lambda self: time.sleep(60)})).remote()
         session = ray._private.worker._global_node.get_temp_dir_path()
         print(Path(session).parent, ray.get_runtime_context().gcs_address, flush=True)

@@ -105,4 +105,4 @@ def test_a_folder_for_temporary_files_that_cannot_hold_sockets_is_named(monkeypa
     monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{name}")
     problem = root_problem()
     assert problem is not None and said in problem and name in problem
-    assert MAX_ROOT_BYTES > len("/tmp/slurm.12345678")
+    assert len("/tmp/slurm.12345678") < MAX_ROOT_BYTES

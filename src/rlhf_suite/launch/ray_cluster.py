@@ -8,10 +8,9 @@ Inside a Slurm allocation of several nodes the cluster spans them (`launch/slurm
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 

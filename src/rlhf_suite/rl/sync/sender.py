@@ -55,7 +55,7 @@ class ShmSender:
         """Write the file. It stays until `release`, which must follow once the engines have loaded it."""
         self.release()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
-        self._file = open(path, "xb", opener=_private)  # noqa: PTH123 - Path.open takes no opener
+        self._file = open(path, "xb", opener=_private)
         fcntl.flock(self._file, fcntl.LOCK_EX)  # held while this process lives: see _sweep
         try:
             entries = [self._write(self._file, name, tensor) for name, tensor in weights]
