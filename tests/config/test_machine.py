@@ -1,4 +1,4 @@
-"""A machine that cannot carry a run is named in the preflight. Namespaces make such machines; only root may make them."""
+"""A machine that cannot carry a run is named in the preflight. Namespaces make such machines (as root)."""
 
 from __future__ import annotations
 

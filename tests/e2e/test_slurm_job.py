@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: a time limit, a preemption and a lost node cost no step. Skipped where Slurm is not installed."""
+"""Jobs on a real Slurm: a time limit, a preemption and a lost node cost no step. Skipped without Slurm."""
 
 from __future__ import annotations
 

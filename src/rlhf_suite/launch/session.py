@@ -1,8 +1,8 @@
 """The private folder of a run's Ray cluster, and the promise that folder and processes end with the run.
 
 Ray gives its own temporary folder mode 0777, so it stands inside one that only this user can enter. Whatever the
-cluster's processes put into TMPDIR is in the session folder too. A watcher (`watch.py`) clears all of it when the driver
-is killed; what nobody could clear, the next run on this machine does.
+cluster's processes put into TMPDIR is in the session folder too. A watcher (`watch.py`) clears all of it when the
+driver is killed; what nobody could clear, the next run on this machine does.
 """
 
 from __future__ import annotations

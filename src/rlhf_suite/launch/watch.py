@@ -5,7 +5,8 @@ writes a byte when it begins to leave; when the pipe closes, it is gone. The mod
 starts at once and is small.
 
 A process belongs to the cluster when its environment names the session folder, or when it writes to a file there: Ray's
-workers overwrite their environment with their title, but have a log in the folder. Neither depends on who their parent is.
+workers overwrite their environment with their title, but have a log in the folder. Who their parent is does not
+matter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run needs of this machine and would miss late: a loopback network, ports, shared memory, a folder for sockets."""
+"""What a run needs of this machine and would miss late: loopback, ports, shared memory, a folder for sockets."""
 
 from __future__ import annotations
 

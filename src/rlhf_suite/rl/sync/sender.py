@@ -14,7 +14,6 @@ import atexit
 import errno
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -55,7 +54,8 @@ class ShmSender:
         """Write the file. It stays until `release`, which must follow once the engines have loaded it."""
         self.release()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
-        self._file = open(path, "xb", opener=_private)
+        path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
+        self._file = path.open("wb")
         fcntl.flock(self._file, fcntl.LOCK_EX)  # held while this process lives: see _sweep
         try:
             entries = [self._write(self._file, name, tensor) for name, tensor in weights]
@@ -85,11 +85,6 @@ class ShmSender:
             self._file = None
 
     close = release
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that no other user of the machine may read."""
-    return os.open(path, flags, 0o600)
 
 
 class StreamSender:
