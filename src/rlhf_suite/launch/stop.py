@@ -1,9 +1,9 @@
 """SIGTERM and SIGUSR2 ask a run to stop; its loops look for the request after every step, save, and end.
 
 Slurm sends these signals before a time limit and at a preemption; `docker stop` and `timeout` send SIGTERM. While a
-loop works on its steps (`deferred`), the first signal is only noted: the loop asks for it with `requested` at its next step
-boundary, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once, and so does a first signal
-where no loop is at work yet: during the start there is nothing to save.
+loop works on its steps (`deferred`), the first signal is only noted: the loop asks for it with `requested` at its next
+step boundary, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once, and so does a first
+signal where no loop is at work yet: during the start there is nothing to save.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Pipeline:
         return metrics
 
     def save(self, step: int, evaluation: dict[str, float]) -> None:
-        """A checkpoint every ckpt.save_steps, and of the best evaluation; the end of the run when a signal asks for it."""
+        """A checkpoint every ckpt.save_steps, and of the best evaluation; the end, when a signal asks for it."""
         with self.journal.phase("save"):
             self.saver.save_if_due(step, evaluation)
             self.saver.stop_if_requested(step)
