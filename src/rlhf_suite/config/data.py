@@ -81,6 +81,21 @@ class ScoredRowsConfig:
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
+    query_key: str | None = flag(
+        "reward_query",
+        "Column of prompt and response with special tokens, as task=generate writes it: what rewards see. Rows without "
+        "it: the prompt, the response and what ends it",
+    )
+    finish_key: str | None = flag(
+        "finish_reason",
+        "Column that says whether the response is finished: length, max_tokens or false means cut off, so that no "
+        "end-of-sequence token is scored with it. Rows without it are finished",
+    )
+    response_end: str = flag(
+        "",
+        "Text behind a finished response for rewards that read text: the end-of-sequence token of the model that "
+        "wrote it, such as <|im_end|>; rows with data.query_key have it already",
+    )
     skip_samples: int = flag(0, "Rows left out at the start", ge=0)
 
 

@@ -27,15 +27,26 @@ class PrecisionConfig:
 
 
 @dataclass
-class RewardModelConfig(PrecisionConfig):
+class OwnPrecisionConfig:
+    """Precision"""
+
+    param_dtype: str | None = flag(
+        None,
+        "Precision of the model; null: that of its checkpoint (fp32 if the checkpoint is neither bf16 nor fp32)",
+        choices=("bf16", "fp32"),
+    )
+
+
+@dataclass
+class RewardModelConfig(OwnPrecisionConfig):
     """Precision and head of a reward model"""
 
     value_head_prefix: str = flag("score", "Name of its scalar head")
 
 
 @dataclass
-class ForwardConfig(PrecisionConfig):
-    """Precision and attention"""
+class AttentionConfig:
+    """Attention and head"""
 
     attn_implementation: str = flag(
         "varlen",
@@ -44,6 +55,16 @@ class ForwardConfig(PrecisionConfig):
     )
     packing_samples: bool = flag(False, "Run sequences end to end without padding")
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+
+
+@dataclass
+class ForwardConfig(AttentionConfig, PrecisionConfig):
+    """Precision and attention"""
+
+
+@dataclass
+class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
+    """Precision and attention"""
 
 
 @dataclass

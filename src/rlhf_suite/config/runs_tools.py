@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.config.data import CheckedDataConfig
-from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GeneratorConfig
 from rlhf_suite.config.merge import AdapterConfig, BaseModelConfig, MergedConfig, MergedPrecisionConfig
@@ -49,7 +49,7 @@ class ServeRMRun(Run):
 
     task: str = flag("serve_rm", "The task; chosen with task=<name>")
     reward: ServedRewardConfig = group(ServedRewardConfig)
-    ds: ForwardConfig = group(ForwardConfig, packing_samples=True)
+    ds: ServedModelConfig = group(ServedModelConfig, packing_samples=True)
     serve: ServeConfig = group(ServeConfig)
 
 

@@ -12,7 +12,7 @@ from rlhf_suite.config.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
 from rlhf_suite.data.row import Row, joined
 
 # The columns that task=generate makes; a given column of that name is called `input_<name>` in its output.
-MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score")
+MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score", "reward_query")
 NONE = "every answer is cut off or empty"
 
 

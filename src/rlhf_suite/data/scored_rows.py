@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 # What differs between the samples of a prompt, beside the response itself.
-OF_A_SAMPLE = ("sample", "finish_reason", "num_tokens", "score")
+OF_A_SAMPLE = ("sample", "finish_reason", "num_tokens", "score", "reward_query")
 
 
 def with_columns(

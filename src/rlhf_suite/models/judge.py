@@ -8,12 +8,12 @@ import torch
 from transformers import AutoConfig
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel, sequence_scores
-from rlhf_suite.models.load import load_model, load_tokenizer, model_folder
+from rlhf_suite.models.load import load_model, load_tokenizer, model_folder, own_precision
 from rlhf_suite.models.save import reward_stats
 
 FLAG = "reward.model_name_or_path"
@@ -22,10 +22,10 @@ FLAG = "reward.model_name_or_path"
 class Judge:
     """The score of a text is the head at its last token. `constants`: mean and deviation to standardise by, or None."""
 
-    def __init__(self, path: str, ds: ForwardConfig, device: str, constants: tuple[float, float] | None) -> None:
+    def __init__(self, path: str, ds: ServedModelConfig, device: str, constants: tuple[float, float] | None) -> None:
         self.tokenizer = load_tokenizer(path, DataConfig(), FLAG)
         self.begin = begin_ids(self.tokenizer)
-        model = load_model(path, head="value", ds=ds, flag=FLAG)
+        model = load_model(path, head="value", ds=forward_config(path, ds), flag=FLAG)
         check_head_is_trained(model, path, FLAG)
         self.model = model.to(device).requires_grad_(False)
         self.device = device
@@ -41,6 +41,19 @@ class Judge:
         batch = collate([Example(ids, [0] * len(ids)) for ids in sequences]).to(self.device)
         found: torch.Tensor = (sequence_scores(self.model, batch) - self.mean) / self.std
         return found.tolist()
+
+
+def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
+    """Return how the model is held: by default in the precision of its checkpoint."""
+    precision = ds.param_dtype or own_precision(path, FLAG)
+    if precision == "fp32" and ds.attn_implementation == "flash_attention_2":
+        raise UserError(
+            f"ds.attn_implementation=flash_attention_2: it has no fp32 kernels, and {FLAG}={path} is not in bf16. "
+            "Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
+        )
+    return ForwardConfig(
+        precision, ds.attn_implementation, packing_samples=ds.packing_samples, value_head_prefix=ds.value_head_prefix
+    )
 
 
 def check_head_is_trained(model: ScalarModel, path: str, flag: str) -> None:

@@ -107,6 +107,13 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     return tokenizer
 
 
+def own_precision(path: str, flag: str) -> str:
+    """Return the ds.param_dtype that holds a checkpoint exactly: bf16 for one in bf16, fp32 for any other."""
+    with loading(flag, path):
+        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False)
+    return "bf16" if config.dtype == torch.bfloat16 else "fp32"
+
+
 def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: RenderConfig) -> None:
     """`check_same_vocabulary` with the teacher's own tokenizer."""
     path = teacher.model_name_or_path

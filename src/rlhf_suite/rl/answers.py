@@ -18,7 +18,7 @@ from rlhf_suite.data.scored_rows import best, with_columns
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.engine.dispatch import Dispatcher
 from rlhf_suite.rl.engine.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
-from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.scoring import Scorer, query_texts
 from rlhf_suite.train.batch_job import Done
 
 MAX_CHUNKS = 64  # held at a time, when a few long answers keep the first of them waiting
@@ -123,6 +123,8 @@ class Answerer:
     def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
         """The output rows of one prompt: of all samples, or of the best. `scores` is empty without a scorer."""
         texts = self.tokenizer.batch_decode([answer.ids for answer in group], skip_special_tokens=True)
+        sequences = [np.concatenate([np.asarray(prompt.ids, np.int64), answer.ids]) for answer in group]
+        queries = query_texts(self.tokenizer, sequences)
         # These two columns of the input are in the new ones, as text.
         replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
         for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):
@@ -134,6 +136,7 @@ class Answerer:
                 "sample": sample,
                 "finish_reason": group[sample].finish_reason,
                 "num_tokens": len(group[sample].ids),
+                "reward_query": queries[sample],
             }
             yield with_columns(row.values, made | ({"score": scores[sample]} if scores else {}), replaced)
 

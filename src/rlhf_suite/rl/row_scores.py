@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlhf_suite.algo.shaping import normalize_scores
-from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
+from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, collate
-from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.data.render import label_text, text_of
+from rlhf_suite.data.responses import ResponseEncoder, has_open_end, reward_query, whole_text
 from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
@@ -19,6 +19,7 @@ from rlhf_suite.data.scored_rows import best, pair, with_columns
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.models.process import StepScores
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.reward_sources import outcome, sequence_scores, step_scores
 from rlhf_suite.rl.scoring import check_failures
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+OPEN_END = "sent to a reward server without the end-of-sequence token of a finished response (data.response_end)"
+PROMPT = "prompt"  # the column of task=generate
 
 
 class Judge(Protocol[T]):
@@ -49,6 +52,7 @@ class TextJudge:
 
     def __init__(self, data: ScoreDataConfig, reward: Rewards) -> None:
         self.data, self.reward = data, reward
+        self.asks_servers = any(isinstance(source.text, RemoteReward) for source in reward.sources)
 
     def read(self, row: Row) -> RewardRow:
         return text_row(row, self.data, self.data.output_key)
@@ -57,12 +61,19 @@ class TextJudge:
         return self.reward.score(items)[0]
 
 
-def text_row(row: Row, data: ScoredRowsConfig, output_key: str) -> RewardRow:
-    """What rewards that read text are told of a row; RowError says why it cannot be scored."""
-    prompt, response = (label_text(joined(row, key)) for key in (data.input_key, output_key))
+def text_row(row: Row, data: ScoredRowsConfig, response_key: str | None) -> RewardRow:
+    """Return what rewards that read text are asked about a row; RowError says why it cannot be scored. Without a column
+    of responses the label is taken for one, and it is finished."""
+    if response_key is None:
+        assert data.label_key is not None, "checked with the flags"
+        prompt, response = (label_text(joined(row, key)) for key in (data.input_key, data.label_key))
+        query = prompt + response + data.response_end
+    else:
+        prompt, response = (label_text(joined(row, key)) for key in (data.input_key, response_key))
+        query = reward_query(row, data, prompt, response)
     label = "" if data.label_key is None else label_text(required(row, data.label_key))
     source = row.values.get("datasource")
-    return RewardRow(prompt + response, prompt, response, label, "default" if source is None else str(source))
+    return RewardRow(query, prompt, response, label, "default" if source is None else str(source))
 
 
 class ModelJudge:
@@ -75,11 +86,11 @@ class ModelJudge:
         group: Group,
         constants: tuple[float, float] | None,
     ) -> None:
-        self.encoder = ConversationEncoder(tokenizer, answer_config(data))
+        self.encoder = ResponseEncoder(tokenizer, data)
         self.group, self.constants = group, constants
 
     def read(self, row: Row) -> Example:
-        """Encoded as `task=rm` encodes an answer."""
+        """Return the tokens that a rollout with this response would have."""
         return self.encoder.encode(row)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
@@ -104,9 +115,11 @@ class StepJudge:
         self.data, self.encoder, self.group, self.aggregate = data, encoder, group, aggregate
 
     def read(self, row: Row) -> Example:
-        """Laid out in the model's own template."""
-        prompt, response = (text_of(row, key) for key in (self.data.input_key, self.data.output_key))
-        return self.encoder.encode(prompt, response)
+        """Return the solution laid out in the model's own template; the prompt of `task=generate` is rendered already,
+        and is taken as it is, as rollouts are scored."""
+        prompt, response = text_of(row, self.data.input_key), label_text(joined(row, self.data.output_key))
+        is_rendered = self.data.input_key == PROMPT and whole_text(row, self.data) is not None
+        return self.encoder.encode(prompt, response, is_rendered)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
         return [self.outcome(each) for each in step_scores(self.group, self.encoder, items)]
@@ -171,6 +184,8 @@ class RowScorer:
                 continue
             if isinstance(self.judge, ModelJudge) and item.truncated:
                 self.bad.note(row.where, "cut off at data.max_len")
+            if isinstance(self.judge, TextJudge) and self.judge.asks_servers and has_open_end(row, self.config.data):
+                self.bad.note(row.where, OPEN_END)
             groups += [[]] if is_new else []
             groups[-1].append((row, item))
             is_new = False
@@ -188,18 +203,6 @@ class RowScorer:
             of_row = scored[index]
             steps = {"step_scores": of_row.steps} if isinstance(of_row, StepScored) else {}
             yield with_columns(rows[index], {"score": scores[index]} | steps)
-
-
-def answer_config(data: ScoreDataConfig) -> SFTDataConfig:
-    """The configuration of supervised tuning that encodes the response as the answer to the prompt."""
-    return SFTDataConfig(
-        max_len=data.max_len,
-        apply_chat_template=data.apply_chat_template,
-        tokenizer_chat_template=data.tokenizer_chat_template,
-        input_template=data.input_template,
-        input_key=data.input_key,
-        output_key=data.output_key,
-    )
 
 
 def row_source(config: ScoreRun) -> RowSource:

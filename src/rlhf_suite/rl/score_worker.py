@@ -10,6 +10,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.forward import sequence_scores
+from rlhf_suite.models.load import own_precision
 from rlhf_suite.models.process import step_probabilities
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
 from rlhf_suite.train.strategy import join_world, load_frozen
@@ -25,13 +26,13 @@ class ScoreWorker(Worker):
         path = section.process.model_name_or_path if by_steps else section.model_name_or_path
         assert path is not None
         self.world, self.budget = join_world(rank, world_size, device), config.score.max_tokens_per_gpu
+        flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
         ds = DeepSpeedConfig(
             zero_stage=0,
-            param_dtype=config.ds.param_dtype,
+            param_dtype=config.ds.param_dtype or own_precision(path, flag),
             packing_samples=True,
             value_head_prefix=config.ds.value_head_prefix,
         )
-        flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
         self.model = load_frozen(path, "lm" if by_steps else "value", ds, self.world, flag)
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:

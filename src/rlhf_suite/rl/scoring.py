@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import RewardConfig
@@ -48,7 +49,7 @@ class Scorer:
 
     def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
         """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
-        queries = self.tokenizer.batch_decode([t.ids for t in trajectories], skip_special_tokens=False)
+        queries = query_texts(self.tokenizer, [t.ids for t in trajectories])
         responses = self.tokenizer.batch_decode([t.response_ids for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
@@ -75,6 +76,12 @@ class Scorer:
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
         )
+
+
+def query_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[NDArray[np.int64]]) -> list[str]:
+    """Return prompts with responses as the text that rewards see: special tokens are part of it, so one that a model
+    finished ends with its end-of-sequence token, and one that the length limit cut off does not."""
+    return tokenizer.batch_decode(sequences, skip_special_tokens=False)
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:

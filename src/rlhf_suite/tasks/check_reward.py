@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import CheckRewardRun
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rewards.sources import Rewards, named_sources
 from rlhf_suite.rl.row_scores import text_row
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.train.console import Progress
@@ -90,13 +91,11 @@ def rows(config: CheckRewardRun) -> list[Given]:
 
 def scored_alone(config: CheckRewardRun, given: Sequence[Given], rewards: Rewards) -> Iterator[Checked]:
     """The rows one at a time. Without a column of responses the label is the response."""
-    key = config.data.output_key or config.data.label_key
-    assert key is not None
     for row in given:
         try:
             if isinstance(row, RowError):
                 raise row
-            item = text_row(row, config.data, key)
+            item = text_row(row, config.data, config.data.output_key)
         except RowError as error:
             yield Checked(error.where, None, [], RewardFailure(error.reason, "error"), 0.0)
             continue
@@ -150,6 +149,13 @@ def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mappi
         yield f"{less} do not get full marks (a score of 1) as their own answer"
     elif config.data.output_key is not None and len(scores) > 1 and max(scores) - min(scores) < SAME:
         yield f"all scores are {scores[0]:.4g}: nothing can be learned from such rows"
+    items = [each.item for each in checked if each.item is not None]
+    asks_servers = any(is_http(source.remote_url) for source in named_sources(config.reward).values())
+    if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
+        yield (
+            "no response has an end-of-sequence token behind it, as finished ones have in rollouts; a reward model "
+            "behind a server scores them as if they were cut off. Set data.response_end to that token"
+        )
     pairs = [(each.outcome, in_batch.get(each.where)) for each in checked]
     differ = [
         a for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and abs(a.reward - b.reward) > SAME

@@ -1,0 +1,116 @@
+"""Responses of a file as rewards see those of a rollout: the text and the tokens that the model read and wrote.
+
+The rule of rollouts: special tokens are part of it, so an end-of-sequence token stands behind a response that the model
+finished, and none behind a response that the length limit cut off. A row that `task=generate` wrote has that whole text
+in a column of its own (`data.query_key`). For other rows the text is put together: the prompt, the response, and what
+ends it if the row does not say that it was cut off (`data.finish_key`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
+from rlhf_suite.data.batch import Example
+from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder, cut
+from rlhf_suite.data.render import tokens
+from rlhf_suite.data.row import Row, RowError, joined
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CUT_OFF = ("length", "max_tokens")  # what engines and servers call the end of a response that reached the limit
+
+
+def is_finished(row: Row, data: ScoredRowsConfig) -> bool:
+    """Return whether the response ended by itself, by column `data.finish_key`; a row without that column is finished.
+
+    Raises:
+        RowError: the column holds neither text nor true or false.
+    """
+    value = row.values.get(data.finish_key) if data.finish_key else None
+    if value is None or isinstance(value, bool):
+        return value is not False
+    if not isinstance(value, str):
+        what = f"column {data.finish_key!r} is of type {type(value).__name__}"
+        raise RowError(row.where, f"{what}; it must be text ({' or '.join(CUT_OFF)}: cut off) or true or false")
+    return value not in CUT_OFF
+
+
+def whole_text(row: Row, data: ScoredRowsConfig) -> str | None:
+    """Return the text of prompt and response with special tokens, if the row has it in column `data.query_key`."""
+    value = row.values.get(data.query_key) if data.query_key else None
+    return value if isinstance(value, str) else None
+
+
+def reward_query(row: Row, data: ScoredRowsConfig, prompt: str, response: str) -> str:
+    """Return what rewards that read text are asked about the row's own response."""
+    text = whole_text(row, data)
+    return prompt + response + (data.response_end if is_finished(row, data) else "") if text is None else text
+
+
+def has_open_end(row: Row, data: ScoredRowsConfig) -> bool:
+    """Return whether a finished response looks cut off in `reward_query`: nothing says what its model ends with."""
+    return not data.response_end and whole_text(row, data) is None and is_finished(row, data)
+
+
+class ResponseEncoder:
+    """Rows to the sequences that a reward model reads, encoded as it was trained and as rollouts are scored."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, data: ScoreDataConfig) -> None:
+        self.tokenizer, self.data = tokenizer, data
+        self.trained = ConversationEncoder(tokenizer, answer_config(data))
+        self.prompts = PromptEncoder(tokenizer, prompt_config(data))
+        # a template is asked for: the row is to be rendered anew, whatever text it was made of
+        self.renders = data.apply_chat_template or data.input_template is not None
+
+    def encode(self, row: Row) -> Example:
+        """Return the tokens of a row, cut at `data.max_len`; RowError says why it cannot be scored."""
+        text = None if self.renders else whole_text(row, self.data)
+        if text is not None:  # the begin-of-sequence token is in the text if the model saw one
+            return self._example(tokens(self.tokenizer, text), row)
+        response = response_text(row, self.data)
+        finished = is_finished(row, self.data)
+        if finished and response.strip():
+            return self.trained.encode(row)
+        ids = [*self.prompts.encode(row).ids, *tokens(self.tokenizer, response)]
+        if finished and ids[-1] != self.tokenizer.eos_token_id:
+            ids.append(self.tokenizer.eos_token_id)
+        return self._example(ids, row)
+
+    def _example(self, ids: list[int], row: Row) -> Example:
+        if not ids:
+            raise RowError(row.where, "prompt and response have no tokens")
+        return cut(Example(ids, [0] * len(ids), row.where), self.data.max_len)
+
+
+def response_text(row: Row, data: ScoreDataConfig) -> str:
+    """Return the text of the response, which may be empty; of a list of messages, the content of the last one."""
+    value = joined(row, data.output_key)
+    if isinstance(value, list) and data.apply_chat_template and value and isinstance(value[-1], dict):
+        value = value[-1].get("content")
+    if not isinstance(value, str):
+        raise RowError(row.where, f"column {data.output_key!r} is of type {type(value).__name__}, not text")
+    return value
+
+
+def answer_config(data: ScoreDataConfig) -> SFTDataConfig:
+    """Return the configuration of supervised tuning that encodes the response as the answer to the prompt."""
+    return SFTDataConfig(
+        max_len=data.max_len,
+        apply_chat_template=data.apply_chat_template,
+        tokenizer_chat_template=data.tokenizer_chat_template,
+        input_template=data.input_template,
+        input_key=data.input_key,
+        output_key=data.output_key,
+    )
+
+
+def prompt_config(data: ScoreDataConfig) -> PromptTextConfig:
+    """Return the configuration that encodes the prompt as rollouts begin with it."""
+    return PromptTextConfig(
+        max_len=data.max_len,
+        apply_chat_template=data.apply_chat_template,
+        input_template=data.input_template,
+        input_key=data.input_key,
+    )
