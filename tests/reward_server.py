@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reply = tuple[int, Any]  # status, and what is sent: an object as JSON, or bytes as they are
+# status, and what is sent: an object as JSON, or bytes as they are, which may be said to be encoded
+Reply = tuple[int, Any] | tuple[int, Any, str]
 
 
 class RewardServer:
@@ -29,14 +31,17 @@ class RewardServer:
                     ours.tokens.append(self.headers.get("Authorization"))
                     ours.under_way += 1
                     ours.most_under_way = max(ours.most_under_way, ours.under_way)
-                status, reply = answer(body)
+                status, reply, *encoding = answer(body)
                 with ours.lock:
                     ours.under_way -= 1
                 content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
+                if encoding:
+                    self.send_header("Content-Encoding", encoding[0])
                 self.end_headers()
-                self.wfile.write(content)
+                with suppress(OSError):  # the client has read enough
+                    self.wfile.write(content)
 
             def log_message(self, *args: object) -> None:
                 pass

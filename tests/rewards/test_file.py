@@ -74,3 +74,23 @@ def test_a_result_that_does_not_fit_the_batch_fails_every_row(result, reason):
         assert isinstance(failure, RewardFailure) and failure.kind == "error"
         with pytest.raises(AssertionError, match=reason):
             raise AssertionError(failure.reason)
+
+
+def test_a_single_number_in_extra_logs_is_that_of_every_row():
+    """As the example in OpenRLHF's README returns it."""
+    for value in (0.25, torch.tensor(0.25), np.float32(0.25)):
+        result = {"rewards": torch.tensor([1.0, 2.0]), "scores": [1, 1], "extra_logs": {"dummy": value}}
+        assert outcomes(result, 2) == [Scored(1, 1, {"dummy": 0.25}), Scored(2, 1, {"dummy": 0.25})]
+
+
+def test_an_integer_that_no_float_holds_fails_its_row_alone():
+    first, second = outcomes([10**400, 1], 2)
+    assert first == RewardFailure("reward is too large for a floating-point number", "error")
+    assert second == Scored(1, 1)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\x1b[31m", "\ud800", 7])
+def test_a_name_that_cannot_be_a_metric_is_refused(name):
+    first, _ = outcomes({"rewards": [1, 2], "extra_logs": {name: [1, 1]}}, 2)
+    assert isinstance(first, RewardFailure) and "expected a name of 1 to 100 visible characters" in first.reason
+    assert first.reason.isprintable()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import socket
 import threading
 import time
 
@@ -96,6 +99,19 @@ def test_a_failure_that_passes_is_tried_again(serve):
         ((200, {"rewards": [1]}), "1 rewards for 2 responses"),
         ((200, {"rewards": [1, 2], "extra_logs": [3]}), "extra_logs as list"),
         ((200, 5), "rewards as int"),
+        ((200, b'{"rewards": [1' + b"0" * 400 + b", 1]}"), "a number of 401 digits"),
+        ((200, b"[" * 100_000), "nested too deeply"),
+        (
+            (200, b'{"rewards": [1, 2], "extra_logs": {"a\\u001b": 1}}'),
+            "expected a name of 1 to 100 visible",
+        ),
+        ((200, {"rewards": [1, 2], "extra_logs": {str(n): 1 for n in range(257)}}), "257 names in extra_logs"),
+        ((200, b" " * (2 << 20)), "more than 1.12 MiB"),
+        ((200, gzip.compress(b" " * (256 << 20), 1), "gzip"), "more than 1.12 MiB"),
+        ((200, b"not gzip", "gzip"), "cannot be decompressed"),
+        ((200, b"anything", "br"), "compressed in another way"),
+        ((422, gzip.compress(b"no" * (64 << 20), 1), "gzip"), "HTTP 422: nonono"),
+        ((200, b"\xff\xfe\x00"), "not JSON"),
     ],
 )
 def test_an_answer_that_will_not_get_better_fails_its_rows_at_once_and_names_the_server(serve, reply, reason):
@@ -113,6 +129,87 @@ def test_a_number_that_is_none_fails_its_row_alone(serve):
     assert bad == RewardFailure("reward is nan", "error")
     assert good == Scored(1.5, 1.5)
     assert text == RewardFailure("reward is 'x', not a number", "error")
+
+
+def test_numbers_that_no_float_holds_and_values_of_other_kinds_fail_their_row_alone(serve):
+    deep = b"[" * 500 + b"]" * 500
+    values = [
+        b"1" + b"0" * 315,
+        b"-1e999",
+        deep,
+        b"{}",
+        b"null",
+        b'"' + b"x" * 5000 + b'"',
+        b'"\\ud800\\u001b[2J"',
+        b"2",
+    ]
+    server = serve(lambda body: (200, b'{"rewards": [' + b", ".join(values) + b"]}"))
+    *bad, good = RemoteReward([server.url], HttpConfig()).score([row("a")] * len(values))
+    assert good == Scored(2, 2)
+    assert [outcome.reason for outcome in bad] == [
+        "reward is too large for a floating-point number",
+        "reward is -inf",
+        "reward is of type list, not a number",
+        "reward is of type dict, not a number",
+        "reward is null, not a number",
+        f"reward is '{'x' * 200}... (5000 characters)', not a number",
+        r"reward is '\ud800\x1b[2J', not a number",
+    ]
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline():
+    with Trickle(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" ") as url:
+        config = HttpConfig(timeout_s=0.5, num_retries=0)
+        (outcome,) = RemoteReward([url], config).score([row("a")])
+    assert isinstance(outcome, RewardFailure) and outcome.kind == "timeout"
+
+
+def test_an_endless_line_of_headers_fails_the_row():
+    with Trickle(b"HTTP/1.1 200 OK\r\nX: ", b"x" * 65536) as url:
+        (outcome,) = RemoteReward([url], HttpConfig(timeout_s=20, num_retries=0)).score([row("a")])
+    assert isinstance(outcome, RewardFailure) and len(outcome.reason) < 2000
+
+
+class Trickle:
+    """A server that answers with `begin` and then `more` for ever."""
+
+    def __init__(self, begin, more):
+        self.begin, self.more, self.is_over = begin, more, threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self):
+        threading.Thread(target=self.serve, daemon=True).start()
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}/"
+
+    def serve(self):
+        with self.listener.accept()[0] as line, contextlib.suppress(OSError):
+            line.recv(1 << 16)
+            line.sendall(self.begin)
+            while not self.is_over.wait(0.01):
+                line.sendall(self.more)
+
+    def __exit__(self, *args):
+        self.is_over.set()
+        self.listener.close()
+
+
+def test_what_a_server_says_reaches_the_reason_without_control_characters_and_bounded(serve):
+    answers = [(500, b"\x1b[2Jowned"), (200, {"rewards": [None], "errors": ["\x1b]0;" + "x" * 3_000_000]})]
+    server = serve(lambda body: answers[0])
+    outcome = RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])[0]
+    assert outcome.reason == f"{server.url}: HTTP 500: \\x1b[2Jowned"
+    answers[0] = (200, {"rewards": [None], "errors": ["\x1b]0;" + "x" * 300_000]})
+    outcome = RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])[0]
+    assert outcome.reason.startswith(f"{server.url}: \\x1b]0;xxx") and outcome.reason.endswith("(300004 characters)")
+    assert len(outcome.reason) < 1200
+
+
+def test_a_token_that_no_header_can_hold_is_quoted_in_no_reason(serve, monkeypatch):
+    monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret\n")
+    server = serve(lengths)
+    outcome = RemoteReward([server.url], HttpConfig(num_retries=0)).score([row("a")])[0]
+    assert isinstance(outcome, RewardFailure)
+    assert "s3cret" not in outcome.reason and "<token>" in outcome.reason
 
 
 def test_no_answer_in_time_is_a_timeout(serve):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag, group
 
+TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of reward servers
 AGGREGATES = ("min", "product", "last", "mean")
 RULES = ("exact_match", "math", "code", "format", "length", "reasoning_gym")
 WITHOUT_LABEL = ("format", "length")  # rules that look at the response alone

@@ -26,6 +26,7 @@ from typing import Any
 
 from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
 START_S = 120.0  # for the imports of a reward file; they do not count against reward.timeout_s
@@ -91,6 +92,11 @@ class Rewarder:
             outcomes.extend([result] if isinstance(result, RewardFailure) else result)
         return outcomes
 
+    def _too_late(self, limit_s: float) -> str:
+        """The reason of a time-out after `limit_s`, which is less than the whole where rows share it."""
+        reason = f"no score within reward.timeout_s={self.timeout_s:g} seconds"
+        return reason if limit_s >= self.timeout_s else f"{reason}, of which this row alone had {limit_s:.2g}"
+
     def _problem_to_start(self) -> RewardFailure | None:
         """Have a process; else why there is none."""
         try:
@@ -125,7 +131,7 @@ class Rewarder:
             reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
         except TimeoutError:
             self.close()
-            return RewardFailure(f"no score within {limit_s:.3g} s (reward.timeout_s={self.timeout_s:g})", "timeout")
+            return RewardFailure(self._too_late(limit_s), "timeout")
         except OSError:  # the line broke
             kind = Killed if self.process.was_killed() else RewardFailure
             reason = self.process.obituary()
@@ -223,7 +229,7 @@ class RewardProcess:
             return "the reward code closed its line to the run, or wrote into it"
         self.drain.join(timeout=1)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = self.output_tail.decode(errors="replace").strip()
+        said = printable(self.output_tail.decode(errors="replace").strip(), keep_lines=True)
         return f"the reward process died ({how})" + (f"; it last said: {said}" if said else "")
 
     def kill(self) -> None:

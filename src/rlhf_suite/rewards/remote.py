@@ -5,7 +5,8 @@ A request is POST {"query": [...], "prompts": [...], "labels": [...]}, the answe
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
-seconds. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
+seconds. An answer has a largest size (`rewards/answer.py`); what is larger, not JSON or not as above fails its rows at
+once. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
 request is given up while no server is left, the run ends: nothing would be gained by going on.
 """
 
@@ -21,17 +22,18 @@ from typing import Any
 
 import httpx
 
-from rlhf_suite.config.reward import HttpConfig
+from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.rewards.answer import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, AnswerError, parsed, read_body
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
 
-TOKEN = "RLHF_SUITE_REWARD_TOKEN"
 FAILURES_IN_A_ROW, FIRST_BREAK_S, LONGEST_BREAK_S = 3, 10.0, 300.0  # of a server that is left out
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 REFUSED = (401, 403)
-QUOTED = 300  # characters of a server's answer that a message repeats
+QUOTED = 300  # bytes of a server's answer that a message repeats
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -116,9 +118,10 @@ class RemoteReward:
 
     def _client(self) -> httpx.AsyncClient:
         token = os.environ.get(TOKEN)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
         return httpx.AsyncClient(
             timeout=self.config.timeout_s,
-            headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+            headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
             limits=httpx.Limits(max_connections=self.config.concurrency),
             mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy of the environment on the way to ourselves
         )
@@ -150,23 +153,37 @@ class RemoteReward:
             "prompts": [row.prompt for row in rows],
             "labels": [row.label for row in rows],
         }
+        limit = BASE_BYTES + BYTES_PER_ROW * len(rows)
         try:
             # a deadline for the whole: httpx's own limits each piece of an answer
             async with asyncio.timeout(self.config.timeout_s):
-                response = await client.post(url, content=json.dumps(body).encode())
+                async with client.stream("POST", url, content=json.dumps(body).encode()) as response:
+                    status, is_fine = response.status_code, response.status_code == httpx.codes.OK
+                    content = await read_body(response, limit if is_fine else QUOTED, whole=is_fine)
         except (httpx.TimeoutException, TimeoutError):
             reason = f"{url}: no answer within {self.config.timeout_s:g} s (reward.http.timeout_s)"
             raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
-        except httpx.HTTPError as error:
-            reason = f"{url}: {str(error) or type(error).__name__}"
-            raise GivenUp(RewardFailure(reason, "error"), passing=True) from None
-        if response.status_code in REFUSED:
-            raise RunError(f"{url}: HTTP {response.status_code}. Export the server's token as {TOKEN}")
-        if response.status_code != httpx.codes.OK:
-            reason = f"{url}: HTTP {response.status_code}: {response.text.strip()[:QUOTED]}"
-            raise GivenUp(RewardFailure(reason, "error"), passing=response.status_code in PASSING)
+        except AnswerError as error:
+            raise failed(f"{url}: {error}", passing=False) from None
+        except Exception as error:  # whatever a server makes the client raise is a reward without a score
+            raise failed(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
+        if status in REFUSED:
+            raise RunError(f"{url}: HTTP {status}. Export the server's token as {TOKEN}")
+        if not is_fine:
+            raise failed(f"{url}: HTTP {status}: {quoted(content)}", passing=status in PASSING)
         try:
-            return response.json()
-        except ValueError:
-            reason = f"{url}: the answer is not JSON: {response.text.strip()[:QUOTED]!r}"
-            raise GivenUp(RewardFailure(reason, "error"), passing=False) from None
+            return parsed(content)
+        except AnswerError as error:
+            raise failed(f"{url}: {error}: {quoted(content)!r}", passing=False) from None
+
+
+def failed(reason: str, passing: bool) -> GivenUp:
+    """Return the failure of a try for `reason`, which may quote the server, but never the token."""
+    if token := os.environ.get(TOKEN):
+        reason = reason.replace(token, "<token>").replace(repr(token)[1:-1], "<token>")
+    return GivenUp(RewardFailure(printable(reason), "error"), passing)
+
+
+def quoted(content: bytes) -> str:
+    """Return the beginning of a server's answer, for a message."""
+    return printable(content[:QUOTED].decode(errors="replace").strip())

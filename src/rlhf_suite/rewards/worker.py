@@ -22,6 +22,7 @@ from io import BufferedRWPair
 from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scorer
 
@@ -71,7 +72,7 @@ def describe(error: BaseException) -> str:
     """`file.py:12: KeyError: 'x'`: where it was raised, and what."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-    return f"{where}{type(error).__name__}: {error}"
+    return printable(f"{where}{type(error).__name__}: {error}", keep_lines=True)
 
 
 def lock() -> None:

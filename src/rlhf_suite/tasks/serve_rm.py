@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from rlhf_suite.config.reward import TOKEN
 from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.errors import UserError
@@ -23,7 +24,6 @@ from rlhf_suite.launch.batcher import Batcher
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.http_server import LOOPBACK, BadRequest, listening, make_app, serve, with_token
 from rlhf_suite.models.judge import Judge, score_constants
-from rlhf_suite.rewards.remote import TOKEN
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

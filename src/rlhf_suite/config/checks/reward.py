@@ -22,6 +22,7 @@ from rlhf_suite.config.reward import (
 from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
 from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
 from rlhf_suite.config.spelling import spelled
+from rlhf_suite.foreign_text import printable
 
 NAME = re.compile(r"[\w-]+")
 FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
@@ -101,11 +102,29 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
             yield Problem(key, what, fix)
         return
     for url in urls(remote_url):
-        if not is_http(url) or not urlsplit(url).hostname:
-            yield Problem(key, f"{url} is no URL", f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'")
+        wrong = what_is_wrong(url)
+        if wrong is not None:
+            fix = f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'"
+            yield Problem(key, f"{printable(url)} {wrong}", fix)
         elif urlsplit(url).username is not None or urlsplit(url).password is not None:
             what = "holds a user name or password, which would be written into the run folder"
             yield Problem(key, what, "leave it away, and export RLHF_SUITE_REWARD_TOKEN")
+
+
+def what_is_wrong(url: str) -> str | None:
+    """Return why `url` is not the address of a server, or None."""
+    try:
+        parts = urlsplit(url)
+        hostname = parts.hostname
+    except ValueError as error:  # brackets that do not close, an address that is not IPv6
+        return f"is not a URL ({error})"
+    if not is_http(url) or not hostname or any(char.isspace() or not char.isprintable() for char in url):
+        return "is not a URL"
+    try:
+        port = parts.port
+    except ValueError:  # not a number, or above 65535
+        port = 0
+    return "has a port that is not a number from 1 to 65535" if port == 0 else None
 
 
 def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
