@@ -91,6 +91,16 @@ def test_what_belongs_to_a_living_run_or_is_not_a_session_is_kept(root):
     kill(driver)
 
 
+def test_a_driver_that_goes_on_is_spared_although_it_still_writes_into_the_folder(root):
+    """As Ray's driver does: its log stays open."""
+    goes_on = "    log = open(place.folder / 'log', 'w')\nprint('goes on')\n"
+    code = DRIVER.removesuffix("    time.sleep(60)\n") + goes_on
+    driver = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True)
+    assert driver.communicate(timeout=60)[0].splitlines()[-1] == "goes on"
+    assert driver.returncode == 0
+    assert list(root.iterdir()) == []
+
+
 def test_processes_that_hinder_the_driver_from_leaving_are_killed(root, monkeypatch):
     with session() as place:
         member = subprocess.Popen(["sleep", "60"], env=os.environ | place.environment)

@@ -35,17 +35,20 @@ def watch(folder: Path, pipe: int) -> None:
         if not leaves:
             end_members(folder, spared=driver)
         os.read(pipe, 1)
-    clear(folder)
+    clear(folder, spared=driver)
 
 
-def clear(folder: Path) -> None:
-    """Kill the processes of the session and remove its folder."""
-    end_members(folder)
+def clear(folder: Path, spared: int = 0) -> None:
+    """Kill the processes of the session, but not process `spared`, and remove its folder.
+
+    The driver is spared: it keeps Ray's log of its own open when it has left the cluster and goes on.
+    """
+    end_members(folder, spared)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_members(folder: Path, spared: int = 0) -> None:
-    """SIGKILL every process of the session, stopped ones too, until none is left or `GONE_S` have passed."""
+    """SIGKILL every other process of the session, stopped ones too, until none is left or `GONE_S` have passed."""
     deadline = time.monotonic() + GONE_S
     while (found := members(folder) - {spared}) and time.monotonic() < deadline:
         for pid in found:
