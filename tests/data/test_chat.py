@@ -133,10 +133,11 @@ CHANGES_PROMPT = (  # the rendering of a finished conversation begins differentl
 )
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_for_multiturn(tokenizer):
+def test_a_template_that_rewrites_earlier_turns_gives_an_example_for_each_answer(tokenizer):
     tokenizer.chat_template = DROPS_HISTORY
-    with pytest.raises(RowError, match=r"set\.jsonl:7: the chat template renders earlier turns differently"):
-        ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=CHAT))
+    examples = ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=CHAT))
+    assert [trained_pieces(tokenizer, each) for each in examples] == [["hello user<|im_end|>"], ["Paris.<|im_end|>"]]
+    assert "assistant\n...<|im_end|>" in tokenizer.decode(examples[1].ids)
 
 
 def test_the_last_turn_alone_may_use_such_a_template(tokenizer):
@@ -146,17 +147,23 @@ def test_the_last_turn_alone_may_use_such_a_template(tokenizer):
     assert "assistant\n...<|im_end|>" in tokenizer.decode(example.ids)
 
 
-def test_rewriting_the_last_answer_when_a_user_turn_follows_is_refused(tokenizer):
+def test_an_answer_is_rendered_as_at_its_own_turn_whatever_follows(tokenizer):
     tokenizer.chat_template = DROPS_HISTORY
-    with pytest.raises(RowError, match="earlier turns differently"):
-        ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=[*CHAT[:2], user("thanks")]))
+    example = ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=[*CHAT[:2], user("thanks")]))
+    assert trained_pieces(tokenizer, example) == ["hello user<|im_end|>"]
 
 
-@pytest.mark.parametrize("multiturn", [False, True])
-def test_a_rendering_that_does_not_begin_with_the_prompt_is_refused(tokenizer, multiturn):
+def test_an_answer_goes_behind_the_prompt_that_the_model_is_asked_with(tokenizer):
     tokenizer.chat_template = CHANGES_PROMPT
-    with pytest.raises(RowError, match="does not begin with its rendering of the prompt"):
-        ConversationEncoder(tokenizer, chat_config(multiturn=multiturn)).encode(row(input=CHAT))
+    example = ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
+    assert tokenizer.decode(example.ids).startswith("ask: hello there\nhello user\nwhat is the capital?\n")
+    assert trained_pieces(tokenizer, example) == ["Paris.\n<|im_end|>"]
+
+
+def test_a_template_without_the_text_of_the_answer_is_refused(tokenizer):
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if add_generation_prompt %} assistant: {% endif %}"
+    with pytest.raises(RowError, match="the chat template leaves out the text of the answer"):
+        ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
 
 
 def test_a_template_error_is_a_row_error(tokenizer):
@@ -271,9 +278,9 @@ def test_an_assistant_message_with_only_tool_calls_is_an_answer(tokenizer):
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] or message['tool_calls'] }}\n"
         "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    chat = [user("a"), assistant(None, tool_calls=["add"])]
+    chat = [user("a"), assistant(None, tool_calls=[{"name": "add"}])]
     example = ConversationEncoder(tokenizer, chat_config()).encode(row(input=chat))
-    assert trained_pieces(tokenizer, example) == ["['add']\n<|im_end|>"]
+    assert trained_pieces(tokenizer, example) == ["[{'name': 'add'}]\n<|im_end|>"]
 
 
 @pytest.mark.parametrize(

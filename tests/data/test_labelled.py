@@ -6,8 +6,9 @@ import pytest
 
 from rlhf_suite.config.data import LabelledDataConfig
 from rlhf_suite.data.batch import Example
+from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.labelled import LabelledEncoder, WithMismatched
-from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.errors import UserError
 
 
@@ -35,14 +36,46 @@ def test_a_single_prompt_is_refused():
         WithMismatched([example([1], [2]), example([1], [3])], 9)
 
 
-@pytest.mark.parametrize(("label", "number"), [(1, 1.0), (True, 1.0), ("0", 0.0), (False, 0.0)])
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [
+        *((yes, 1.0) for yes in (1, 1.0, True, "1", "true", "True", " TRUE\t", "yes")),
+        *((no, 0.0) for no in (0, 0.0, False, "0", "false", "False", "no", "0.0")),
+    ],
+)
 def test_labels_are_one_or_zero(tokenizer, label, number):
     row = Row({"input": "hello", "output": "user", "label": label}, "f", 1)
     assert LabelledEncoder(tokenizer, LabelledDataConfig()).encode(row).numbers == {"label": number}
 
 
-@pytest.mark.parametrize("label", [0.5, 2, "good", None])
+@pytest.mark.parametrize("label", [0.5, 2, "good", None, "", "truth", [1]])
 def test_other_labels_are_bad_rows(tokenizer, label):
     row = Row({"input": "hello", "output": "user", "label": label}, "f", 1)
     with pytest.raises(RowError, match="column 'label'"):
         LabelledEncoder(tokenizer, LabelledDataConfig()).encode(row)
+
+
+PAIR = {"prompt": "hello", "chosen": "user", "rejected": "there"}
+
+
+def test_a_pair_is_a_desirable_and_an_undesirable_answer(tokenizer):
+    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    good, bad = LabelledEncoder(tokenizer, config).encode(Row(PAIR, "f", 1))
+    single = LabelledEncoder(tokenizer, LabelledDataConfig())
+    for example, answer, label in ((good, "user", 1), (bad, "there", 0)):
+        assert example == single.encode(Row({"input": "hello", "output": answer, "label": label}, "f", 1))
+
+
+def test_pairs_of_dialogues_need_no_column_of_the_prompt(tokenizer):
+    config = LabelledDataConfig(chosen_key="chosen", rejected_key="rejected", turn_markers=["Human:", "Assistant:"])
+    values = {name: f"Human: hello\n\nAssistant: {text}" for name, text in (("chosen", "user"), ("rejected", "there"))}
+    good, bad = LabelledEncoder(tokenizer, config).encode(Row(values, "f", 1))
+    assert (good.numbers["label"], bad.numbers["label"]) == (1, 0) and good.mask.index(1) == bad.mask.index(1)
+
+
+def test_the_answers_of_a_pair_are_told_apart_and_counted_as_one_row(tokenizer):
+    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    bad = BadRows("skip")
+    rows = [Row(PAIR, "f", 1), Row(PAIR | {"rejected": "user"}, "f", 2), Row(PAIR | {"rejected": ""}, "f", 3)]
+    assert len(list(encode_rows(LabelledEncoder(tokenizer, config), rows, bad))) == 2
+    assert (bad.rows, bad.left_out.total(), bad.bad.total()) == (3, 1, 1)

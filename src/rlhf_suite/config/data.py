@@ -19,6 +19,9 @@ class RenderConfig:
 
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
+    chat_template_kwargs: list[str] = flag(
+        [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]"
+    )
 
 
 @dataclass
@@ -26,6 +29,9 @@ class TextConfig(RenderConfig):
     """How rows become text, and text tokens"""
 
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
+    tools_key: str | None = flag(
+        None, "Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text"
+    )
     on_bad_row: str = flag(
         "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
     )
@@ -209,7 +215,12 @@ class LabelledDataConfig(AnswerDataConfig):
 
     input_key: str = flag("input", INPUT_KEY)
     output_key: str | None = flag("output", "Column of the answer; null: the last turn of input_key is the answer")
-    label_key: str = flag("label", "Column that is 1 (true) for a desirable answer, 0 (false) for an undesirable one")
+    label_key: str = flag("label", "Column that is 1 (true, yes) for a desirable answer, 0 (false, no) for another one")
+    prompt_key: str | None = flag(None, "Of pairs: column (or comma list) of the prompt; null: it is in both answers")
+    chosen_key: str | None = flag(
+        None, "Learn from pairs, without labels: column of the desirable answer, as task=dpo reads it"
+    )
+    rejected_key: str | None = flag(None, "Of pairs: column of the undesirable answer")
 
 
 @dataclass

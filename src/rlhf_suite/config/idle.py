@@ -197,8 +197,27 @@ NEEDS = (
     Needs(
         ("data.input_template",), "data.apply_chat_template", lambda value: not value, "data.apply_chat_template=false"
     ),
+    Needs(
+        ("data.tools_key", "data.chat_template_kwargs"),
+        "data.apply_chat_template",
+        bool,
+        "data.apply_chat_template=true",
+    ),
     Needs(("chat.top_p", "chat.top_k"), "chat.temperature", is_positive, "chat.temperature=1"),
-    Needs(("data.turn_markers",), "data.output_key", lambda value: value is None, "data.output_key=null"),
+    Needs(
+        ("data.turn_markers",),
+        "data.output_key",
+        lambda value: value is None,
+        "data.output_key=null",
+        or_flag="data.chosen_key",
+    ),
+    Needs(
+        ("data.input_key", "data.output_key", "data.label_key"),
+        "data.chosen_key",
+        lambda value: value is None,
+        "data.chosen_key=null",
+    ),
+    Needs(("data.prompt_key", "data.rejected_key"), "data.chosen_key", is_set, "data.chosen_key=<column>"),
     Needs(("data.turn_markers",), "data.prompt_key", lambda value: value is None, "data.prompt_key=null"),
     Needs(
         ("data.output_key", "data.input_template", "data.turn_markers", "data.reward_key"),

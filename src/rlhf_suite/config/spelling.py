@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, Meta
@@ -43,3 +44,14 @@ def described(info: FlagInfo) -> str:
     if info.meta.choices is None:
         return expected.name + bounds(info.meta)
     return " | ".join(map(str, info.meta.choices)) + (" or null" if expected.optional else "")
+
+
+def literal(text: str) -> object:
+    """The value that a text spells: true, false, null, a number, or text."""
+    words: dict[str, object] = {"true": True, "false": False, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ class Answers:
 
     prompt: object  # as the row has it: text or messages
     answers: list[Answer]
+    columns: dict[str, object] = field(default_factory=dict)  # that go on to the rows to train on
 
 
-def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
+def answer_groups(path: Path, input_key: str, tools_key: str | None = None) -> Iterator[Answers]:
     """The groups of a scored output of task=generate whose prompts were in column `input_key`."""
     group, last = None, {"prompt": "", "sample": 0}
     for row in read_lines(path):
@@ -44,7 +45,8 @@ def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
         if group is None or row["sample"] <= last["sample"] or row["prompt"] != last["prompt"]:
             if group is not None:
                 yield group
-            group = Answers(prompt_of(row, input_key), [])
+            columns = {} if tools_key is None else {tools_key: row.get(input_name(tools_key))}
+            group = Answers(prompt_of(row, input_key), [], columns)
         last = row
         if row["finish_reason"] != "length" and row["response"].strip():
             group.answers.append(Answer(row["response"], row["score"]))
@@ -55,8 +57,13 @@ def answer_groups(path: Path, input_key: str) -> Iterator[Answers]:
 def prompt_of(row: dict[str, Any], input_key: str) -> object:
     """What the row that was answered has in column `input_key`, or in the columns of that comma list."""
     names = [name.strip() for name in input_key.split(",")]
-    given = {name: row.get(f"input_{name}" if name in MADE else name) for name in names}
+    given = {name: row.get(input_name(name)) for name in names}
     return joined(Row(given, "the answers", row["sample"]), input_key)
+
+
+def input_name(name: str) -> str:
+    """What a column of the prompts is called in the output of task=generate."""
+    return f"input_{name}" if name in MADE else name
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -71,7 +78,7 @@ def best_answer(group: Answers, min_score: float | None) -> Selected:
     best = max(group.answers, key=lambda answer: answer.score)
     if min_score is not None and best.score < min_score:
         return f"no answer scores {min_score:g}"
-    return [{INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}]
+    return [{**group.columns, INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}]
 
 
 def best_and_worst(group: Answers) -> Selected:
@@ -82,9 +89,10 @@ def best_and_worst(group: Answers) -> Selected:
     if best.score == worst.score:
         return "all answers score the same"
     scores = {f"{CHOSEN}_{SCORE}": best.score, f"{REJECTED}_{SCORE}": worst.score}
-    return [{INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}]
+    return [{**group.columns, INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}]
 
 
 def all_answers(group: Answers) -> Selected:
     """A row for each answer, or why there is none."""
-    return [{INPUT: group.prompt, OUTPUT: each.text, SCORE: each.score} for each in group.answers] or NONE
+    common = {**group.columns, INPUT: group.prompt}
+    return [{**common, OUTPUT: each.text, SCORE: each.score} for each in group.answers] or NONE

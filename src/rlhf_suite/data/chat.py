@@ -11,24 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.conditional import RewardText
 from rlhf_suite.data.dialogue import last_answer, messages_in
-from rlhf_suite.data.render import (
-    Message,
-    begin_ids,
-    check_rendering,
-    fill,
-    label_text,
-    messages_of,
-    render,
-    text_of,
-    tokens,
-)
+from rlhf_suite.data.messages import Message, check_answer, messages_of, tools_of
+from rlhf_suite.data.render import begin_ids, check_rendering, fill, label_text, text_of, tokens
 from rlhf_suite.data.row import LeftOut, Row, RowError, joined, number, required
+from rlhf_suite.data.template import ChatTemplate, Turn
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,10 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder"]
 
-HISTORY_CHANGES = (
-    "the chat template renders earlier turns differently once later ones follow, so their text is not fixed; "
-    "data.multiturn needs a template that only appends"
-)
+EACH_ALONE = "an example for each answer: the chat template renders earlier turns otherwise"
+NO_ROOM = "later answers left out: their prompts leave no room in data.max_len"
 
 
 @dataclass(frozen=True)
@@ -73,6 +64,7 @@ class ConversationEncoder:
                 "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no answer could end"
             )
         check_rendering(tokenizer, config, config.input_template)
+        self.template = ChatTemplate(tokenizer, config)
         if config.multiturn and not config.apply_chat_template:
             raise UserError("data.multiturn=true needs data.apply_chat_template=true")
         if config.output_key is None and not config.apply_chat_template and config.turn_markers is None:
@@ -81,15 +73,15 @@ class ConversationEncoder:
                 "is a column of its own"
             )
 
-    def encode(self, row: Row) -> Example:
-        """Ids and mask of a row; RowError says why it cannot be used."""
-        if self.config.multiturn:
-            segments = self._turns(row)
-        elif self.config.apply_chat_template:
-            segments = self._last_turn(row)
-        else:
-            segments = self._plain(row)
-        return self._join(segments, row.where)
+    def encode(self, row: Row) -> Example | list[Example]:
+        """Ids and mask of a row, or of each answer of it; RowError says why it cannot be used."""
+        return self._turns(row) if self.config.multiturn else self.answer(row)
+
+    def answer(self, row: Row) -> Example:
+        """Ids and mask of a row's last answer; RowError says why it cannot be used."""
+        if self.config.apply_chat_template:
+            return self._example([self._last_turn(row)], row)
+        return self._join(self._plain(row), row.where)
 
     def _plain(self, row: Row) -> list[Segment]:
         """Prompt template and response, without a chat template."""
@@ -102,7 +94,7 @@ class ConversationEncoder:
         prompt = fill(self.config.input_template, prompt)
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
-    def _last_turn(self, row: Row) -> list[Segment]:
+    def _last_turn(self, row: Row) -> Turn:
         """The whole conversation as prompt, its last turn (all messages of `output_key`) as the answer."""
         prompt, answer = self._conversation(row)
         prompt = self.rewards.messages(prompt, self._reward(row), row)
@@ -116,36 +108,50 @@ class ConversationEncoder:
             check_answer(message, row)
         if not prompt:
             raise RowError(row.where, "the prompt is empty")
-        before = render(self.tokenizer, prompt, row, generation_prompt=True)
-        return [Segment(before, False), Segment(self._after(before, [*prompt, *answer], row), True)]
+        return self.template.turn(prompt, answer, row, tools_of(row, self.config.tools_key))
 
     def _reward(self, row: Row) -> float | None:
         """What the row's prompt is to say."""
         return None if self.config.reward_key is None else number(row, self.config.reward_key)
 
-    def _turns(self, row: Row) -> list[Segment]:
-        """Every assistant message is an answer; what the template puts between two of them is prompt."""
+    def _turns(self, row: Row) -> Example | list[Example]:
+        """Every assistant message is an answer; what the template puts between two of them is prompt. Where that is
+        not how the template renders the conversation as it grows, each answer is an example of its own."""
         prompt, answer = self._conversation(row)
-        messages = [*prompt, *answer]
-        segments: list[Segment] = []
-        done = ""  # rendering up to the end of the last answer
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            if index == 0:
-                raise RowError(row.where, "the conversation begins with an assistant message")
-            check_answer(message, row)
-            before = render(self.tokenizer, messages[:index], row, generation_prompt=True)
-            if not before.startswith(done):
-                raise RowError(row.where, HISTORY_CHANGES)
-            text = self._after(before, messages[: index + 1], row)
-            segments += [Segment(before[len(done) :], False), Segment(text, True)]
-            done = before + text
-        if not segments:
+        messages, tools = [*prompt, *answer], tools_of(row, self.config.tools_key)
+        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if not places:
             raise RowError(row.where, "no assistant message to train on")
-        if not render(self.tokenizer, messages, row).startswith(done):
-            raise RowError(row.where, HISTORY_CHANGES)
-        return segments
+        if places[0] == 0:
+            raise RowError(row.where, "the conversation begins with an assistant message")
+        for place in places:
+            check_answer(messages[place], row)
+        turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
+        grows = all(later.before.startswith(turn.before + turn.answer) for turn, later in pairwise(turns))
+        return self._example(turns, row) if grows else self._each_alone(turns, row)
+
+    def _each_alone(self, turns: Sequence[Turn], row: Row) -> list[Example]:
+        """An example for each turn that has room, the first at least."""
+        examples: list[Example] = []
+        for turn in turns:
+            try:
+                example = self._example([turn], row)
+            except LeftOut:
+                if not examples:
+                    raise
+                examples[-1] = replace(examples[-1], notes=(*examples[-1].notes, NO_ROOM))
+                break
+            examples.append(replace(example, notes=(EACH_ALONE, *example.notes)))
+        return examples
+
+    def _example(self, turns: Sequence[Turn], row: Row) -> Example:
+        """Turns of which each goes on where the one before it ends."""
+        segments, done = list[Segment](), 0
+        for turn in turns:
+            segments += [Segment(turn.before[done:], False), Segment(turn.answer, True)]
+            done = len(turn.before) + len(turn.answer)
+        notes = tuple(note for turn in turns for note in turn.notes)
+        return replace(self._join(segments, row.where), notes=notes)
 
     def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
         """Prompt messages and response messages of a row."""
@@ -163,20 +169,6 @@ class ConversationEncoder:
             )
         messages = messages_of(given, self.config.input_key, "user", row)
         return messages[:-1], messages[-1:]
-
-    def _after(self, before: str, messages: Sequence[Message], row: Row) -> str:
-        """What the model writes after `before`: up to its end-of-sequence token if the template ends the turn with it,
-        since a separator behind it is written by whoever comes next."""
-        full = render(self.tokenizer, messages, row)
-        if not full.startswith(before):
-            raise RowError(
-                row.where,
-                "the chat template's rendering of the conversation does not begin with its rendering of the prompt "
-                "(with generation prompt), so the answer cannot be told from the prompt",
-            )
-        text = full[len(before) :]
-        end = str(self.tokenizer.eos_token)
-        return text.rstrip() if text.rstrip().endswith(end) else text
 
     def _join(self, segments: Sequence[Segment], where: str) -> Example:
         """Tokenise each segment, end the last answer, cut at `data.max_len`."""
@@ -203,6 +195,7 @@ class PromptEncoder:
         self.tokenizer, self.config = tokenizer, config
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
+        self.template = ChatTemplate(tokenizer, config)
         conditions = config if isinstance(config, GenerateDataConfig) else GenerateDataConfig()
         self.rewards, self.target = RewardText(conditions.reward_template), conditions.target_reward
 
@@ -225,20 +218,13 @@ class PromptEncoder:
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
         messages = self.rewards.messages(messages, self.target, row)
-        return render(self.tokenizer, messages, row, generation_prompt=True)
+        return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt=True)
 
 
 def answer_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
     """The configuration of supervised tuning that encodes column `output_key` as the answer to `input_key`."""
     shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
     return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
-
-
-def check_answer(message: Message, row: Row) -> None:
-    """An answer has text or calls a tool."""
-    content = message["content"]
-    if not message.get("tool_calls") and (not content or (isinstance(content, str) and not content.strip())):
-        raise RowError(row.where, "the response is empty")
 
 
 def cut(example: Example, max_len: int) -> Example:

@@ -7,7 +7,7 @@ its data (as in Decision Transformer, Chen et al. 2021, and SteerLM, Dong et al.
 from __future__ import annotations
 
 from rlhf_suite.config.reward_text import says_reward, with_reward
-from rlhf_suite.data.render import Message
+from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 

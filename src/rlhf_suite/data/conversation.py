@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.chat import ChatTextConfig
-from rlhf_suite.data.render import Message, begin_ids, fill, render, tokens
+from rlhf_suite.data.messages import Message
+from rlhf_suite.data.render import begin_ids, fill, tokens
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +25,7 @@ class Conversation:
         self.tokenizer, self.config, self.room = tokenizer, config, room
         self.is_templated = config.apply_chat_template and tokenizer.chat_template is not None
         self.begin = [] if self.is_templated else begin_ids(tokenizer)
+        self.template = ChatTemplate(tokenizer, config)
         self.system: str | None = None
         self.turns: list[Message] = []
 
@@ -83,7 +86,7 @@ class Conversation:
         """The prompt for an answer to the last of `turns`. Without a chat template, pieces stand on lines of their own:
         the system message, and each question in its template with its answer behind it."""
         if self.is_templated:
-            return render(self.tokenizer, self._with_system(turns), Row({}, HERE, 1), generation_prompt=True)
+            return self.template.text(self._with_system(turns), Row({}, HERE, 1), generation_prompt=True)
         questions = [fill(self.config.input_template, str(turn["content"])) for turn in turns[::2]]
         answers = [*(str(turn["content"]) for turn in turns[1::2]), ""]
         lines = [question + answer for question, answer in zip(questions, answers, strict=True)]

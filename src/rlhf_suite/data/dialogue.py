@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlhf_suite.data.render import Message
+from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import Row, RowError
 
 ROLES = ("user", "assistant")

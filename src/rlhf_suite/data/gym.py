@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.sources import GYM, GYM_FIX
+from rlhf_suite.config.spelling import literal
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -84,17 +85,6 @@ def version_files() -> list[Path]:
     """What changes with the version of reasoning-gym, and with it maybe its entries."""
     found = distribution("reasoning-gym").files or []
     return [Path(str(file.locate())) for file in found if file.name == "METADATA"]
-
-
-def literal(text: str) -> object:
-    """A setting's value: true, false, null, a number, or text."""
-    words: dict[str, object] = {"true": True, "false": False, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def plain(value: Any) -> Any:

@@ -1,20 +1,20 @@
-"""Answers with a label, and for each the same prompt with an answer that was given to another."""
+"""Labelled answers, single or of pairs, and for each the same prompt with an answer that was given to another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlhf_suite.config.data import LabelledDataConfig
+from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig
 from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.chat import ConversationEncoder, answer_config, cut
 from rlhf_suite.data.lazy import Lazy
-from rlhf_suite.data.pairs import prompt_ids
-from rlhf_suite.data.row import Row, RowError, number
+from rlhf_suite.data.pairs import PairEncoder, prompt_ids
+from rlhf_suite.data.row import Row, truth
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,17 +22,27 @@ if TYPE_CHECKING:
 
 
 class LabelledEncoder:
-    """Rows to answers, encoded as supervised tuning would, whose number `label` is 1 (desirable) or 0."""
+    """Rows to answers, encoded as supervised tuning would, whose number `label` is 1 (desirable) or 0: one for a row
+    with a label, two for a pair."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> None:
-        self.config = config
-        self.conversation = ConversationEncoder(tokenizer, answer_config(config, config.input_key, config.output_key))
+        self.config, self.encoder = config, answer_encoder(tokenizer, config)
 
-    def encode(self, row: Row) -> Example:
-        label = number(row, self.config.label_key)
-        if label not in (0, 1):
-            raise RowError(row.where, f"column {self.config.label_key!r} is neither 1 (desirable) nor 0 (undesirable)")
-        return replace(self.conversation.encode(row), numbers={"label": label})
+    def encode(self, row: Row) -> Example | list[Example]:
+        """RowError says why the row cannot be used."""
+        if isinstance(self.encoder, PairEncoder):
+            chosen, rejected = self.encoder.encode(row).examples
+            return [replace(chosen, numbers={"label": 1.0}), replace(rejected, numbers={"label": 0.0})]
+        label = truth(row, self.config.label_key)
+        return replace(self.encoder.answer(row), numbers={"label": float(label)})
+
+
+def answer_encoder(tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> PairEncoder | ConversationEncoder:
+    """What encodes the answers: pairs as `task=dpo` does, single ones as `task=sft`."""
+    if config.chosen_key is None or config.rejected_key is None:
+        return ConversationEncoder(tokenizer, answer_config(config, config.input_key, config.output_key))
+    shared = {field.name: getattr(config, field.name) for field in fields(PairDataConfig)}
+    return PairEncoder(tokenizer, PairDataConfig(**shared))
 
 
 class WithMismatched(Lazy[Group]):

@@ -41,7 +41,7 @@ class PairEncoder:
         """RowError where the two are one and the same, also if only after the cut at data.max_len."""
         if self.chosen.config.input_key == PROMPT:
             row = self.split(row)
-        pair = tuple(encoder.encode(row) for encoder in (self.chosen, self.rejected))
+        pair = tuple(encoder.answer(row) for encoder in (self.chosen, self.rejected))
         if prompt_ids(pair[0]) != prompt_ids(pair[1]):
             raise RowError(row.where, "the two conversations differ before their last answers")
         if pair[0].ids == pair[1].ids:

@@ -1,4 +1,4 @@
-"""Columns of a row to text, and text to ids. The only caller of chat templates."""
+"""Columns of a row to text, and text to ids."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import TextConfig
+from rlhf_suite.data.messages import not_blank
 from rlhf_suite.data.row import Row, RowError, joined
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, object]
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, input_template: str | None) -> None:
@@ -52,19 +51,6 @@ def fill(input_template: str | None, prompt: str) -> str:
     return prompt if input_template is None else input_template.format(prompt)
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], row: Row, generation_prompt: bool = False
-) -> str:
-    """The chat template's text of `messages`."""
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation_prompt)
-    except (TemplateError, TypeError) as error:
-        raise RowError(row.where, f"the chat template cannot render the conversation: {error}") from error
-    return str(text)
-
-
 def text_of(row: Row, key: str) -> str:
     """The text in column `key` (or in the columns of a comma list), not blank."""
     value = joined(row, key)
@@ -72,27 +58,7 @@ def text_of(row: Row, key: str) -> str:
         raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
     if not isinstance(value, str):
         raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text")
-    return _not_blank(value, key, row)
-
-
-def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
-    """Column `key` as messages: text becomes one message of `role`, a message list stays as it is."""
-    if isinstance(value, str):
-        return [{"role": role, "content": _not_blank(value, key, row)}]
-    if not isinstance(value, list):
-        raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text or a message list")
-    if not value:
-        raise RowError(row.where, f"column {key!r} is an empty list")
-    for message in value:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise RowError(row.where, f"column {key!r} has an item that is no message: role and content are needed")
-    return value
-
-
-def _not_blank(text: str, key: str, row: Row) -> str:
-    if not text.strip():
-        raise RowError(row.where, f"column {key!r} is empty")
-    return text
+    return not_blank(value, key, row)
 
 
 def label_text(value: object) -> str:

@@ -72,7 +72,7 @@ class ResponseEncoder:
         response = response_text(row, self.data)
         finished = is_finished(row, self.data)
         if finished and response.strip():
-            return self.trained.encode(row)
+            return self.trained.answer(row)
         ids = [*self.prompts.encode(row).ids, *tokens(self.tokenizer, response)]
         if finished and ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
@@ -100,6 +100,8 @@ def answer_config(data: ScoreDataConfig) -> SFTDataConfig:
         max_len=data.max_len,
         apply_chat_template=data.apply_chat_template,
         tokenizer_chat_template=data.tokenizer_chat_template,
+        chat_template_kwargs=data.chat_template_kwargs,
+        tools_key=data.tools_key,
         input_template=data.input_template,
         input_key=data.input_key,
         output_key=data.output_key,
@@ -111,6 +113,8 @@ def prompt_config(data: ScoreDataConfig) -> PromptTextConfig:
     return PromptTextConfig(
         max_len=data.max_len,
         apply_chat_template=data.apply_chat_template,
+        chat_template_kwargs=data.chat_template_kwargs,
+        tools_key=data.tools_key,
         input_template=data.input_template,
         input_key=data.input_key,
     )

@@ -77,6 +77,17 @@ def number(row: Row, key: str) -> float:
     return result
 
 
+TRUTHS = {"1": True, "1.0": True, "true": True, "yes": True, "0": False, "0.0": False, "false": False, "no": False}
+
+
+def truth(row: Row, key: str) -> bool:
+    """Whether column `key` says yes: 1 or 0, true or false, yes or no, as a value or as text."""
+    value = str(required(row, key)).strip().lower()
+    if value not in TRUTHS:
+        raise RowError(row.where, f"column {key!r} is neither 1 (true, yes) nor 0 (false, no)")
+    return TRUTHS[value]
+
+
 @dataclass
 class BadRows:
     """How many rows were read, and which of them were not used or not as they are written, counted by reason.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
@@ -28,6 +28,7 @@ class StepFormat:
     input_template: str | None
     apply_chat_template: bool
     max_len: int
+    chat_template_kwargs: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, data: StepDataConfig, algo: PRMAlgoConfig) -> StepFormat | None:
@@ -35,8 +36,9 @@ class StepFormat:
         if algo.reward_tokens is None:
             return None
         listed, template = data.steps_key is not None, data.input_template
-        separator, chat = data.step_separator, data.apply_chat_template
-        return cls(algo.placeholder_token, list(algo.reward_tokens), separator, listed, template, chat, data.max_len)
+        separator, chat, variables = data.step_separator, data.apply_chat_template, list(data.chat_template_kwargs)
+        tokens = (algo.placeholder_token, list(algo.reward_tokens))
+        return cls(*tokens, separator, listed, template, chat, data.max_len, variables)
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> StepFormat:
@@ -55,7 +57,10 @@ class SolutionEncoder:
         self.form, self.tokenizer = form, tokenizer
         self.separator = form.step_separator if step_separator is None else step_separator
         data = StepDataConfig(
-            input_template=form.input_template, apply_chat_template=form.apply_chat_template, max_len=form.max_len
+            input_template=form.input_template,
+            apply_chat_template=form.apply_chat_template,
+            chat_template_kwargs=form.chat_template_kwargs,
+            max_len=form.max_len,
         )
         algo = PRMAlgoConfig(placeholder_token=form.placeholder_token, reward_tokens=form.reward_tokens)
         self.encoder = StepEncoder(tokenizer, data, algo)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.render import begin_ids, check_rendering, fill, messages_of, render, text_of, tokens
+from rlhf_suite.data.messages import messages_of, tools_of
+from rlhf_suite.data.render import begin_ids, check_rendering, fill, text_of, tokens
 from rlhf_suite.data.row import LeftOut, Row, RowError, joined, required
+from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class StepEncoder:
         self.tokenizer, self.config, self.names = tokenizer, config, algo.reward_tokens
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
+        self.template = ChatTemplate(tokenizer, config)
         self.placeholder = self.single(algo.placeholder_token, "algo.placeholder_token")
         self.columns = None if self.names is None else [self.single(name, "algo.reward_tokens") for name in self.names]
 
@@ -93,8 +96,8 @@ class StepEncoder:
     def text(self, row: Row, generation_prompt: bool) -> str:
         if not self.config.apply_chat_template:
             return fill(self.config.input_template, text_of(row, self.config.input_key))
-        value = joined(row, self.config.input_key)
-        return render(self.tokenizer, messages_of(value, self.config.input_key, "user", row), row, generation_prompt)
+        messages = messages_of(joined(row, self.config.input_key), self.config.input_key, "user", row)
+        return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt)
 
     def target(self, label: object, row: Row) -> tuple[float, float]:
         """(target, weight) of a reward token's text, or of P(first of two reward tokens)."""

@@ -72,7 +72,8 @@ class Loop:
         """The rows to train on: of the answers to the iteration's prompts."""
         self.say(iteration, f"answering {run.data.max_samples} prompts")
         answers, score = self.answers(f"iter_{iteration}/generate", f"iter_{iteration}/score", run)
-        rows, dropped = selected(map(self.recipe.select, answer_groups(answers, self.config.data.input_key)))
+        groups = answer_groups(answers, self.config.data.input_key, self.config.data.tools_key)
+        rows, dropped = selected(map(self.recipe.select, groups))
         self.log(iteration, {"train/reward": score, "loop/rows": len(rows), "loop/dropped": dropped.total()})
         reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())
         self.say(iteration, f"{len(rows)} rows to train on{reasons}")

@@ -28,6 +28,7 @@ from rlhf_suite.config.runs import (
     ServeRMRun,
     SupervisedRun,
 )
+from rlhf_suite.config.template_variables import variable_problems
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun | ScoreRun | ChatRun
@@ -202,9 +203,10 @@ def template_has_one_place(run: TextRun) -> Iterator[Problem]:
         yield Problem(key, f"{template!r} holds a backslash and an n where a new line is meant", fix)
 
 
-def chat_template_is_used(run: TextRun) -> Iterator[Problem]:
+def chat_template_fits(run: TextRun) -> Iterator[Problem]:
     if run.data.tokenizer_chat_template is not None and not run.data.apply_chat_template:
         yield Problem("data.tokenizer_chat_template", "is not used", "add data.apply_chat_template=true")
+    yield from variable_problems(run.data.chat_template_kwargs)
 
 
 def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
@@ -217,7 +219,7 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
 
 
 MODELS: tuple[Callable[[Run], Iterable[Problem]], ...] = (model_is_named, model_folders_exist)
-TEXT: tuple[Callable[[TextRun], Iterable[Problem]], ...] = (template_has_one_place, chat_template_is_used)
+TEXT: tuple[Callable[[TextRun], Iterable[Problem]], ...] = (template_has_one_place, chat_template_fits)
 COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     batches_divide,
     token_budget_holds_a_sequence,

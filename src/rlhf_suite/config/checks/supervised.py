@@ -9,9 +9,10 @@ from rlhf_suite.config.algo_supervised import REFERENCE_FREE
 from rlhf_suite.config.data import AnswerDataConfig, RewardTextConfig, SFTDataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward_text import says_reward
-from rlhf_suite.config.runs import DistillRun, DPORun, PRMRun, RMRun, SFTRun, SupervisedRun
+from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
 from rlhf_suite.config.sources import source_problems
 
+OF_SINGLE_ANSWERS = ("data.input_key", "data.output_key", "data.label_key")  # flags of task=kto without pairs
 SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 
 
@@ -19,6 +20,8 @@ def columns(run: SupervisedRun) -> dict[str, str]:
     """The flags that name columns of this run's data, and those names."""
     names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
     keys = {f"data.{name}": getattr(run.data, name) for name in names}
+    if isinstance(run, KTORun) and run.data.chosen_key is not None:
+        keys = {flag: column for flag, column in keys.items() if flag not in OF_SINGLE_ANSWERS}
     if isinstance(run, SFTRun) and run.actor.pretrain_mode_enable:
         keys = {"data.input_key": run.data.input_key}
     return {flag: column for flag, column in keys.items() if column is not None}
@@ -103,6 +106,18 @@ def preference_loss_fits(run: SupervisedRun) -> Iterator[Problem]:
                 yield Problem(f"ref.{key}", what, "leave it away, or write algo.loss=sigmoid, ipo or hinge")
 
 
+def pairs_are_whole(run: SupervisedRun) -> Iterator[Problem]:
+    if not isinstance(run, KTORun) or run.data.chosen_key is None:
+        return
+    data = run.data
+    if data.rejected_key is None:
+        yield Problem("data.rejected_key", "of pairs only the better answer is named", "add data.rejected_key=rejected")
+    if data.prompt_key is None and data.turn_markers is None and not data.apply_chat_template:
+        what = "the prompt of the pairs is not named, so it cannot be told from the answers"
+        fix = "add data.prompt_key=<column>, data.turn_markers or data.apply_chat_template=true"
+        yield Problem("data.prompt_key", what, fix)
+
+
 def reward_tokens_differ(run: SupervisedRun) -> Iterator[Problem]:
     if isinstance(run, PRMRun) and run.algo.reward_tokens is not None:
         names = run.algo.reward_tokens
@@ -125,6 +140,7 @@ RULES: tuple[Callable[[SupervisedRun], Iterable[Problem]], ...] = (
     full_rows_are_not_padded,
     margins_are_read,
     preference_loss_fits,
+    pairs_are_whole,
     reward_tokens_differ,
     teacher_is_named,
 )

@@ -1,0 +1,115 @@
+"""Columns of a row as messages: text, message lists, ShareGPT conversations, tool calls and tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rlhf_suite.data.row import Row, RowError, required
+
+Message = dict[str, Any]
+
+# What ShareGPT conversations call who speaks ("from"), and the role that it is.
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+
+def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
+    """Column `key` as messages: text becomes one message of `role`."""
+    if isinstance(value, str):
+        return [{"role": role, "content": not_blank(value, key, row)}]
+    if not isinstance(value, list):
+        raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text or a message list")
+    if not value:
+        raise RowError(row.where, f"column {key!r} is an empty list")
+    return [message_of(each, key, row) for each in value]
+
+
+def message_of(value: object, key: str, row: Row) -> Message:
+    """One item of a message list. Names without a value are left out, since templates ask whether a message has them;
+    `content` stays, as None, in a message that only calls tools. Arguments of tools become objects, as templates
+    expect them."""
+    if isinstance(value, dict) and "role" not in value and {"from", "value"} <= value.keys():
+        value = shared_message(value, key, row)
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise RowError(row.where, f"column {key!r} has an item that is not a message: role and content are needed")
+    if value.get("content") is not None and "tool_calls" not in value and None not in value.values():
+        return value
+    message = {name: each for name, each in value.items() if each is not None}
+    calls = message.get("tool_calls")
+    if calls:
+        message["tool_calls"] = [with_arguments(call, key, row) for call in calls]
+        message.setdefault("content", None)
+    elif "content" not in message:
+        raise RowError(row.where, f"column {key!r} has an item that is not a message: role and content are needed")
+    return message
+
+
+def shared_message(value: dict[str, Any], key: str, row: Row) -> Message:
+    """An item of a ShareGPT conversation, {"from": "human", "value": "..."}, as a message."""
+    role = SHAREGPT_ROLES.get(value["from"])
+    if role is None:
+        known = ", ".join(SHAREGPT_ROLES)
+        raise RowError(row.where, f"column {key!r} has an item from {value['from']!r}; known are {known}")
+    return {"role": role, "content": value["value"]}
+
+
+def with_arguments(call: object, key: str, row: Row) -> object:
+    """A tool call whose arguments are an object, also where they are written as JSON text."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowError(row.where, f"column {key!r} has a tool call without the name of a function")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        changed = {**function, "arguments": json.loads(arguments)}
+    except ValueError:
+        raise RowError(row.where, f"column {key!r} has a tool call whose arguments are not JSON") from None
+    return {**call, "function": changed} if isinstance(call, dict) and "function" in call else changed
+
+
+def called(message: Message) -> list[str]:
+    """The names of the functions that a message calls."""
+    calls = message.get("tool_calls") or []
+    return [call.get("function", call)["name"] for call in calls]
+
+
+def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
+    """The tools in column `tools_key`: a list of descriptions, or that list as JSON text; None where there are none."""
+    if tools_key is None or (tools_key in row.values and not row.values[tools_key]):
+        return None
+    value = required(row, tools_key)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise RowError(row.where, f"column {tools_key!r} is not JSON") from None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise RowError(row.where, f"column {tools_key!r} is not a list of tools")
+    return value or None
+
+
+def check_answer(message: Message, row: Row) -> None:
+    """RowError unless an answer has text or calls a tool."""
+    content = message["content"]
+    if not message.get("tool_calls") and (not content or (isinstance(content, str) and not content.strip())):
+        raise RowError(row.where, "the response is empty")
+
+
+def not_blank(text: str, key: str, row: Row) -> str:
+    """The text; RowError where it is blank."""
+    if not text.strip():
+        raise RowError(row.where, f"column {key!r} is empty")
+    return text
