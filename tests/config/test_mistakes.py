@@ -390,7 +390,7 @@ MISTAKES = [
     (DPO + "data.margin_key=margin", "data.margin_key", "it belongs to task=rm"),
     (DPO + "vllm.num_engines=2", "vllm.num_engines", "it belongs to task=ppo"),
     (KTO + "algo.loss=vanila", "algo.loss", "did you mean algo.loss=vanilla?"),
-    (KTO + "data.chosen_key=chosen", "data.chosen_key", "it belongs to"),
+    (KTO + "data.margin_key=margin", "data.margin_key", "it belongs to"),
     (KTO + "algo.label_smoothing=0.1", "algo.label_smoothing", "it belongs to task=dpo"),
     (KTO + "algo.desirable_loss_weight=-1", "algo.desirable_loss_weight", "is not >= 0"),
     (KTO + "data.label_key=null", "data.label_key", "is not a str"),
