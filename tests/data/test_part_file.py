@@ -65,16 +65,14 @@ def test_a_killed_run_continues_byte_for_byte(tmp_path, whole, after):
 def test_a_kill_around_the_last_rename_loses_nothing(tmp_path, whole, monkeypatch, name, step):
     import rlhf_suite.data.part_file as module
 
-    def move(source, target):
-        if target.name == name:
-            if step == "after":
-                source.replace(target)
-            raise Killed
-        source.replace(target)
+    def put(source, target):
+        if step == "after":
+            source.rename(target)
+        raise Killed
 
     part = opened(tmp_path, name)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "move", move)
+        patch.setattr(module, "put", put)
         with pytest.raises(Killed):
             written(part)
     again = opened(tmp_path, name, resume=True)
@@ -102,6 +100,23 @@ def test_another_runs_output_is_not_overwritten(tmp_path, name):
         opened(tmp_path)
     assert (tmp_path / name).read_text() == "mine\n"
     assert not (tmp_path / "progress.json").exists()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_what_appears_in_the_outputs_place_meanwhile_is_kept(tmp_path, name):
+    part = opened(tmp_path, name)
+    (tmp_path / name).write_text("mine\n")
+    written(part)
+    assert (tmp_path / name).read_text() == "mine\n"
+    assert part.path == (tmp_path / name).with_stem("out-1")
+    assert part.path.exists() and part.progress.done
+
+
+def test_a_part_that_is_gone_is_not_made_up(tmp_path):
+    opened(tmp_path).append(ROWS[0], 2, {})
+    (tmp_path / "out.jsonl.part").unlink()
+    with pytest.raises(UserError, match="which is gone"):
+        opened(tmp_path, resume=True)
 
 
 def test_parquet_gives_a_column_the_type_that_all_its_values_fit_in(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlhf_suite.disk import write_json
 from rlhf_suite.train.run_folder import RunFolder
 
 # What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
@@ -39,9 +40,7 @@ class Sweep:
     jobs: list[Job]
 
     def save(self) -> None:
-        aside = self.folder / "summary.tmp"
-        aside.write_text(json.dumps([asdict(job) for job in self.jobs], indent=1) + "\n")
-        aside.replace(self.folder / "summary.json")
+        write_json(self.folder / "summary.json", [asdict(job) for job in self.jobs])
 
     def begin(self, job: Job, state: str = "running") -> None:
         job.state, job.started = state, time.time()

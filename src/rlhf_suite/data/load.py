@@ -71,7 +71,7 @@ class Loader(Generic[Encoded]):
             return in_memory(items), bad
         shutil.rmtree(folder, ignore_errors=True)  # it is not whole, or it would have been opened
         sweep_abandoned(folder.parent)
-        with written_aside(folder, replace=False) as aside:
+        with written_aside(folder, keep=True) as aside:
             write_folder(items, aside, bad)
         return open_elsewhere(folder), bad
 

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.disk import file_aside, put, write_json, writing
 from rlhf_suite.errors import UserError
 
 PARQUET_ROWS = 8192  # of a row group
@@ -35,25 +36,32 @@ class PartFile:
 
     def __init__(self, path: Path, record: Path, first_row: int, resume: bool) -> None:
         self.path, self.part, self.record = path, path.with_name(f"{path.name}.part"), record
+        # what becomes the output by a rename: the part itself, or what it is converted to
+        self.ready = self.part if path.suffix != ".parquet" else path.with_name(f"{path.name}.part.parquet")
         if resume and record.exists():
             self.progress = Progress(**json.loads(record.read_text()))
         else:
             self.progress = self._fresh(first_row)
-        if not self.progress.done and not self.part.exists() and path.exists():
+        if not self.progress.done and not self.part.exists() and not self.ready.exists():
+            if not path.exists():
+                raise UserError(f"{record} says that rows are in {self.part}, which is gone: start in another folder")
             self._save(done=True)  # killed between the two last steps of `finish`
-        if not self.progress.done:
-            self.file = self.part.open("r+b" if self.part.exists() else "w+b")
+        if not self.progress.done and self.part.exists():
+            self.file = self.part.open("r+b")
             self.file.truncate(self.progress.bytes)
             self.file.seek(self.progress.bytes)
 
     def _fresh(self, first_row: int) -> Progress:
-        for path in (self.path, self.part):
-            if path.exists():
+        """Make an empty part, then the record of it: whenever there is a record, there has been a part."""
+        for path in (self.path, self.part, self.ready):
+            if path.exists() and (path == self.path or path.stat().st_size):
                 raise UserError(
                     f"{path} is there already: continue the run that writes it with ckpt.load_enable=true, remove it, "
                     "or choose another output"
                 )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.part):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.part.touch()
         self.progress = Progress(first_row)
         self._save()
         return self.progress
@@ -61,9 +69,10 @@ class PartFile:
     def append(self, rows: Sequence[Mapping[str, Any]], next_row: int, sums: Mapping[str, float]) -> None:
         """Write rows, which cover the input up to `next_row`; `sums` are added to the totals."""
         lines = b"".join(encoded(row) for row in rows)
-        self.file.write(lines)
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with writing(self.part):
+            self.file.write(lines)
+            self.file.flush()
+            os.fsync(self.file.fileno())
         totals = self.progress.totals
         self._save(
             next_row=next_row,
@@ -72,45 +81,27 @@ class PartFile:
         )
 
     def finish(self) -> None:
-        """Put the output in its place."""
+        """Put the output in its place; beside it where something else has appeared there meanwhile."""
         if self.progress.done:
-            self.part.unlink(missing_ok=True)
             return
-        self.file.close()
-        if self.path.suffix == ".parquet":
-            aside = self.path.with_name(f"{self.path.name}.tmp")
-            to_parquet(self.part, aside)
-            move(aside, self.path)
-            self._save(done=True)
-            self.part.unlink()
-        else:
-            move(self.part, self.path)
-            self._save(done=True)
+        if self.part.exists():
+            self.file.close()
+            if self.ready != self.part:
+                with file_aside(self.ready) as aside:
+                    to_parquet(self.part, aside)
+                self.part.unlink()
+        self.path = put(self.ready, self.path)
+        self._save(done=True)
 
     def _save(self, **values: Any) -> None:
         progress = Progress(**asdict(self.progress) | values)
-        aside = self.record.with_suffix(".tmp")
-        with aside.open("w") as file:
-            json.dump(asdict(progress), file)
-            file.flush()
-            os.fsync(file.fileno())
-        move(aside, self.record)
+        write_json(self.record, asdict(progress))
         self.progress = progress
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
     """A row as a line of JSON. A value that JSON does not know becomes its text, half a surrogate pair a ?."""
     return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename, for good: the folder is synced."""
-    source.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def to_parquet(source: Path, target: Path) -> None:

@@ -99,7 +99,7 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
     config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     config.architectures, config.dtype = [model_class.__name__], torch.float32
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (shape.tied and name == TIED)}
-    with written_aside(path, replace=False) as folder:
+    with written_aside(path, keep=True) as folder:
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -71,7 +71,7 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, say
     trained_with = (adapter.path / "tokenizer_config.json").exists()  # it may have more tokens than the base's
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
     model.config.pad_token_id = tokenizer.pad_token_id
-    say(f"Writing {output}")
+    say("Writing the merged model")
     with written_aside(output) as aside:
         model.to(own if dtype is None else DTYPES[dtype]).save_pretrained(aside)
         tokenizer.save_pretrained(aside)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.disk import file_aside
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -52,10 +53,8 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
 
 def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
     """`<folder>/step_<n>.parquet`, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:06d}.parquet"
-    pq.write_table(pa.table(columns), path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").rename(path)
+    with file_aside(folder / f"step_{step:06d}.parquet", durable=False) as aside:
+        pq.write_table(pa.table(columns), aside)
 
 
 def forget_after(folder: Path, step: int) -> None:

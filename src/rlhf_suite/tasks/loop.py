@@ -25,6 +25,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.metrics import MetricLogger
+from rlhf_suite.train.output import final_folder
 from rlhf_suite.train.run_folder import RunFolder
 
 COLUMNS = {
@@ -85,10 +86,11 @@ class Loop:
         """Train `model` on the rows; returns where the trained one is."""
         path = self.steps.write(f"iter_{iteration}/rows.jsonl", rows)
         self.say(iteration, f"training {model}")
-        output = str(Path(self.config.ckpt.output_dir or self.steps.folder / "model").absolute()) if is_last else None
+        place = final_folder(self.config.ckpt.output_dir, RunFolder(self.steps.folder))
+        output = str(place) if is_last else None
         name = f"iter_{iteration}/{self.recipe.trained}"
         stage = self.steps.run(name, apart(self.recipe.train(model, path, output), self.steps.folder, name))
-        return output or str(stage.model)
+        return str(stage.status().get("outputs", {}).get("actor", output or stage.model))
 
     def evaluate(self, iteration: int, model: str, target: float | None) -> None:
         """The share of held-out prompts whose likeliest answer of `model` is right, and the mean score."""

@@ -8,18 +8,24 @@ from rich.console import Console
 
 from rlhf_suite.config.runs import MergeLoRARun
 from rlhf_suite.models.merge import merge_lora, read_adapter
+from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.run_folder import RunFolder
 
 
 def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
-    """Merge and write; the model is in `ckpt.output_dir`, or `<folder>/model`."""
+    """Merge and write; the model goes to `ckpt.output_dir`, or to `<folder>/model`."""
     base, path = config.actor.model_name_or_path, config.lora.path
     assert base is not None and path is not None
-    output = Path(config.ckpt.output_dir) if config.ckpt.output_dir else RunFolder(folder).model
+    record = RunFolder(folder)
+    output = final_folder(config.ckpt.output_dir, record)
+    adapter, counts = read_adapter(path), list[int]()
 
     def say(line: str) -> None:
         Console().print(line, soft_wrap=True)
 
-    count = merge_lora(base, read_adapter(path), output.absolute(), config.ds.param_dtype, say)
-    say(f"{count} layers merged; the model is in {output}")
-    return {"merged_layers": float(count)}
+    def write(place: Path) -> None:
+        counts.append(merge_lora(base, adapter, place, config.ds.param_dtype, say))
+
+    place = deliver(write, output, record, "model")
+    say(f"{counts[-1]} layers merged; the model is in {place}")
+    return {"merged_layers": float(counts[-1])}

@@ -20,6 +20,7 @@ from typing import Any
 
 from rlhf_suite.config.resolve import fingerprint, flat, load, save
 from rlhf_suite.config.runs import ResumableRun
+from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import run_child, sole
 from rlhf_suite.train.run_folder import RunFolder
@@ -67,8 +68,7 @@ class Stages:
         """
         path, text = self.folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
+            write_text(path, text)
         elif path.read_text() != text:
             raise UserError(f"{path} was made with other flags, or of other data: {OTHER}")
         return path
@@ -76,7 +76,7 @@ class Stages:
     def tell(self, **values: Any) -> None:
         """Put values into loop.json."""
         self.state |= values
-        write_whole(RunFolder(self.folder).loop, json.dumps(self.state, indent=1) + "\n")
+        write_json(RunFolder(self.folder).loop, self.state)
 
 
 @contextmanager
@@ -105,10 +105,3 @@ def failure(name: str, stage: RunFolder, code: int) -> Exception:
     more = f"\nmore is in {' and '.join(map(str, logs))}" if logs else ""
     kind = UserError if code == 2 else RunError
     return kind(f"stage {name} failed: {error}{more}\nits folder is {stage.path}")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file, so that a reader sees all of it or nothing."""
-    aside = path.with_suffix(".tmp")
-    aside.write_text(text)
-    aside.replace(path)

@@ -6,6 +6,7 @@ row (its evaluation). A value that is not finite is null there, and its name sta
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.resolve import load
+from rlhf_suite.disk import write_text, writing
 from rlhf_suite.train.run_folder import RunFolder
 
 
@@ -53,18 +55,18 @@ class JsonLines:
     """metrics.jsonl, one row a call, handed to the operating system at once: a killed process loses none."""
 
     def __init__(self, path: Path, start: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_rows(path) if start > 0 and row["step"] <= start]
-        aside = path.with_suffix(".tmp")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        aside.replace(path)
-        self._file = path.open("a", buffering=1)
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))
         row |= {name: None if name in wrong else value for name, value in metrics.items()}
-        self._file.write(json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n")
+        line = (json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n").encode()
+        with writing(self._path):
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         self._file.close()

@@ -6,16 +6,20 @@ is "running" but whose process is gone was killed.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import socket
 import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.disk import DiskError, write_json, writing
 from rlhf_suite.foreign_text import printable
 
 ERROR_LIMIT = 20_000  # characters of the error in status.json
@@ -65,40 +69,76 @@ class RunFolder:
     def status_file(self) -> Path:
         return self.path / "status.json"
 
+    @property
+    def run_id(self) -> str:
+        """What identifies the run, through all its continuations; empty before its start."""
+        return str(self.status().get("run") or "")
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a run here has done anything that starting it again would do again."""
+        if self.status()["state"] == "done" or self.status()["last_step"] > 0:
+            return True
+        kept = (self.loop, self.path / "progress.json", self.model)
+        return any(each.exists() for each in kept) or any(self.checkpoints.glob("*"))
+
     def start(self, fingerprint: str) -> None:
-        """The run begins, or goes on; `fingerprint` identifies its configuration."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        process = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
-        self._update(state="running", fingerprint=fingerprint, error=None, **process)
+        """Record that the run begins, or goes on; `fingerprint` identifies its configuration."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        process: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
+        run = self.run_id or uuid.uuid4().hex
+        self._update(state="running", fingerprint=fingerprint, error=None, run=run, **process)
+
+    def continues(self, run: str) -> None:
+        """Record that the run goes on from a checkpoint of the run `run`, and so is that run."""
+        self._update(run=run)
+
+    def wrote(self, name: str, path: Path) -> None:
+        """Record where the model `name` of the run is."""
+        self._update(outputs=self.status().get("outputs", {}) | {name: str(path)})
 
     def step(self, step: int) -> None:
-        """Optimiser step `step` (1-based) is done."""
-        self._update(last_step=step)
+        """Record that optimiser step `step` (1-based) is done."""
+        self._update(durable=False, last_step=step)
 
     def done(self, metrics: Mapping[str, float]) -> None:
-        """The run reached its end with these metrics."""
+        """Record that the run reached its end with these metrics."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._update(state="done", metrics=finite)
 
     def failed(self, error: BaseException | str) -> None:
-        """The run ended early."""
+        """Record that the run ended early, if the disk allows it at all: the error itself matters more."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        self._update(state="failed", error=printable(said, ERROR_LIMIT, keep_lines=True))
+        with suppress(OSError, DiskError):
+            self._update(state="failed", error=printable(said, ERROR_LIMIT, keep_lines=True))
 
     def stopped(self, reason: str) -> None:
         """A signal asked the run to end; it can go on from its last checkpoint."""
         self._update(state="stopped", error=reason)
 
     def status(self) -> dict[str, Any]:
-        """What status.json says: state, fingerprint, host, pid, started, updated, last_step, error, metrics."""
+        """Return what status.json says: state, fingerprint, run (its id), host, pid, started, updated, last_step,
+        error, metrics, outputs (where its models are)."""
         if not self.status_file.exists():
             return {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
         return json.loads(self.status_file.read_text())
 
-    def _update(self, **values: Any) -> None:
-        aside = self.status_file.with_suffix(".tmp")
-        aside.write_text(json.dumps(self.status() | values | {"updated": _now()}, indent=2) + "\n")
-        aside.replace(self.status_file)
+    def _update(self, durable: bool = True, **values: Any) -> None:
+        status = self.status() | values | {"updated": _now()}
+        try:
+            write_json(self.status_file, status, durable)
+        except DiskError:
+            self._overwrite(status)
+
+    def _overwrite(self, status: dict[str, Any]) -> None:
+        """Write into the file that is there: a full disk still takes that, for the file's blocks are its own."""
+        text = (json.dumps(status, indent=1) + "\n").encode()
+        with writing(self.status_file), self.status_file.open("r+b") as file:
+            if len(text) > os.fstat(file.fileno()).st_blocks * 512:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.write(text)
+            file.truncate()
 
 
 def _now() -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.disk import writing
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, requested
 from rlhf_suite.train.checkpoint import CheckpointStore
 from rlhf_suite.train.group import Group
+from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.run_folder import RunFolder
 
 NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
@@ -51,7 +54,8 @@ class Saver:
         self.config, self.folder, self.groups = config, folder, groups
         self.driver_state, self.driver_files = driver_state or {}, driver_files or {}
         self.metric = config.best_metric_key or default_metric
-        self.store = CheckpointStore(config, (Path(config.path) if config.path else folder.checkpoints).absolute())
+        path = Path(config.path).expanduser() if config.path else folder.checkpoints
+        self.store = CheckpointStore(config, path.resolve())
         self.best: float | None = None
         self.saved = 0  # the last step of which there is a checkpoint
 
@@ -71,6 +75,7 @@ class Saver:
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
         state = checkpoint.state()
+        self.folder.continues(state["run"])
         self.best = state["best"]
         for name, part in self.driver_state.items():
             part.load_state_dict(state[name])
@@ -114,6 +119,14 @@ class Saver:
     def save(self, step: int, kind: str) -> None:
         """Write aside, then commit."""
         folder = self.store.begin(step, kind)
+        try:
+            with writing(folder):
+                self._write(folder, step, kind)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so
+            raise
+
+    def _write(self, folder: Path, step: int, kind: str) -> None:
         for name, group in self.groups.items():
             (folder / name).mkdir()
             group.call("save_state", folder / name, what=f"{name}: saving step {step}")
@@ -122,16 +135,19 @@ class Saver:
             files.save(folder / name)
         if self.config.save_hf:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
-        state = {"step": step, "best": self.best}
+        state = {"step": step, "best": self.best, "run": self.folder.run_id}
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step
 
     def export(self, name: str = "actor") -> Path:
-        """The final model in HF format; others than the actor beside it, with their name."""
-        output = (Path(self.config.output_dir) if self.config.output_dir else self.folder.model).absolute()
+        """Write the final model in HF format; others than the actor go beside it, with their name."""
+        output = final_folder(self.config.output_dir, self.folder)
         path = output if name == "actor" else output.with_name(f"{output.name}_{name}")
-        self.groups[name].call("export", path, what=f"{name}: exporting")
-        if self.config.save_adapter:
-            aside = path.with_name(f"{path.name}_adapter")
-            self.groups[name].call("export_adapter", aside, what=f"{name}: exporting its adapter")
-        return path
+
+        def write(place: Path) -> None:
+            self.groups[name].call("export", place, what=f"{name}: exporting")
+            if self.config.save_adapter:
+                adapter = place.with_name(f"{place.name}_adapter")
+                self.groups[name].call("export_adapter", adapter, what=f"{name}: exporting its adapter")
+
+        return deliver(write, path, self.folder, name)

@@ -1,0 +1,114 @@
+"""The models that a run leaves: each is marked as the run's own, and nothing that the run did not write makes way.
+
+`rlhf_suite.json` in a model's folder names the run and lists the files as they were written. A run that is continued
+replaces its own earlier model as long as nobody has changed it. Whatever else is in the place of a model stays there,
+and the model goes beside it, as `<name>-1`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from rlhf_suite.disk import DiskError, put, settle, write_json, writing
+from rlhf_suite.train.run_folder import RunFolder
+
+MARK = "rlhf_suite.json"
+CLOCK_S = 0.01  # a file system may round the time of a file's last change
+log = logging.getLogger(__name__)
+
+
+def final_folder(output_dir: str | None, folder: RunFolder) -> Path:
+    """Where the final model of a run goes; links are followed, so that no link is replaced by a folder."""
+    return (Path(output_dir).expanduser() if output_dir else folder.model).resolve()
+
+
+def deliver(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str) -> Path:
+    """Have a model written and put it at `path`; returns where it is, which is `outputs[name]` of the run's status.
+
+    `write` gets the path of a folder to make; it may make others with longer names beside it. Where `path` cannot be
+    written any more, the model goes to the run folder: it is not lost after a long training.
+
+    Raises:
+        DiskError: it can be written nowhere.
+    """
+    places = [path] if path == folder.model.resolve() else [path, folder.model.resolve()]
+    for place in places:
+        try:
+            return delivered(write, place, folder, name)
+        except DiskError as error:
+            if place == places[-1]:
+                raise
+            log.warning("%s. The model goes to %s instead", error, places[-1])
+    raise AssertionError("unreachable: there is a last place")
+
+
+def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str) -> Path:
+    """Have a model written beside `path`, and put all that was written in its place."""
+    run = folder.run_id
+    aside = path.parent / f".{path.name}.{run[:8]}.new"
+    with writing(path):
+        shutil.rmtree(aside, ignore_errors=True)  # of this run, which was killed
+        aside.mkdir(parents=True)
+        try:
+            write(aside / path.name)
+            for made in aside.iterdir():
+                mark(made, run)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        for made in sorted(aside.iterdir()):
+            place = replaced(made, path.with_name(made.name), run)
+            folder.wrote(name + made.name.removeprefix(path.name), place)
+        aside.rmdir()
+    return Path(folder.status()["outputs"][name])
+
+
+def mark(model: Path, run: str) -> None:
+    """Write into a model's folder whose it is and what it holds, and have all of it on the disk."""
+    write_json(model / MARK, {"run": run, "files": {name: stamp(file) for name, file in files(model).items()}})
+    settle(model)
+
+
+def replaced(made: Path, path: Path, run: str) -> Path:
+    """Rename a new model to `path`, in place of the run's own earlier one; returns where it is."""
+    old = path.with_name(f".{path.name}.{run[:8]}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if is_own(path, [run]):
+        path.rename(old)
+    place = put(made, path)
+    shutil.rmtree(old, ignore_errors=True)
+    if place != path:
+        log.warning("%s was not written by this run, so it stays; the model is in %s", path, place)
+    return place
+
+
+def is_own(model: Path, runs: Collection[str]) -> bool:
+    """Whether one of `runs` wrote this folder, and nobody has added or changed a file since."""
+    try:
+        said = json.loads((model / MARK).read_text())
+        was, there = said["files"], files(model)
+        return said["run"] in runs and was.keys() == there.keys() and all(same(was[n], there[n]) for n in was)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def files(model: Path) -> dict[str, Path]:
+    """All files below a model's folder but the mark, by their names in it."""
+    found = {each.relative_to(model).as_posix(): each for each in model.rglob("*") if not each.is_dir()}
+    return {name: each for name, each in found.items() if name != MARK}
+
+
+def stamp(file: Path) -> list[float]:
+    """Size and time of the last change."""
+    status = os.lstat(file)
+    return [status.st_size, status.st_mtime]
+
+
+def same(was: list[float], file: Path) -> bool:
+    size, changed = stamp(file)
+    return size == was[0] and abs(changed - was[1]) < CLOCK_S

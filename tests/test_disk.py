@@ -1,0 +1,129 @@
+"""Writing whole or not at all, never over something else, and what a disk's refusal is called."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_suite import disk
+from rlhf_suite.disk import DiskError, file_aside, free_bytes, put, unwritable, write_json, writing, written_aside
+from rlhf_suite.errors import UserError
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A disk of its own with nothing free."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder):
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+def test_a_file_is_replaced_as_a_whole_with_the_rights_that_the_umask_gives(tmp_path):
+    path = tmp_path / "a" / "x.json"
+    write_json(path, {"n": 1})
+    with pytest.raises(KeyError), file_aside(path) as aside:
+        aside.write_text("half")
+        raise KeyError
+    assert path.read_text() == '{\n "n": 1\n}\n'
+    with file_aside(path) as aside:
+        aside.unlink()
+        os.close(os.open(aside, os.O_CREAT | os.O_WRONLY, 0o600))  # as some libraries do
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    assert [each.name for each in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_folder_that_is_there_is_kept(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "mine").touch()
+    with pytest.raises(DiskError, match="Directory not empty"), written_aside(tmp_path / "x") as aside:
+        (aside / "new").touch()
+    with written_aside(tmp_path / "x", keep=True) as aside:
+        (aside / "new").touch()
+    assert [each.name for each in (tmp_path / "x").iterdir()] == ["mine"]
+    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_never_takes_anothers_place(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(disk.os, "link", refuse)
+    places = []
+    for number in range(3):
+        (tmp_path / "new").write_text(str(number))
+        places.append(put(tmp_path / "new", tmp_path / "out.v1.jsonl"))
+    assert [place.name for place in places] == ["out.v1.jsonl", "out.v1-1.jsonl", "out.v1-2.jsonl"]
+    assert [place.read_text() for place in places] == ["0", "1", "2"]
+
+
+def test_a_folder_beside_another_keeps_its_whole_name(tmp_path):
+    (tmp_path / "qwen2.5-7b").write_text("a file")
+    (tmp_path / "new").mkdir()
+    assert put(tmp_path / "new", tmp_path / "qwen2.5-7b").name == "qwen2.5-7b-1"
+
+
+def test_a_full_disk_is_named_with_the_path_and_what_is_free(full):
+    fill(full)
+    assert free_bytes(full) == 0
+    message = rf"{full}/x cannot be written: the disk is full \(0.0 MB are free there\)"
+    with pytest.raises(DiskError, match=message), writing(full / "x"):
+        (full / "x").write_bytes(bytes(9000))
+    with pytest.raises(DiskError, match="the disk is full"), writing(full / "x"):
+        raise RuntimeError("unexpected pos 64 vs 0")  # PyTorch on a full disk
+    with pytest.raises(DiskError, match="the disk is full"):
+        write_json(full / "y", {})
+    assert unwritable(full / "new" / "run") is not None
+    assert sorted(each.name for each in full.iterdir()) == ["filler", "x"]
+
+
+def test_other_errors_are_not_taken_for_the_disks(tmp_path):
+    for error in (KeyError("x"), UserError("x"), FileNotFoundError(errno.ENOENT, "no", "/data/rows.jsonl")):
+        with pytest.raises(type(error)), writing(tmp_path / "x"):
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x" * 250, "File name too long"), ("a/" * 2100, "File name too long"), ("file/x", "directory")],
+)
+def test_a_folder_that_cannot_be_made_is_known_before(tmp_path, name, reason):
+    (tmp_path / "file").touch()
+    assert reason in unwritable(tmp_path / name)
+    assert unwritable(tmp_path / "x" / "y") is None
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set():
+    code = "from rlhf_suite.disk import cache_root; cache_root()"
+    if os.geteuid():
+        pytest.skip("only root can become a user without a home")
+    words = ["setpriv", "--reuid=54321", "--clear-groups", sys.executable, "-c", code]
+    environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME")}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if "Permission denied" in done.stderr and "cache_root" not in done.stderr:
+        pytest.skip("Python is not readable for other users here")
+    assert "set XDG_CACHE_HOME=<a folder>" in done.stderr
