@@ -85,7 +85,8 @@ def is_elsewhere(error: OSError, path: Path) -> bool:
 def free_bytes(path: Path) -> int | None:
     """What this user may still write to the disk of `path`."""
     with suppress(OSError):
-        return shutil.disk_usage(existing(path)).free
+        usage = shutil.disk_usage(existing(path))
+        return usage.free if usage.total else None  # /proc and the like have no size
     return None
 
 

@@ -73,7 +73,7 @@ def test_the_nodes_of_a_slurm_job_share_a_folder_that_is_named(checked, here, mo
     )
     refused = for_run(checked("task=ppo"))
     assert isinstance(refused, Problem)
-    assert "hydra.run.dir=<folder>" in refused.fix
+    assert "run_dir=<folder>" in refused.fix
 
 
 LOOP = "task=rejection_sampling hydra.run.dir=mine"

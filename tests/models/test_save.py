@@ -17,7 +17,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.disk import written_aside
+from rlhf_suite.disk import DiskError, written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.folder import INDEX
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
@@ -247,21 +247,21 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(tmp_path, monkeypatch):
     assert (tmp_path / "model" / "a").read_text() == "old"
 
 
-def test_a_failed_write_leaves_the_old_folder_alone(tmp_path):
-    with written_aside(tmp_path / "model") as folder:
-        (folder / "a").write_text("old")
+def test_a_failed_write_leaves_nothing_and_what_is_there_is_never_replaced(tmp_path):
     with pytest.raises(RuntimeError), written_aside(tmp_path / "model") as folder:
         (folder / "a").write_text("new")
         raise RuntimeError
-    assert (tmp_path / "model" / "a").read_text() == "old"
+    assert list(tmp_path.iterdir()) == []
     with written_aside(tmp_path / "model") as folder:
-        (folder / "b").write_text("new")
-    assert [file.name for file in (tmp_path / "model").iterdir()] == ["b"]
+        (folder / "a").write_text("old")
+    with pytest.raises(DiskError), written_aside(tmp_path / "model") as folder:
+        (folder / "a").write_text("new")
+    assert (tmp_path / "model" / "a").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
-def test_another_process_that_was_first_is_kept_where_nothing_is_replaced(tmp_path):
-    with written_aside(tmp_path / "model", replace=False) as folder:
+def test_another_process_that_was_first_is_kept_where_both_write_the_same(tmp_path):
+    with written_aside(tmp_path / "model", keep=True) as folder:
         (folder / "a").write_text("second")
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "a").write_text("first")

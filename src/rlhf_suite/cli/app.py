@@ -10,7 +10,10 @@ from rlhf_suite.cli.arguments import CommandLine, parse
 from rlhf_suite.config.problems import Problem, report
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rlhf_suite.cli.preflight import Preflight
+    from rlhf_suite.config.runs import Run
 
 REFUSED, INTERRUPTED = 2, 130
 # Answered by Hydra alone, whatever the configuration.
@@ -66,31 +69,62 @@ def checked(line: CommandLine) -> int:
 
 def single(line: CommandLine, found: Preflight) -> int:
     """One run in a folder of its own, or in the one that it continues."""
-    from rlhf_suite.cli.arguments import quoted
     from rlhf_suite.cli.folders import for_run
     from rlhf_suite.cli.inspections import inspect
+    from rlhf_suite.launch.environment import limited_rights
 
-    place = for_run(found)
-    if isinstance(place, Problem):
-        return refuse([place])
-    if problems := inspect(found.runs, place.folder):
-        return refuse(problems)
-    if place.note:
-        say(place.note)
-    line.overrides.append(f"hydra.run.dir={quoted(str(place.folder))}")
-    return hydra(line)
+    (run,) = found.runs
+    with limited_rights(run.launch):
+        place = for_run(found)
+        if isinstance(place, Problem):
+            return refuse([place])
+        if problems := inspect(found.runs, place.folder):
+            place.give_up()
+            return refuse(problems)
+        if place.note:
+            say(place.note)
+        return run_in(place.folder, line, run)
+
+
+def run_in(folder: Path, line: CommandLine, run: Run) -> int:
+    """Run in a folder that no other run may use meanwhile."""
+    from rlhf_suite.cli.folders import working_in
+    from rlhf_suite.cli.run_log import recorded
+    from rlhf_suite.locks import InUse
+
+    try:
+        with working_in(folder, run), recorded(folder / "run.log"):
+            say(f"Run folder: {folder}")
+            put_folder(line, "run", folder)
+            return hydra(line)
+    except InUse as error:
+        say(str(error))
+        return REFUSED
+
+
+def put_folder(line: CommandLine, kind: str, folder: Path) -> None:
+    """Tell Hydra the folder of a run or of a sweep, in place of `run_dir`."""
+    from rlhf_suite.cli.arguments import quoted
+    from rlhf_suite.cli.overrides import key_of
+
+    words = [word for word in line.overrides if key_of(word) != "run_dir"]
+    line.overrides[:] = [*words, f"hydra.{kind}.dir={quoted(str(folder))}"]
 
 
 def sweep(line: CommandLine, found: Preflight) -> int:
     """Many runs, each a process of its own (hydra/launcher), then their table."""
-    from rlhf_suite.cli.arguments import quoted
-    from rlhf_suite.cli.folders import fresh
+    from rlhf_suite.cli.folders import for_sweep
     from rlhf_suite.cli.summary import finish
+    from rlhf_suite.launch.environment import limited_rights
 
-    folder = found.folder if found.chosen_folder else fresh(found.folder)
-    line.overrides.append(f"hydra.sweep.dir={quoted(str(folder))}")
-    code = hydra(line)
-    return code if code == REFUSED else finish(folder) or code
+    with limited_rights(found.runs[0].launch):
+        folder = for_sweep(found)
+        if isinstance(folder, Problem):
+            return refuse([folder])
+        say(f"Sweep folder: {folder}")
+        put_folder(line, "sweep", folder)
+        code = hydra(line)
+        return code if code == REFUSED else finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +13,19 @@ from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
 from rlhf_suite.config.runs import ResumableRun, Run, TrainedRun
+from rlhf_suite.disk import unwritable
 from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.locks import LOCK, alone_in, holder_of
 from rlhf_suite.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rlhf_suite.cli.preflight import Preflight
+
+# What a run writes in its folder, and would write over.
+RUN_FILES = (
+    *("config.yaml", "metrics.jsonl", "status.json", "run.log", "error.log", "curves.png", "samples.md", "loop.json"),
+    *("checkpoints", "evaluations", "logs", "model", "rollouts", "progress.json", "generations.jsonl", "scores.jsonl"),
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,15 @@ class Place:
 
     folder: Path
     note: str = ""
+    is_new: bool = False  # made for this run, with nothing in it yet
+
+    def give_up(self) -> None:
+        """Remove what was made for a run that is refused after all."""
+        if self.is_new:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                for parent in self.folder.parents[:2]:
+                    parent.rmdir()
 
 
 def for_run(found: Preflight) -> Place | Problem:
@@ -37,23 +56,68 @@ def for_run(found: Preflight) -> Place | Problem:
         return chosen(found.folder, run)
     if here is not None:
         what = f"the {here.num_nodes} nodes of this Slurm job need one folder that all of them know"
-        return Problem("hydra.run.dir", what, "add hydra.run.dir=<folder>, or use hydra/launcher=slurm")
-    if not resumes(run) or (isinstance(run, TrainedRun) and run.ckpt.path is not None):
-        return Place(fresh(found.folder))
-    outputs = found.folder.parent
-    if earlier := newest_equal(run, outputs):
-        return Place(earlier, f"continuing the run in {earlier}")
-    return Place(fresh(found.folder), f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh")
+        return Problem("run_dir", what, "add run_dir=<folder>, or use hydra/launcher=slurm")
+    outputs, note = found.folder.parent, ""
+    if resumes(run) and not (isinstance(run, TrainedRun) and run.ckpt.path is not None):
+        if earlier := newest_equal(run, outputs):
+            return busy(earlier) or Place(earlier, f"continuing the run in {earlier}")
+        note = f"ckpt.load_enable: no run of this configuration in {outputs}, starting afresh"
+    if reason := unwritable(outputs):
+        return Problem("run_dir", f"{outputs.absolute()} cannot hold a run: {reason}", "add run_dir=<folder>")
+    return Place(fresh(found.folder), note, is_new=True)
 
 
 def chosen(folder: Path, run: Run) -> Place | Problem:
     """The folder that the user names: a run in it is continued, but not by accident."""
-    here = allocation()
-    is_first = here is None or here.rank == 0  # on later nodes the run may have begun
-    if is_first and RunFolder(folder).status_file.exists() and not resumes(run):
-        fix = "add ckpt.load_enable=true to continue it, or choose another folder"
-        return Problem("hydra.run.dir", f"{folder} holds a run already", fix)
+    if (reason := unwritable(folder)) is not None:
+        return Problem("run_dir", f"{folder} cannot hold a run: {reason}", "choose another folder")
+    if not is_first_node():
+        return Place(folder)  # the run may have begun
+    if problem := busy(folder):
+        return problem
+    if not (folder / LOCK).exists() and not RunFolder(folder).status_file.exists():
+        if foreign := sorted(name for name in RUN_FILES if (folder / name).exists()):
+            what = f"{folder} is not a run's folder, and a run would write over its {', '.join(foreign)}"
+            return Problem("run_dir", what, "choose a new folder")
+    elif RunFolder(folder).has_progress and not resumes(run):
+        can = isinstance(run, ResumableRun)
+        fix = ("add ckpt.load_enable=true to continue it, or " if can else "") + "choose another folder"
+        return Problem("run_dir", f"{folder} holds a run already", fix)
     return Place(folder)
+
+
+def is_first_node() -> bool:
+    """Whether this process drives the run; the others of a Slurm job lend it their nodes."""
+    here = allocation()
+    return here is None or here.rank == 0
+
+
+def busy(folder: Path) -> Problem | None:
+    """The problem of a folder that another run works in."""
+    if (holder := holder_of(folder)) is None:
+        return None
+    fix = "wait for its end, stop that process, or choose another folder with run_dir=<folder>"
+    return Problem("run_dir", f"another run works in {folder} ({holder})", fix)
+
+
+def for_sweep(found: Preflight) -> Path | Problem:
+    """The folder of a sweep that passed the preflight."""
+    place = found.folder if found.chosen_folder else found.folder.parent
+    if reason := unwritable(place):
+        return Problem("run_dir", f"{place} cannot hold a sweep: {reason}", "add run_dir=<folder>")
+    return found.folder if found.chosen_folder else fresh(found.folder)
+
+
+@contextlib.contextmanager
+def working_in(folder: Path, run: Run) -> Iterator[None]:
+    """Keep other runs out of the folder and, where that is elsewhere, of the run's checkpoints."""
+    with contextlib.ExitStack() as stack:
+        if is_first_node():
+            shared = Path(run.ckpt.path).expanduser() if isinstance(run, TrainedRun) and run.ckpt.path else None
+            for key, place in (("run_dir", folder), ("ckpt.path", shared)):
+                if place is not None:
+                    stack.enter_context(alone_in(place, f"{key}={place}"))
+        yield
 
 
 def resumes(run: Run) -> bool:

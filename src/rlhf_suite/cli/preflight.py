@@ -88,6 +88,14 @@ def set_folder(first: Composed, given: Overrides, result: Preflight) -> None:
     name = "sweep" if result.is_sweep else "run"
     result.folder = Path(first.whole.hydra[name].dir).expanduser()
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
+    named = {run.run_dir for run in result.runs} - {None}
+    if named and not result.is_job:
+        folders = {str(Path(folder).expanduser()) for folder in named if folder}
+        folders |= {str(result.folder)} if result.chosen_folder else set()
+        if len(folders) > 1 or "" in named:
+            fix = "write one run_dir=<folder>; the jobs of a sweep get folders below it"
+            result.problems.append(Problem("run_dir", f"{' and '.join(sorted(folders)) or 'an empty name'}", fix))
+        result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
 def with_sweep_params(given: Overrides, first: Composed) -> Overrides:

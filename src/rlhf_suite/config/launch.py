@@ -15,4 +15,9 @@ class LaunchConfig:
     ray_address: str | None = flag(None, "Address of a running Ray cluster (auto: the local one); null: a private one")
     num_cpus: int | None = flag(None, "CPU slots Ray may hand out; null: what this process may use", ge=1)
     object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80)
+    umask: str | None = flag(
+        None,
+        "Who else may read what the run writes: 027 its group only, 077 nobody; null: as the process's umask says",
+        choices=("007", "027", "077"),
+    )
     timeout_s: float = flag(1800.0, "Deadline of each wait for an actor; on expiry the run ends and names it", gt=0)

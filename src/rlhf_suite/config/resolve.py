@@ -11,14 +11,15 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.disk import write_text
 
 # What may differ between a run and its continuation.
-FREE = ("explain", "ckpt.load_enable", "data.cache_max_gb", "logger.", "launch.")
+FREE = ("explain", "run_dir", "ckpt.load_enable", "data.cache_max_gb", "logger.", "launch.")
 
 
 def save(run: Run, path: Path) -> None:
     """Write all values of a run as YAML."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(run))))
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(asdict(run))))
 
 
 def load(path: Path) -> Run:

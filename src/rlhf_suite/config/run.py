@@ -23,6 +23,9 @@ class Run:
     explain: bool = flag(
         False, "Print the batch arithmetic, the placement and where each value comes from; run nothing"
     )
+    run_dir: str | None = flag(
+        None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>"
+    )
     launch: LaunchConfig = group(LaunchConfig)
 
 

@@ -8,14 +8,13 @@ that who opens it at that moment finds all of it or nothing. Where the file syst
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 from pathlib import Path
 from typing import IO
 
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+from rlhf_suite.locks import lock
 
 
 def in_use(file: Path) -> IO[bytes]:
@@ -26,7 +25,8 @@ def in_use(file: Path) -> IO[bytes]:
     """
     held = file.open("rb")
     try:
-        lock_shared(held)
+        if not lock(held, shared=True):
+            raise FileNotFoundError(file)
         if not os.path.samestat(os.fstat(held.fileno()), file.stat()):
             raise FileNotFoundError(file)
         with contextlib.suppress(PermissionError):  # a cache of somebody else's
@@ -35,14 +35,6 @@ def in_use(file: Path) -> IO[bytes]:
         held.close()
         raise
     return held
-
-
-def lock_shared(file: IO[bytes]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
 
 
 def make_room(cache: Path, mark: str, max_bytes: float) -> list[Path]:

@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_suite.launch.environment import adopt_umask
+
 TAIL_LINES = 20
 TAIL_BYTES = 64 << 10
 
@@ -33,7 +35,11 @@ class Member:
 
 
 def redirect_output(log: Path) -> None:
-    """Send this process's stdout and stderr, Python's and the libraries', to `log` (appended)."""
+    """Send this process's stdout and stderr, Python's and the libraries', to `log` (appended).
+
+    An actor calls it first of all, so it also takes over the run's umask here.
+    """
+    adopt_umask()
     log.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

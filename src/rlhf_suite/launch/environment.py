@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,7 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of calls that nobody waits for any more, after another call's failure
 }
+UMASK = "RLHF_SUITE_UMASK"  # launch.umask on its way to the actors
 NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -49,6 +52,26 @@ def installed_gpus() -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
+@contextmanager
+def limited_rights(config: LaunchConfig) -> Iterator[None]:
+    """Within it new files have the rights that launch.umask leaves them, here and in every process started here."""
+    before, said = os.umask(0o077), os.environ.get(UMASK)
+    os.umask(before | int(config.umask or "0", 8))
+    os.environ[UMASK] = config.umask or "0"
+    try:
+        yield
+    finally:
+        os.umask(before)
+        os.environ.pop(UMASK)
+        if said is not None:
+            os.environ[UMASK] = said
+
+
+def adopt_umask() -> None:
+    """Take over launch.umask in a process that a foreign Ray cluster has started: it inherits that cluster's."""
+    os.umask(os.umask(0o077) | int(os.environ.get(UMASK, "0"), 8))
+
+
 def cpu_count() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -60,7 +83,8 @@ def runtime_env(device: str) -> dict[str, str]:
     CPU: one thread per process, and threads that sleep while they wait. Several processes share the cores here, and
     OpenMP's default of spinning makes them up to ten times slower.
     """
-    return {name: os.environ.get(name, value) for name, value in (_profile(device) | QUIET | NO_TELEMETRY).items()} | (
+    values = _profile(device) | QUIET | NO_TELEMETRY | {UMASK: "0"}
+    return {name: os.environ.get(name, value) for name, value in values.items()} | (
         {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     )
 

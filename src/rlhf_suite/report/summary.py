@@ -29,7 +29,8 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
         if run.logger.progress:
             show_samples(samples)
         places.append(f"Samples: {folder.path / 'samples.md'}")
-    return [*time_spent(found), *changes(found), *places, f"Model: {run.ckpt.output_dir or folder.model}"]
+    model = folder.status().get("outputs", {}).get("actor", run.ckpt.output_dir or folder.model)
+    return [*time_spent(found), *changes(found), *places, f"Model: {model}"]
 
 
 def changes(found: dict[str, Points]) -> list[str]:

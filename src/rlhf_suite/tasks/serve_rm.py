@@ -7,7 +7,6 @@ GET /health
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +18,7 @@ from rich.console import Console
 from rlhf_suite.config.reward import TOKEN
 from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.config.serve import ServeConfig
+from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.batcher import Batcher
 from rlhf_suite.launch.environment import device_kind
@@ -60,7 +60,7 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
     with_token(app, token)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-    (folder / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
     Console().print(f"serving {reward.model_name_or_path} at {url} (end: Ctrl-C)", highlight=False, soft_wrap=True)
     serve(app, listener)
     return {"serve/texts": float(service.batcher.rows), "serve/forwards": float(service.batcher.calls)}

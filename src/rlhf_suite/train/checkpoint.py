@@ -151,7 +151,8 @@ class CheckpointStore:
     def sweep(self) -> None:
         """Remove what a killed run had begun to write or to delete."""
         for orphan in self.path.glob("*.tmp"):
-            shutil.rmtree(orphan, ignore_errors=True)
+            if NAME.match(orphan.name):  # ckpt.path may be a folder that others use too
+                shutil.rmtree(orphan, ignore_errors=True)
 
     def _rotate(self, keep: Path) -> None:
         """Delete the oldest periodic ones beyond `ckpt.max_num` or `ckpt.max_mem`, and all but the newest best."""

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
+from rlhf_suite.cli.inspections.outputs import OUTPUTS
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
 # Takes the run and its folder; the folder is None where it is not known yet (a sweep's parent, `explain=true`).
 Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
-INSPECTIONS: tuple[Inspection, ...] = (machine, token_fits_a_header)
+INSPECTIONS: tuple[Inspection, ...] = (machine, token_fits_a_header, *OUTPUTS)
 
 
 def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:

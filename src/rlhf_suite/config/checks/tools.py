@@ -17,14 +17,6 @@ def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
         yield Problem(key, f"{path} holds no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
 
 
-def output_is_another_folder(run: MergeLoRARun) -> Iterator[Problem]:
-    """The output replaces what is there."""
-    output = run.ckpt.output_dir
-    for key, path in (("actor.model_name_or_path", run.actor.model_name_or_path), ("lora.path", run.lora.path)):
-        if output and path and Path(output).expanduser().resolve() == Path(path).expanduser().resolve():
-            yield Problem("ckpt.output_dir", f"{output} is also {key}", "write ckpt.output_dir=<another folder>")
-
-
 def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
     if run.chat.max_len <= run.chat.max_new_tokens:
         what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
@@ -32,5 +24,5 @@ def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
         yield Problem("chat.max_len", what, fix)
 
 
-MERGE: tuple[Callable[[MergeLoRARun], Iterable[Problem]], ...] = (adapter_is_named, output_is_another_folder)
+MERGE: tuple[Callable[[MergeLoRARun], Iterable[Problem]], ...] = (adapter_is_named,)
 CHAT: tuple[Callable[[ChatRun], Iterable[Problem]], ...] = (room_for_a_message,)

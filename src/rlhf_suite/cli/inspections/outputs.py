@@ -1,0 +1,195 @@
+"""Whether what a run writes has a place where it changes nothing that is there, and that takes it.
+
+A model or a file of rows must not go where something is that this run did not write, nor to a place that the run
+itself works in or reads from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlhf_suite.config.generate import output_file
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
+from rlhf_suite.disk import cache_root, unwritable
+from rlhf_suite.errors import UserError
+from rlhf_suite.train.output import MARK, is_own
+from rlhf_suite.train.run_folder import RunFolder
+
+SOURCES = ("data.dataset", "data.prompt_dataset", "eval.dataset", "reward.remote_url", "lora.path")
+SHOWN = 3  # entries of a folder in a message
+CACHE = "XDG_CACHE_HOME"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run will write: the flag that names it, the place, and whether it is a folder."""
+
+    key: str
+    path: Path
+    is_folder: bool = True
+
+    def problem(self, what: str) -> Problem:
+        kind = "folder that does not exist yet" if self.is_folder else "file that does not exist yet"
+        return Problem(self.key, f"{self.path} {what}", f"write {self.key}=<a {kind}>")
+
+
+def outputs_change_nothing(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Look at every place that the user's flags name for something that the run will write."""
+    for target in targets(run):
+        what = taken(target, run, folder) or clash(target, run, folder) or refused(target)
+        if what is not None:
+            yield target.problem(what)
+
+
+def targets(run: Run) -> Iterator[Target]:
+    """What the run will write outside of its folder. Links are followed."""
+    if isinstance(run, TrainedRun | LoopRun | MergeLoRARun) and run.ckpt.output_dir is not None:
+        output = resolved(run.ckpt.output_dir)
+        for suffix in model_suffixes(run):
+            yield Target("ckpt.output_dir", output.with_name(output.name + suffix) if suffix else output)
+    for section, options in (
+        ("generate", run.generate if isinstance(run, GenerateRun) else None),
+        ("score", run.score if isinstance(run, ScoreRun) else None),
+    ):
+        if options is not None and options.output_path:
+            path = output_file(options.output_path, options.shard, Path())
+            yield Target(f"{section}.output_path", resolved(path), is_folder=False)
+
+
+def model_suffixes(run: Run) -> list[str]:
+    """The endings of the folders of a run's models: of the policy or the one model, and of those beside it."""
+    suffixes = [""]
+    if isinstance(run, PPORun):
+        suffixes += ["_ema"] * run.train.enable_ema + ["_critic"] * run.critic.save_value_network
+    if isinstance(run, TrainedRun) and run.ckpt.save_adapter:
+        suffixes += [f"{suffix}_adapter" for suffix in suffixes if suffix != "_ema"]
+    return suffixes
+
+
+def resolved(path: str | Path) -> Path:
+    return Path(os.path.realpath(Path(path).expanduser()))
+
+
+def taken(target: Target, run: Run, folder: Path | None) -> str | None:
+    """What is in the target's place and was not written by this run."""
+    try:
+        if not target.path.exists():
+            return None
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    if target.is_folder:
+        return taken_folder(target.path, run, folder)
+    continues = isinstance(run, ResumableRun) and run.ckpt.load_enable and target.path.is_file()
+    has_begun = folder is None or (folder / "progress.json").exists()
+    return None if continues and has_begun else "is there already"
+
+
+def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
+    """What a model's place holds already."""
+    if not path.is_dir():
+        return "is a file"
+    if Path.cwd().resolve().is_relative_to(path):
+        return "is the folder that you work in, or holds it"
+    entries = sorted(each.name for each in path.iterdir())
+    if not entries or ((path / MARK).exists() if folder is None else is_own(path, run_ids(run, folder))):
+        return None
+    shown = ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
+    return f"holds what this run did not write ({shown})"
+
+
+def run_ids(run: Run, folder: Path) -> set[str]:
+    """The names that this run has had: of itself, of the run whose checkpoints it continues, of a loop's stages."""
+    folders = [folder, *folder.glob("iter_*/*/")] if isinstance(run, LoopRun) else [folder]
+    ids = {RunFolder(each).run_id for each in folders}
+    if isinstance(run, TrainedRun) and run.ckpt.load_enable and run.ckpt.path is not None:
+        for state in resolved(run.ckpt.path).glob("*/state.json"):
+            try:
+                ids.add(json.loads(state.read_text())["run"])
+            except (OSError, ValueError, KeyError, TypeError):  # a damaged checkpoint is another inspection's subject
+                continue
+    return ids - {""}
+
+
+def clash(target: Target, run: Run, folder: Path | None) -> str | None:
+    """What of the run itself is in the target's place, above it or below it."""
+    path = target.path
+    if folder is not None and target.is_folder and resolved(folder).is_relative_to(path):
+        return "is the run folder, or holds it"
+    for key, read in read_by(run):
+        if path == read:
+            return f"is also {key}, which this run reads"
+        if read.is_relative_to(path):
+            return f"holds {key}={read}, which this run reads"
+        if read.is_dir() and path.is_relative_to(read):
+            return f"is inside {key}={read}, which this run reads"
+    return None
+
+
+def read_by(run: Run) -> Iterator[tuple[str, Path]]:
+    """The local files and folders that the run reads, with the flags that name them."""
+    for key, value in flat(asdict(run)).items():
+        if isinstance(value, str) and (key.endswith("model_name_or_path") or key in SOURCES):
+            for name in value.split(","):
+                if path := local(name.strip().partition("@")[0]):
+                    yield key, path
+    if isinstance(run, TrainedRun) and run.ckpt.path is not None:
+        yield "ckpt.path", resolved(run.ckpt.path)
+    try:
+        cache = resolved(cache_root())
+    except UserError:
+        return
+    yield from ((f"the cache ({CACHE})", entry) for kind in ("encoded", "annotations") for entry in [cache / kind])
+
+
+def local(name: str) -> Path | None:
+    """The path that a name means, if there is something."""
+    try:
+        return resolved(name) if name and Path(name).expanduser().exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def refused(target: Target) -> str | None:
+    """Why nothing can be written at the target."""
+    if target.is_folder and target.path.is_dir() and os.path.ismount(target.path):
+        return "is the root of a disk, where a model cannot be put as a whole; name a folder below it"
+    reason = unwritable(target.path.parent / target.path.name) if not target.path.exists() else None
+    reason = reason or unwritable(target.path.parent)
+    return reason and f"cannot be written: {reason}"
+
+
+def checkpoints_have_a_place(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Look at ckpt.path before anything is trained."""
+    if not isinstance(run, TrainedRun) or run.ckpt.path is None:
+        return
+    path = resolved(run.ckpt.path)
+    if reason := unwritable(path):
+        yield Problem("ckpt.path", f"{path} cannot be written: {reason}", "write ckpt.path=<another folder>")
+    elif not run.ckpt.load_enable and (found := sorted(path.glob("*_[0-9]*/manifest.json"))):
+        fix = "add ckpt.load_enable=true to go on from there, or choose another ckpt.path"
+        yield Problem("ckpt.path", f"{path} holds checkpoints of an earlier run ({found[-1].parent.name})", fix)
+
+
+def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Look for a cache folder where the run needs one."""
+    flags = flat(asdict(run))
+    needs = flags.get("data.cache_enable") or any(str(value).startswith("builtin:") for value in flags.values())
+    if not needs:
+        return
+    fix = f"set the environment variable {CACHE} to a folder that you may write to"
+    try:
+        reason = unwritable(cache_root())
+    except UserError as error:
+        yield Problem(CACHE, str(error), fix)
+        return
+    if reason is not None:
+        yield Problem(CACHE, f"the cache folder {cache_root()} cannot be written: {reason}", fix)
+
+
+OUTPUTS = (outputs_change_nothing, checkpoints_have_a_place, cache_is_writable)
