@@ -109,7 +109,7 @@ def unwritable(folder: Path) -> str | None:
         with tempfile.TemporaryFile(dir=existing(folder)) as probe:
             probe.write(bytes(PROBE_BYTES))
     except OSError as error:
-        return disk_reason(error, folder)
+        return disk_reason(error, existing(folder))
     return None
 
 

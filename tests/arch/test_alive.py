@@ -8,7 +8,10 @@ from rlhf_suite.config.flags import walk
 from rlhf_suite.config.runs import TASKS
 
 # Read by the command line itself.
-READ_BY_CLI = {"explain": "cli/app.py shows the plan instead of running"}
+READ_BY_CLI = {
+    "explain": "cli/app.py shows the plan instead of running",
+    "run_dir": "cli/preflight.py makes it the folder of the run or of the sweep",
+}
 SOURCE = Path(rlhf_suite.__file__).parent
 
 

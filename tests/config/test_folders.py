@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.folders import Place, for_run, fresh
+from rlhf_suite.cli.folders import Place, for_run, for_sweep, fresh, working_in
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
+from rlhf_suite.locks import InUse, alone_in, holder_of
 from rlhf_suite.train.run_folder import RunFolder
 
 
@@ -93,11 +97,89 @@ def test_what_cannot_use_the_nodes_of_a_slurm_job_is_refused_on_each_of_them(che
     assert for_run(checked(line)) == Place(Path("mine"))
 
 
-def test_a_named_folder_that_holds_a_run_is_only_continued_on_purpose(checked, here):
+@pytest.mark.parametrize("name", ["hydra.run.dir", "run_dir"])
+def test_a_named_folder_that_holds_a_run_is_only_continued_on_purpose(checked, here, name):
     earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)
-    refused = for_run(checked("task=sft hydra.run.dir=mine"))
+    RunFolder(here / "mine").step(1)
+    refused = for_run(checked(f"task=sft {name}=mine"))
     assert isinstance(refused, Problem)
     assert "ckpt.load_enable=true" in refused.fix
-    place = for_run(checked("task=sft hydra.run.dir=mine ckpt.load_enable=true"))
+    place = for_run(checked(f"task=sft {name}=mine ckpt.load_enable=true"))
     assert isinstance(place, Place)
     assert str(place.folder) == "mine"
+
+
+def test_a_run_that_ended_before_its_first_step_does_not_block_its_folder(checked, here):
+    earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)
+    record = RunFolder(here / "mine")
+    name = record.run_id
+    record.failed(ValueError("no such model"))
+    assert for_run(checked("task=sft run_dir=mine")) == Place(Path("mine"))
+    record.start("again")
+    assert record.run_id == name, "it is the same run"
+    record.done({})
+    refused = for_run(checked("task=chat run_dir=mine"))
+    assert isinstance(refused, Problem) and "load_enable" not in refused.fix, "a tool cannot continue"
+
+
+def test_a_folder_in_which_a_run_works_is_refused_with_who_it_is(checked, here):
+    earlier_run(here / "outputs/sft/a", checked("task=sft").runs[0], age_s=0)
+    with alone_in(here / "outputs/sft/a", "mine"):
+        for line in ("run_dir=outputs/sft/a", "run_dir=outputs/sft/a ckpt.load_enable=true", "ckpt.load_enable=true"):
+            refused = for_run(checked(f"task=sft {line}"))
+            assert isinstance(refused, Problem)
+            assert f"process {os.getpid()} on {socket.gethostname()}" in refused.what
+            assert "run_dir=<folder>" in refused.fix
+    assert isinstance(for_run(checked("task=sft run_dir=outputs/sft/a")), Place)
+
+
+def test_checkpoints_that_a_run_works_with_are_its_own(checked, here):
+    run = checked("task=sft ckpt.path=shared").runs[0]
+    refused = pytest.raises(InUse, match=r"ckpt\.path=shared: another run works there")
+    with working_in(here / "a", run), refused, working_in(here / "b", run):
+        pass
+    with working_in(here / "b", run):
+        pass
+
+
+def test_a_lock_of_a_killed_process_is_free(here):
+    code = "import os, sys; from pathlib import Path; from rlhf_suite.locks import alone_in\n"
+    code += "with alone_in(Path('mine'), 'x'): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert holder_of(here / "mine") is None
+    with alone_in(here / "mine", "x"):
+        assert f"process {os.getpid()}" in (holder_of(here / "mine") or "")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model", "logs"])
+def test_a_folder_with_files_that_a_run_would_write_over_is_not_a_runs(checked, here, name):
+    (here / "mine").mkdir()
+    (here / "mine" / "notes.txt").touch()
+    assert isinstance(for_run(checked("task=sft run_dir=mine")), Place)
+    (here / "mine" / name).write_text("precious")
+    refused = for_run(checked("task=sft run_dir=mine"))
+    assert isinstance(refused, Problem) and f"would write over its {name}" in refused.what
+    assert (here / "mine" / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("file", "Not a directory"), ("x" * 250, "too long"), ("/proc/x", "No such file")]
+)
+@pytest.mark.parametrize("mode", ["", "-m train.seed=1,2 "])
+def test_a_folder_that_cannot_be_made_is_refused(checked, here, folder, reason, mode):
+    (here / "file").touch()
+    found = checked(f"{mode}task=sft run_dir={folder}")
+    assert not found.problems
+    refused = for_sweep(found) if mode else for_run(found)
+    assert isinstance(refused, Problem) and refused.key == "run_dir" and reason in refused.what
+    assert [each.name for each in here.iterdir()] == ["file"]
+
+
+def test_run_dir_is_one_folder_and_that_of_the_whole_sweep(checked, here):
+    assert checked("-m task=sft run_dir=mine train.seed=1,2").folder == Path("mine")
+    assert checked("task=sft run_dir=~/mine").folder == Path.home() / "mine"
+    job = checked("task=sft run_dir=mine hydra.run.dir=mine/0 hydra.job.num=0 hydra.mode=RUN")
+    assert (job.folder, job.problems) == (Path("mine/0"), [])
+    for line in ("-m task=sft run_dir=a,b", "task=sft run_dir=a hydra.run.dir=b"):
+        (problem,) = checked(line).problems
+        assert (problem.key, problem.what) == ("run_dir", "a and b")

@@ -12,7 +12,7 @@ class ResumeConfig:
     """Going on where an earlier run stopped"""
 
     load_enable: bool = flag(
-        False, "Continue the newest run of this same configuration (or that in hydra.run.dir); none there: start fresh"
+        False, "Continue the newest run of this same configuration (or that in run_dir); none there: start fresh"
     )
 
 

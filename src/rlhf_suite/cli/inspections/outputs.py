@@ -121,30 +121,30 @@ def clash(target: Target, run: Run, folder: Path | None) -> str | None:
     path = target.path
     if folder is not None and target.is_folder and resolved(folder).is_relative_to(path):
         return "is the run folder, or holds it"
-    for key, read in read_by(run):
+    for key, read, is_folder in read_by(run):
         if path == read:
             return f"is also {key}, which this run reads"
         if read.is_relative_to(path):
             return f"holds {key}={read}, which this run reads"
-        if read.is_dir() and path.is_relative_to(read):
+        if is_folder and path.is_relative_to(read):
             return f"is inside {key}={read}, which this run reads"
     return None
 
 
-def read_by(run: Run) -> Iterator[tuple[str, Path]]:
-    """The local files and folders that the run reads, with the flags that name them."""
+def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
+    """What the run reads on this machine: the flag that names it, the path, and whether that is a folder."""
     for key, value in flat(asdict(run)).items():
         if isinstance(value, str) and (key.endswith("model_name_or_path") or key in SOURCES):
             for name in value.split(","):
                 if path := local(name.strip().partition("@")[0]):
-                    yield key, path
+                    yield key, path, path.is_dir()
     if isinstance(run, TrainedRun) and run.ckpt.path is not None:
-        yield "ckpt.path", resolved(run.ckpt.path)
+        yield "ckpt.path", resolved(run.ckpt.path), True
     try:
         cache = resolved(cache_root())
     except UserError:
         return
-    yield from ((f"the cache ({CACHE})", entry) for kind in ("encoded", "annotations") for entry in [cache / kind])
+    yield from ((f"the cache ({CACHE})", cache / kind, True) for kind in ("encoded", "annotations"))
 
 
 def local(name: str) -> Path | None:
