@@ -94,7 +94,7 @@ def run_in(folder: Path, line: CommandLine, run: Run) -> int:
 
     try:
         with working_in(folder, run), recorded(folder / "run.log"):
-            say(f"Run folder: {folder}")
+            say(f"Run folder: {folder.absolute()}")
             put_folder(line, "run", folder)
             return hydra(line)
     except InUse as error:
@@ -121,7 +121,7 @@ def sweep(line: CommandLine, found: Preflight) -> int:
         folder = for_sweep(found)
         if isinstance(folder, Problem):
             return refuse([folder])
-        say(f"Sweep folder: {folder}")
+        say(f"Sweep folder: {folder.absolute()}")
         put_folder(line, "sweep", folder)
         code = hydra(line)
         return code if code == REFUSED else finish(folder) or code
