@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rlhf_suite.cli.inspections.machine import machine
-from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
 from rlhf_suite.cli.inspections.outputs import OUTPUTS
+from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
