@@ -130,3 +130,13 @@ def test_the_kl_of_tiny_differences_is_not_lost_in_rounding():
 
 def test_no_tokens_no_mismatch():
     assert mismatch(torch.ones(2), torch.zeros(2), torch.zeros(2)) == Mismatch(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("level", ["token", "seq"])
+def test_tokens_on_which_engine_and_trainer_agree_best_pass_a_divergence_gate(level):
+    """The rounding of a divergence of about 0 is negative for many probabilities; one upper bound must keep them all."""
+    engine = torch.linspace(0.001, 0.999, 4001, dtype=torch.float64).log()
+    count = len(engine)
+    inputs = CorrectionInput(engine + 1e-9, engine, torch.ones(count), torch.arange(count), count)
+    found = correction_weights(inputs, config(level, gating="binary_kl", threshold=[0.05]))
+    assert (found > 0).all()

@@ -30,10 +30,23 @@ def test_k1_and_k3_are_unbiased(estimator):
     assert expected.item() == pytest.approx(exact.item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_k2_and_k3_are_never_negative(estimator):
-    log_ratios = torch.linspace(-50, 50, 1001, dtype=torch.float64)
+def test_k2_and_k3_are_never_negative(estimator, dtype):
+    """From log-ratios below the rounding of their type to far beyond the bound, of both signs."""
+    sizes = torch.logspace(-12, 2, 20001, dtype=dtype)
+    log_ratios = torch.cat([-sizes, torch.zeros(1, dtype=dtype), sizes])
     assert (estimate_kl(log_ratios, torch.zeros_like(log_ratios), estimator) >= 0).all()
+
+
+def test_k3_of_small_log_ratios_is_accurate_in_float32():
+    """Near 0 the estimate is l^2 / 2. Written as exp(-l) - 1 + l it was negative for 44 % of these, and as often off by
+    more than its own size."""
+    sizes = torch.linspace(5e-5, 2e-4, 10001)
+    log_ratios = torch.cat([-sizes, sizes])
+    exact = torch.expm1(-log_ratios.double()) + log_ratios.double()
+    found = estimate_kl(log_ratios, torch.zeros_like(log_ratios), "k3").double()
+    assert ((found - exact).abs() / exact).max() < 0.02
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -104,13 +104,17 @@ def token_log_weights(inputs: CorrectionInput) -> Tensor:
 
 
 def divergence(inputs: CorrectionInput, gating: str) -> Tensor:
-    """Between q and p of the sampled token against all others, [T]; 0 outside the mask."""
+    """Return the divergence between q and p of the sampled token against all others, [T]; 0 outside the mask.
+
+    Rounding can make it slightly negative where engine and trainer agree best. It is clamped at 0, so that a band that
+    begins at 0 keeps those tokens.
+    """
     p, q = (
         log_probs.double().exp().clamp(EPSILON, 1 - EPSILON)
         for log_probs in (inputs.old_log_probs, inputs.engine_log_probs)
     )
     values = (q - p).abs() if gating == "tv" else q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
-    return torch.where(inputs.mask.bool(), values, 0)
+    return torch.where(inputs.mask.bool(), values.clamp(min=0), 0)
 
 
 def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rlhf_suite.config.algo import KLConfig
@@ -31,7 +32,8 @@ def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) 
     else:
         assert estimator == "k3", estimator
         bounded = log_ratio.clamp(min=-MAX_KL)
-        kl = (-bounded).exp() - 1 + bounded
+        # expm1, because exp(-l) - 1 loses all digits of a small l; the clamp, because even its last digit may be wrong.
+        kl = (torch.expm1(-bounded) + bounded).clamp(min=0)
     return kl.clamp(-MAX_KL, MAX_KL)
 
 
