@@ -134,7 +134,7 @@ def test_no_tokens_no_mismatch():
 
 @pytest.mark.parametrize("level", ["token", "seq"])
 def test_tokens_on_which_engine_and_trainer_agree_best_pass_a_divergence_gate(level):
-    """The rounding of a divergence of about 0 is negative for many probabilities; one upper bound must keep them all."""
+    """The rounding of a divergence near 0 is often negative, and one upper bound must keep all such tokens."""
     engine = torch.linspace(0.001, 0.999, 4001, dtype=torch.float64).log()
     count = len(engine)
     inputs = CorrectionInput(engine + 1e-9, engine, torch.ones(count), torch.arange(count), count)

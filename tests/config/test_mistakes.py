@@ -161,6 +161,7 @@ MISTAKES = [
     (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
     (SFT + "train.dynamic_batch_enable=true", "train.dynamic_batch_enable", "add ds.packing_samples=true"),
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
+    (SFT + "ds.param_dtype=fp32 ds.grad_accum_dtype=bf16", "ds.grad_accum_dtype", "write ds.grad_accum_dtype=fp32"),
     (SFT + "ds.zero_stage=1 ds.overlap_comm=true", "ds.overlap_comm", "write ds.zero_stage=2"),
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "add ds.lora.rank=<rank>"),

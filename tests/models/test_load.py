@@ -15,7 +15,8 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.models.load import check_head, load_model, load_tokenizer, make_trainable, padding_token
+from rlhf_suite.models.head import check_head
+from rlhf_suite.models.load import load_model, load_tokenizer, make_trainable, padding_token
 
 FP32 = DeepSpeedConfig(param_dtype="fp32")
 

@@ -31,7 +31,7 @@ class Setup:
     zero: int = 0
     dtype: str = "fp32"
     offload: bool = False
-    accumulate: str | None = None
+    accumulate: str = "fp32"
     optim: str = "adam"
     lora: bool = False
     freeze: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Setup:
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
-        return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate else "")
+        return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
 
 
 @dataclass

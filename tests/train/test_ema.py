@@ -12,7 +12,7 @@ from rlhf_suite.train.ema import WeightAverage
 BETA = 0.75
 SETUPS = [
     *((1, Setup(zero=zero)) for zero in (0, 3)),
-    (1, Setup(zero=2, dtype="bf16")),
+    *((1, Setup(zero=zero, dtype="bf16")) for zero in (1, 2)),
     (1, Setup(zero=2, lora=True)),
     *((2, Setup(zero=zero)) for zero in (2, 3)),
 ]

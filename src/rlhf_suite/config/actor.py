@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite.config.flags import flag, group
-from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
+from rlhf_suite.config.optim import DISABLE_DROPOUT, AdamConfig, TrainedModelConfig
 
 POLICY_LOSS_TYPES = ("ppo", "gspo", "cispo", "sapo", "reinforce")
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -21,6 +21,7 @@ class SFTActorConfig(SupervisedActorConfig):
     """The model that SFT trains"""
 
     adam: AdamConfig = group(AdamConfig, lr=5e-6)
+    disable_dropout: bool = flag(False, DISABLE_DROPOUT)
     pretrain_mode_enable: bool = flag(False, "Continued pre-training: loss on every token, no template, no EOS")
 
 
@@ -77,3 +78,4 @@ class StudentConfig(SupervisedActorConfig):
     """The student"""
 
     adam: AdamConfig = group(AdamConfig, lr=5e-6)
+    disable_dropout: bool = flag(False, DISABLE_DROPOUT)

@@ -75,8 +75,11 @@ class DeepSpeedConfig(ForwardConfig):
     adam_offload: bool = flag(False, "Optimiser state in host memory")
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
     zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)
-    grad_accum_dtype: str | None = flag(
-        None, "Type gradients accumulate in; null: the parameters'", choices=("fp32", "bf16")
+    grad_accum_dtype: str = flag(
+        "fp32",
+        "Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error "
+        "of the sum grows with the number of micro-batches",
+        choices=("fp32", "bf16"),
     )
     use_liger_kernel: bool = flag(False, "Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf_suite.config.actor import SupervisedActorConfig
 from rlhf_suite.config.ckpt import ResumeConfig
 from rlhf_suite.config.flags import flag, group
-from rlhf_suite.config.optim import AdamConfig
+from rlhf_suite.config.optim import DISABLE_DROPOUT, AdamConfig
 
 
 @dataclass
@@ -50,6 +50,7 @@ class ConditionalActorConfig(SupervisedActorConfig):
     """The model that answers and learns from all its answers, good and bad"""
 
     adam: AdamConfig = group(AdamConfig, lr=5e-6)
+    disable_dropout: bool = flag(False, DISABLE_DROPOUT)
 
 
 @dataclass
@@ -57,6 +58,7 @@ class RejectionActorConfig(SupervisedActorConfig):
     """The model that answers and learns from its best answers"""
 
     adam: AdamConfig = group(AdamConfig, lr=2e-6)
+    disable_dropout: bool = flag(False, DISABLE_DROPOUT)
 
 
 @dataclass

@@ -14,6 +14,8 @@ SCHEDULES = (
     "cosine_with_min_lr",
 )
 
+DISABLE_DROPOUT = "Train without the dropout that the model's own configuration asks for; LoRA has ds.lora.dropout"
+
 
 @dataclass
 class AdamConfig:
@@ -50,6 +52,7 @@ class TrainedModelConfig:
     freeze: list[str] = flag(
         [], "Modules or parameters that are not trained, as regular expressions of their whole names"
     )
+    disable_dropout: bool = flag(True, DISABLE_DROPOUT)
     aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
     gradient_checkpointing_reentrant: bool = flag(False, "Use the re-entrant variant of checkpointing")

@@ -55,6 +55,7 @@ class LanguageModel(nn.Module):
         self.packed = packed
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
+        self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
 
     def forward(
         self,
@@ -109,6 +110,7 @@ class ScalarModel(nn.Module):
         self.head_is_new = head_is_new  # drawn at random because the checkpoint had none of that name
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
+        self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """The head's output at every token's own hidden state, [T]. Read through the functions below."""

@@ -19,10 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_suite.errors import UserError
+
 Read = Callable[[Tensor, slice], Tensor]  # of logits [n, V], rows a slice of all: one row each, [n, ...]
 
 CHUNK_ROWS = 1024  # enough for a GPU's matrix unit; with V = 150k the logits of a chunk take 0.6 GB in fp32
 CHUNK_ELEMENTS = 2**22  # small vocabularies take more rows at a time
+# Configuration keys of heads that do more than a matrix product, and the value that switches each off.
+UNUSUAL_HEADS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -182,3 +186,11 @@ class ScoringHead(nn.Linear):
         rows = chunk_rows(self.out_features)
         parts = [slice(start, start + rows) for start in range(0, max(len(hidden), 1), rows)]
         return torch.cat([checkpoint(of_chunk, part, use_reentrant=False) for part in parts])
+
+
+def check_head(config: Any, flag: str, path: str) -> None:
+    """Refuse heads that scale or cap their logits, which the chunked head does not reproduce."""
+    for key, neutral in UNUSUAL_HEADS.items():
+        value = getattr(config, key, neutral)
+        if value not in (None, neutral):
+            raise UserError(f"{flag}={path}: models whose head has {key} ({value}) are not supported")

@@ -29,9 +29,11 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.models.dropout import switch_off_dropout
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.freeze import freeze
+from rlhf_suite.models.head import check_head
 from rlhf_suite.models.lora import add_lora
 from rlhf_suite.models.quantize import four_bit, keep_exact
 
@@ -39,8 +41,6 @@ Tokenizer: TypeAlias = PreTrainedTokenizerBase
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
-# Configuration keys of heads that do more than a matrix product, and the value that switches each off.
-UNUSUAL_HEADS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
 
 
 def whole(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -161,6 +161,7 @@ def load_model(
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
+    dropout: bool = ...,
 ) -> LanguageModel: ...
 @overload
 def load_model(
@@ -171,8 +172,9 @@ def load_model(
     seed: int = ...,
     flag: str = ...,
     writable: Gather = ...,
+    dropout: bool = ...,
 ) -> ScalarModel: ...
-def load_model(
+def load_model(  # noqa: PLR0913 - what a model is loaded from, and what it is loaded for
     path: str,
     *,
     head: Literal["lm", "value"],
@@ -180,29 +182,24 @@ def load_model(
     seed: int = 0,
     flag: str = "actor.model_name_or_path",
     writable: Gather = whole,
+    dropout: bool = True,
 ) -> LanguageModel | ScalarModel:
     """A model in evaluation mode. A `value` head that the checkpoint lacks is drawn from N(0, 1/(hidden + 1)^2).
 
     Under ZeRO-3 parameters are partitioned while they load; `writable` makes the given ones whole and keeps changes.
+    Without `dropout` the dropout that the model's configuration asks for in training mode is off.
     """
     folder = model_folder(path, flag)
     with loading(flag, path), quiet_transformers():
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        kwargs: dict[str, Any] = {
-            "dtype": DTYPES[ds.param_dtype],
-            "attn_implementation": ds.attn_implementation,
-            "trust_remote_code": False,
-            "output_loading_info": True,
-        }
-        if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:
-            kwargs["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
+        labels = {"num_labels": 1} if head == "value" else {}
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
+        dropout_off = {} if dropout else switch_off_dropout(config)
+        settings = loading_settings(ds, head) | {"config": config}
         if head == "lm":
             check_head(config, flag, path)
-            model, info = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+            model, info = AutoModelForCausalLM.from_pretrained(folder, **settings)
         else:
-            if ds.value_head_prefix != "score":
-                kwargs["key_mapping"] = {rf"^{ds.value_head_prefix}\.": "score."}
-            model, info = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, **kwargs)
+            model, info = AutoModelForSequenceClassification.from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
@@ -212,12 +209,31 @@ def load_model(
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
+    result: LanguageModel | ScalarModel
     if head == "lm":
-        return LanguageModel(model, ds.packing_samples).eval()
-    if new:
-        with writable([model.score.weight]):
-            _init_scalar_head(model, seed)
-    return ScalarModel(model, ds.packing_samples, head_name=ds.value_head_prefix, head_is_new=bool(new)).eval()
+        result = LanguageModel(model, ds.packing_samples)
+    else:
+        if new:
+            with writable([model.score.weight]):
+                _init_scalar_head(model, seed)
+        result = ScalarModel(model, ds.packing_samples, head_name=ds.value_head_prefix, head_is_new=bool(new))
+    result.dropout_off = dropout_off
+    return result.eval()
+
+
+def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[str, Any]:
+    """Return the keyword arguments that every model is loaded with."""
+    settings: dict[str, Any] = {
+        "dtype": DTYPES[ds.param_dtype],
+        "attn_implementation": ds.attn_implementation,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+    }
+    if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:
+        settings["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
+    if head == "value" and ds.value_head_prefix != "score":
+        settings["key_mapping"] = {rf"^{ds.value_head_prefix}\.": "score."}
+    return settings
 
 
 def make_trainable(
@@ -245,14 +261,6 @@ def make_trainable(
             name = f"{section}.aux_loss_coef"
             raise UserError(f"{name}={config.aux_loss_coef}: this model has no experts to balance. Set {name}=0")
         model.balance = ExpertBalance(model.model.config.num_experts_per_tok)
-
-
-def check_head(config: Any, flag: str, path: str) -> None:
-    """Refuse heads that scale or cap their logits, which the chunked head does not reproduce."""
-    for key, neutral in UNUSUAL_HEADS.items():
-        value = getattr(config, key, neutral)
-        if value not in (None, neutral):
-            raise UserError(f"{flag}={path}: models whose head has {key} ({value}) are not supported")
 
 
 def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from rlhf_suite.disk import written_aside
+from rlhf_suite.models.dropout import set_dropout
 from rlhf_suite.models.folder import write_weights
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Gather, Tokenizer, whole
@@ -79,6 +80,7 @@ def _config(
     config.architectures = [type(model.model).__name__]
     config.dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
     config.pad_token_id = tokenizer.pad_token_id
+    set_dropout(config, model.dropout_off)
     for name, value in extras.items():
         setattr(config, name, value)
     return config

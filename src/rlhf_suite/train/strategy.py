@@ -7,7 +7,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,7 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
         "steps_per_print": None,
     }
     config["gradient_clipping"] = 0.0 if is_plain(ds) else max_norm
-    if ds.grad_accum_dtype:
-        config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
+    config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
     return config
 
 
@@ -99,9 +98,10 @@ class TrainedModel:
         else:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=module, model_parameters=trained, optimizer=optimizer, config=settings
-        )
+        with redirect_stdout(None):  # with ZeRO-1 in bf16 DeepSpeed prints readings of the memory
+            self.engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=module, model_parameters=trained, optimizer=optimizer, config=settings
+            )
         self.engine.checkpoint_engine = tensor_files(self.engine._config)
         if is_plain(ds):
             optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
@@ -128,7 +128,16 @@ class TrainedModel:
             group["lr"] = peak * factor
         self.engine.step()
         norm = self._plain_norm if is_plain(self.ds) else float(self.engine.get_global_grad_norm())
+        if not math.isfinite(norm):
+            self._forget_gradients()
         return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self._peaks[0] * factor}
+
+    def _forget_gradients(self) -> None:
+        """Drop the sums of a step that was skipped. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
+        every later step would be skipped too."""
+        if self.ds.adam_offload and self.ds.zero_stage < 3:
+            for group in self.optimizer.averaged_gradients:
+                self.optimizer.averaged_gradients[group] = None
 
     @property
     def needs_equal_micro_batches(self) -> bool:
@@ -168,7 +177,15 @@ def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its
     assert section.model_name_or_path is not None, flag
     with loading_context(ds):
         writable = partial(gathered, ds, modifier_rank=0)
-        module = load_model(section.model_name_or_path, head=head, ds=ds, seed=seed, flag=flag, writable=writable)
+        module = load_model(
+            section.model_name_or_path,
+            head=head,
+            ds=ds,
+            seed=seed,
+            flag=flag,
+            writable=writable,
+            dropout=not section.disable_dropout,
+        )
     if ds.use_liger_kernel:
         fuse_layers(module.model, world.device.type)
     make_trainable(module, section, ds.lora, seed=seed, section=flag.partition(".")[0])

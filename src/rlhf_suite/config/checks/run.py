@@ -153,6 +153,9 @@ def zero_stage_fits(run: AnyRun) -> Iterator[Problem]:
     if stage == 0 and run.ds.param_dtype == "bf16":
         what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
         yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
+    if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
+        what = "bf16 would round the gradients of fp32 parameters"
+        yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
 
 
 def four_bits_fit(run: AnyRun) -> Iterator[Problem]:
