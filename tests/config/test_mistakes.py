@@ -323,6 +323,12 @@ MISTAKES = [
     (PPO + "'actor.eps_clip_low_high=[0.2]'", "actor.eps_clip_low_high", "not [low, high]"),
     (PPO + "data.prompt_dataset=null", "data.prompt_dataset", "no data is named"),
     (PPO + "eval.dataset=builtin:reverse_eval", "eval.steps", "never used"),
+    (
+        PPO + """'eval.dataset="builtin:reverse_eval,builtin:sort_eval"' eval.steps=1 'eval.label_key=[a,b,c]'""",
+        "eval.label_key",
+        "3 columns for 2 sources",
+    ),
+    (SFT + "'eval.input_key=[question]'", "eval.input_key", "add eval.dataset=<source>"),
     (PPO + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "leaves no room for a prompt"),
     (PPO + "rollout.top_p=0.9", "rollout.top_p", "write rollout.top_p=1.0"),
     (PPO + "rollout.top_k=50", "rollout.top_k", "write rollout.top_k=-1"),

@@ -15,9 +15,9 @@ from task_formulas import MINUS, PLACEHOLDER, PLUS
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
+from rlhf_suite.data.rows import set_names
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
-from rlhf_suite.train.supervised import set_names
 
 SETS = {"short": (0, 2, 5, 8, 10), "long": (4, 9), "one": (7,), "nothing": (gradients.UNMASKED,)}
 
@@ -67,12 +67,9 @@ def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero
 
 
 def test_sets_are_named_by_their_last_part_unless_two_share_it():
-    assert set_names(["data/test.jsonl", "builtin:reverse_eval"]) == {
-        "test": "data/test.jsonl",
-        "builtin:reverse_eval": "builtin:reverse_eval",
-    }
+    assert set_names(["data/test.jsonl", "builtin:reverse_eval"]) == ["test", "builtin:reverse_eval"]
     twins = ["a/test.jsonl", "b/test.jsonl"]
-    assert set_names(twins) == dict(zip(twins, twins, strict=True))
+    assert set_names(twins) == twins
 
 
 def test_no_set_no_metric(ranks, folder):

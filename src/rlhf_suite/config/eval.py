@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from rlhf_suite.config.flags import flag
+
+
+def column(name: str) -> list[str] | None:
+    """Declare the flag of a column of evaluation sets."""
+    return flag(None, f"Its name in the evaluation sets: [one for all of them], or one for each; null: data.{name}")
 
 
 @dataclass
@@ -18,18 +24,75 @@ class EvalConfig:
 
 
 @dataclass
+class AnswerEvalConfig(EvalConfig):
+    """Evaluation on prompts with answers"""
+
+    input_key: list[str] | None = column("input_key")
+    output_key: list[str] | None = column("output_key")
+
+
+@dataclass
+class LabelledEvalConfig(AnswerEvalConfig):
+    """Evaluation on answers that are desirable or not"""
+
+    label_key: list[str] | None = column("label_key")
+
+
+@dataclass
+class PairEvalConfig(EvalConfig):
+    """Evaluation on pairs of answers"""
+
+    prompt_key: list[str] | None = column("prompt_key")
+    chosen_key: list[str] | None = column("chosen_key")
+    rejected_key: list[str] | None = column("rejected_key")
+
+
+@dataclass
+class RewardPairEvalConfig(PairEvalConfig):
+    """Evaluation on pairs of answers with margins"""
+
+    margin_key: list[str] | None = column("margin_key")
+
+
+@dataclass
+class StepEvalConfig(EvalConfig):
+    """Evaluation on solutions with a label for every step"""
+
+    input_key: list[str] | None = column("input_key")
+    steps_key: list[str] | None = column("steps_key")
+    label_key: list[str] | None = column("label_key")
+
+
+@dataclass
 class RLEvalConfig(EvalConfig):
     """Evaluation by sampling: pass@1 and pass@k"""
 
     steps: int = flag(-1, "Before the first, after the last and every so many RL steps; -1: never", ge=-1)
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0)
+    input_key: list[str] | None = column("input_key")
+    label_key: list[str] | None = column("label_key")
 
 
 @dataclass
 class LoopEvalConfig:
     """Held-out prompts, answered greedily and scored before the first iteration and after each"""
 
-    dataset: str | None = flag(None, "Comma list of sources with the columns of data.prompt_dataset; null: none")
+    dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
     split: str = flag("train", "Split of sources that have several")
     max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1)
+    input_key: str | None = flag(None, "Column of the prompt in the held-out sources; null: data.input_key")
+    label_key: str | None = flag(None, "Column of the label in the held-out sources; null: data.label_key")
+
+
+def column_flags(config: EvalConfig) -> dict[str, list[str]]:
+    """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
+    names = [field.name for field in fields(config) if field.name.endswith("_key")]
+    return {name: columns for name in names if (columns := getattr(config, name)) is not None}
+
+
+def columns_of_sets(config: EvalConfig, count: int) -> Iterator[dict[str, str]]:
+    """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data."""
+    given = column_flags(config)
+    for place in range(count):
+        yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}

@@ -56,6 +56,8 @@ def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> Gener
         prompt_split=held_out.split,
         skip_samples=0,
         max_samples=held_out.max_samples,
+        input_key=held_out.input_key or run.data.input_key,
+        label_key=held_out.label_key or run.data.label_key,
     )
     return _answers(run, model, data=data, rollout=replace(run.rollout, n_samples_per_prompt=1, temperature=0.0))
 

@@ -38,7 +38,16 @@ from rlhf_suite.config.data import (
     StepDataConfig,
 )
 from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig, RewardModelConfig
-from rlhf_suite.config.eval import EvalConfig, LoopEvalConfig, RLEvalConfig
+from rlhf_suite.config.eval import (
+    AnswerEvalConfig,
+    EvalConfig,
+    LabelledEvalConfig,
+    LoopEvalConfig,
+    PairEvalConfig,
+    RewardPairEvalConfig,
+    RLEvalConfig,
+    StepEvalConfig,
+)
 from rlhf_suite.config.flags import flag, group
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.logger import LoggerConfig
@@ -80,6 +89,7 @@ class SFTRun(SupervisedRun):
     task: str = flag("sft", "The task; chosen with task=<name>")
     actor: SFTActorConfig = group(SFTActorConfig)
     data: SFTDataConfig = group(SFTDataConfig)
+    eval: AnswerEvalConfig = group(AnswerEvalConfig)
 
 
 @dataclass
@@ -89,6 +99,7 @@ class RMRun(SupervisedRun):
     task: str = flag("rm", "The task; chosen with task=<name>")
     actor: RMActorConfig = group(RMActorConfig)
     data: RewardPairDataConfig = group(RewardPairDataConfig)
+    eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
 
@@ -100,6 +111,7 @@ class DPORun(SupervisedRun):
     actor: DPOActorConfig = group(DPOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: PairDataConfig = group(PairDataConfig)
+    eval: PairEvalConfig = group(PairEvalConfig)
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
@@ -111,6 +123,7 @@ class KTORun(SupervisedRun):
     actor: KTOActorConfig = group(KTOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
+    eval: LabelledEvalConfig = group(LabelledEvalConfig)
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
@@ -121,6 +134,7 @@ class PRMRun(SupervisedRun):
     task: str = flag("prm", "The task; chosen with task=<name>")
     actor: PRMActorConfig = group(PRMActorConfig)
     data: StepDataConfig = group(StepDataConfig)
+    eval: StepEvalConfig = group(StepEvalConfig)
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
@@ -132,6 +146,7 @@ class DistillRun(SupervisedRun):
     actor: StudentConfig = group(StudentConfig)
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
+    eval: AnswerEvalConfig = group(AnswerEvalConfig)
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from rlhf_suite.config.eval import EvalConfig, column_flags, columns_of_sets
 from rlhf_suite.config.problems import Problem
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
@@ -45,6 +46,25 @@ def source_problems(
             yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
         elif Path(name).is_file():
             yield from column_problems(Path(name), columns)
+
+
+def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with the sources of eval.dataset. `columns` maps the flags that name columns of the training data
+    to those names."""
+    if config.dataset is None:
+        return
+    sources = [name.strip() for name in config.dataset.split(",") if name.strip()]
+    uneven = {name: given for name, given in column_flags(config).items() if len(given) not in (1, len(sources))}
+    for name, given in uneven.items():
+        what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
+        yield Problem(f"eval.{name}", what, "write one for all of them, or one for each")
+    if uneven or not sources:
+        yield from source_problems("eval.dataset", config.dataset, {})
+        return
+    for source, own in zip(sources, columns_of_sets(config, len(sources)), strict=True):
+        others = {flag: column for flag, column in columns.items() if flag.removeprefix("data.") not in own}
+        named = {f"eval.{name}": column for name, column in own.items()}
+        yield from source_problems("eval.dataset", source, others | named)
 
 
 def gym_problems(key: str) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from rlhf_suite.data.encode import Encoder, encode_rows
 from rlhf_suite.data.identity import digest
 from rlhf_suite.data.room import make_room
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.rows import Sources, combine, limited
+from rlhf_suite.data.rows import Sources, combine, limited, set_names
 from rlhf_suite.data.sources import Located, locate
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_elsewhere, open_folder, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
@@ -37,10 +37,20 @@ class Loader(Generic[Encoded]):
 
     def load(self, sources: Sources) -> Sequence[Encoded]:
         """The items of all sources; what the cache holds beyond its bound goes."""
+        return combine(self.parts(sources), sources, self.seed)
+
+    def load_with_names(self, sources: Sources) -> tuple[Sequence[Encoded], Sequence[str]]:
+        """The items of all sources, and for each item the name of its source in metrics."""
+        parts = self.parts(sources)
+        names = [[name] * len(part) for name, part in zip(set_names(sources.names), parts, strict=True)]
+        return combine(parts, sources, self.seed), combine(names, sources, self.seed)
+
+    def parts(self, sources: Sources) -> list[Sequence[Encoded]]:
+        """The items of each source."""
         parts = [self.source(name, sources) for name in sources.names]
         if self.data.cache_enable:
             make_room(cache_folder(KIND), SUMMARY, self.data.cache_max_gb * GIB)
-        return combine(parts, sources, self.seed)
+        return parts
 
     def source(self, name: str, sources: Sources) -> Sequence[Encoded]:
         """All items of one source, from the disk where they are there; UserError if there are none."""

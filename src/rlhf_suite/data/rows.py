@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ __all__ = [
     "combine",
     "limited",
     "required",
+    "set_names",
     "source_names",
 ]
 
@@ -36,6 +38,12 @@ T_co = TypeVar("T_co", covariant=True)
 def source_names(spec: str) -> list[str]:
     """The sources of a comma list."""
     return [name.strip() for name in spec.split(",") if name.strip()]
+
+
+def set_names(sources: Sequence[str]) -> list[str]:
+    """What each source is called in metrics: its last part, or all of it where several have the same."""
+    stems = [Path(source).stem for source in sources]
+    return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.rl.collect import EVALUATION, Collector
 from rlhf_suite.rl.rollout_file import write_evaluation
-from rlhf_suite.rl.sample_metrics import PASS
+from rlhf_suite.rl.sample_metrics import PASS, by_source
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.scoring import Scorer
 
@@ -21,23 +21,29 @@ class Evaluator:
     """Samples every held-out prompt and scores the samples; a sample passes when its score is above `PASS`."""
 
     def __init__(
-        self, config: PPORun, prompts: Sequence[Prompt], collector: Collector, scorer: Scorer, folder: Path
+        self,
+        config: PPORun,
+        prompts: Sequence[Prompt],
+        collector: Collector,
+        scorer: Scorer,
+        folder: Path,
+        sources: Sequence[str] = (),
     ) -> None:
         self.config, self.prompts, self.collector, self.scorer = config, prompts, collector, scorer
+        self.sources = sources  # that of each prompt; empty: there is one
         self.folder = folder
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """`eval/pass1` and the like over all prompts, and `eval/<source>/...` when there are several sources."""
+        """`eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources: sets of
+        eval.dataset, or values of the column `datasource`."""
         samples, sampling = self.config.eval.n_samples_per_prompt, self.collector.sampling(self.config.eval.temperature)
         # the same seeds every time: what changes between evaluations is the policy
         trajectories = self.collector.sample(self.prompts, range(len(self.prompts)), samples, sampling, (EVALUATION, 0))
         scored, _ = self.scorer.score(trajectories)
         write_evaluation(self.folder, step, scored)
-        sources = np.array(scored.datasources)
-        result = self.summary(scored, np.ones(len(sources), bool), "eval")
-        if len(set(scored.datasources)) > 1:
-            for source in sorted(set(scored.datasources)):
-                result |= self.summary(scored, sources == source, f"eval/{source}")
+        result = self.summary(scored, np.ones(len(scored.trajectories), bool), "eval")
+        for source, chosen in by_source(scored, self.sources).items():
+            result |= self.summary(scored, chosen, f"eval/{source}")
         return result
 
     def summary(self, scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:

@@ -29,9 +29,17 @@ class Gatherer:
     next steps, oldest first: none is dropped. They and the number of rounds are state.
     """
 
-    def __init__(
-        self, config: PPORun, order: BatchOrder, collector: Collector, scorer: Scorer, shaper: Shaper, journal: Journal
-    ) -> None:  # fmt: skip
+    def __init__(  # noqa: PLR0913, PLR0917 - one part of the story each
+        self,
+        config: PPORun,
+        order: BatchOrder,
+        collector: Collector,
+        scorer: Scorer,
+        shaper: Shaper,
+        journal: Journal,
+        sources: Sequence[str] = (),
+    ) -> None:
+        self.sources = sources  # that of each prompt; empty: there is one
         self.config, self.order, self.journal = config, order, journal
         self.collector, self.scorer, self.shaper = collector, scorer, shaper
         size = config.rollout.vllm_generate_batch_size or config.rollout.batch_size
@@ -46,7 +54,7 @@ class Gatherer:
         else:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
-        metrics |= sample_metrics(shaped)
+        metrics |= sample_metrics(shaped, self.sources)
         if self.scorer.rewards.is_empty:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from rlhf_suite.config.eval import columns_of_sets
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt, PromptEncoder
 from rlhf_suite.data.load import Loader
-from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, Sources
+from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, Sources, set_names, source_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Encoded prompts, and what to tell the user about rows that could not be used."""
+    """Encoded prompts, the name in metrics of the source that each came from, and what to tell the user about rows that
+    could not be used."""
 
     train: Sequence[Prompt]
+    train_sources: Sequence[str]
     held_out: Sequence[Prompt]
+    held_out_sources: Sequence[str]
     notes: str
 
 
@@ -31,9 +36,12 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     bad = BadRows(data.on_bad_row)
     loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
-    train = loader.load(sources)
-    held_out: Sequence[Prompt] = []
-    if config.eval.dataset is not None:
-        sources = Sources(config.eval.dataset, config.eval.split, config.eval.max_samples, flags=EVAL)
-        held_out = loader.load(sources)
-    return Prompts(train, held_out, bad.summary())
+    train, train_sources = loader.load_with_names(sources)
+    sets: list[Sequence[Prompt]] = []
+    names = source_names(config.eval.dataset or "")
+    for source, columns in zip(names, columns_of_sets(config.eval, len(names)), strict=True):
+        sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
+        encoder = PromptEncoder(tokenizer, replace(data, **columns))
+        sets.append(replace(loader, encoder=encoder).load(sources))
+    held_out_sources = [name for name, part in zip(set_names(names), sets, strict=True) for _ in part]
+    return Prompts(train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -9,9 +11,9 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 PASS = 0.5  # a sample passes when its score is above this
 
 
-def sample_metrics(scored: ScoredTrajectories) -> dict[str, float]:
+def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> dict[str, float]:
     """Means over samples; the spread inside groups; every extra value over the samples that have it; `train/<source>/`
-    where there are several sources."""
+    where there are several sources. `sources`: that of each prompt of the run; empty: there is one."""
     groups = np.array([t.group for t in scored.trajectories])
     versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
     result = {
@@ -24,13 +26,20 @@ def sample_metrics(scored: ScoredTrajectories) -> dict[str, float]:
     spreads = [scored.rewards[groups == g].std(ddof=1) for g in np.unique(groups) if (groups == g).sum() > 1]
     if spreads:
         result["train/group_reward_std"] = float(np.mean(spreads))
-    sources = np.array(scored.datasources)
-    if len(set(scored.datasources)) > 1:
-        for source in sorted(set(scored.datasources)):
-            result |= means(scored, sources == source, f"train/{source}")
+    for source, chosen in by_source(scored, sources).items():
+        result |= means(scored, chosen, f"train/{source}")
     for name in sorted({name for extra in scored.extra for name in extra}):
         result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
     return result
+
+
+def by_source(scored: ScoredTrajectories, sources: Sequence[str]) -> dict[str, np.ndarray]:
+    """Which samples [B] bool belong to each source of prompts, where the run has several, and to each value of the
+    column `datasource`, where these samples have several. `sources`: that of each prompt of the run; empty: one."""
+    kinds = [scored.datasources] if len(set(scored.datasources)) > 1 else []
+    if len(set(sources)) > 1:
+        kinds.append([sources[t.prompt] for t in scored.trajectories])
+    return {name: np.array(names) == name for names in kinds for name in sorted(set(names))}
 
 
 def means(scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:

@@ -46,9 +46,13 @@ def wired(
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
-    gatherer = Gatherer(config, order, collector, scorer, Shaper(config.reward, collector.room), journal)
+    shaper = Shaper(config.reward, collector.room)
+    gatherer = Gatherer(config, order, collector, scorer, shaper, journal, prompts.train_sources)
     credit = CreditAssigner(config.algo)
     probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])
+    evaluator = Evaluator(
+        config, prompts.held_out, collector, held_out_scorer, folder.evaluations, prompts.held_out_sources
+    )
     backend = sync_backend(config, device_kind(config.launch))
     publisher = Publisher(config, actors.policy, actors.engines, backend, probe)
     publisher.connect()
@@ -63,7 +67,7 @@ def wired(
         credit=credit,
         updater=Updater(config, actors.policy, actors.critic),
         publisher=publisher,
-        evaluator=Evaluator(config, prompts.held_out, collector, held_out_scorer, folder.evaluations),
+        evaluator=evaluator,
         saver=Saver(
             config.ckpt, folder, trained, "eval/pass1", {"kl_controller": credit.controller}, {"samples": gatherer}
         ),

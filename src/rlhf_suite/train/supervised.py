@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.eval import columns_of_sets
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packed import PackedRows
-from rlhf_suite.data.rows import EVAL, BadRows, Sources, source_names
+from rlhf_suite.data.rows import EVAL, BadRows, Sources, set_names, source_names
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.annotations import annotated_once
 from rlhf_suite.train.evaluate import evaluate
@@ -122,7 +123,7 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     assert config.actor.model_name_or_path is not None
     task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
     run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
-    data = encode(config, task, journal)
+    data = encode(config, make_task, task, journal)
     ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
     with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
         total_steps, steps_per_epoch = group.call("steps")[0]
@@ -133,7 +134,7 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
             journal.close()
 
 
-def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
+def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> Encoded:
     """All rows as items; what could not be used is counted and said."""
     data, seed = config.data, config.train.seed
     bad = BadRows(data.on_bad_row)
@@ -142,11 +143,22 @@ def encode(config: SupervisedRun, task: Task, journal: Journal) -> Encoded:
     loader = Loader(task.encoder, data, seed, bad, journal.encoding)
     items = in_rows(task.assemble(loader.load(sources)), config, journal)
     held_out: dict[str, Sequence[Item]] = {}
-    for name, source in set_names(source_names(config.eval.dataset or "")).items():
+    names = source_names(config.eval.dataset or "")
+    for name, source, columns in zip(set_names(names), names, columns_of_sets(config.eval, len(names)), strict=True):
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
-        held_out[name] = in_rows(task.assemble(loader.load(sources)), config, journal)
+        own = with_columns(config, make_task, task, columns)
+        loader = replace(loader, encoder=own.encoder)
+        held_out[name] = in_rows(own.assemble(loader.load(sources)), config, journal)
     journal.say(bad.summary())
     return Encoded(items, held_out)
+
+
+def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: Mapping[str, str]) -> Task:
+    """The task for an evaluation set that calls some columns otherwise than the training data."""
+    if not columns:
+        return task
+    tokenizer = load_tokenizer(config.actor.model_name_or_path or "", config.data)
+    return make_task(replace(config, data=replace(config.data, **columns)), tokenizer)
 
 
 def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> Sequence[Item]:
@@ -156,9 +168,3 @@ def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> S
     rows = PackedRows(items, config.data.max_len)
     journal.say(rows.summary())
     return rows
-
-
-def set_names(sources: Sequence[str]) -> dict[str, str]:
-    """What each source is called in metrics: its last part, or all of it where several have the same."""
-    stems = [Path(source).stem for source in sources]
-    return {source if stems.count(stem) > 1 else stem: source for stem, source in zip(stems, sources, strict=True)}

@@ -36,7 +36,8 @@ def planned(run: LoopRun) -> Iterator[Planned]:
     else:
         yield Planned(sft_run(run, model, ROWS, None))
     if run.eval.dataset is not None:
-        yield Planned(evaluate_run(run, model), HELD_OUT)
+        own = {f"data.{name}": f"eval.{name}" for name in ("input_key", "label_key") if getattr(run.eval, name)}
+        yield Planned(evaluate_run(run, model), HELD_OUT | own)
 
 
 def stage_problems(run: LoopRun, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:

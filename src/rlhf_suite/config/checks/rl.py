@@ -12,7 +12,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
 from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig, reward_model
 from rlhf_suite.config.runs import PPORun, SamplingRun
-from rlhf_suite.config.sources import source_problems
+from rlhf_suite.config.sources import evaluation_problems, source_problems
 from rlhf_suite.config.teacher import RLTeacherConfig
 
 RankedConfig = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
@@ -108,10 +108,9 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
     yield from source_problems(
         "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
     )
-    if run.eval.dataset is not None:
-        yield from source_problems("eval.dataset", run.eval.dataset, columns)
-        if run.eval.steps == -1:
-            yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
+    yield from evaluation_problems(run.eval, columns)
+    if run.eval.dataset is not None and run.eval.steps == -1:
+        yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
 
 
 def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:

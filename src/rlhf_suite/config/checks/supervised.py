@@ -10,7 +10,7 @@ from rlhf_suite.config.data import AnswerDataConfig, RewardTextConfig, SFTDataCo
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward_text import says_reward
 from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
-from rlhf_suite.config.sources import source_problems
+from rlhf_suite.config.sources import evaluation_problems, source_problems
 
 OF_SINGLE_ANSWERS = ("data.input_key", "data.output_key", "data.label_key")  # flags of task=kto without pairs
 SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
@@ -30,8 +30,7 @@ def columns(run: SupervisedRun) -> dict[str, str]:
 def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
     data, names = run.data, columns(run)
     yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
-    if run.eval.dataset is not None:
-        yield from source_problems("eval.dataset", run.eval.dataset, names)
+    yield from evaluation_problems(run.eval, names)
 
 
 def modes_agree(run: SupervisedRun) -> Iterator[Problem]:

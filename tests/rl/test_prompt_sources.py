@@ -1,0 +1,91 @@
+"""Several sources of prompts: each with its own columns and limit, and told apart in the metrics."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.models.builtin import byte_tokenizer
+from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.prompts import load_prompts
+from rlhf_suite.rl.sample_metrics import sample_metrics
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Four arithmetic questions in `sums.jsonl`, three in `words.jsonl` under other column names."""
+    sums = [{"input": f"1+{n}=", "label": str(1 + n)} for n in range(4)]
+    words = [{"question": f"spell {n}", "answer": "x" * n} for n in range(3)]
+    for name, rows in (("sums", sums), ("words", words)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{tmp_path}/sums.jsonl,{tmp_path}/words.jsonl"
+
+
+def prompts_of(files: str, **flags):
+    data = PromptDataConfig(prompt_dataset=files.partition(",")[0], label_key="label", cache_enable=False)
+    columns = {"input_key": ["input", "question"], "label_key": ["label", "answer"]}
+    return load_prompts(PPORun(data=data, eval=RLEvalConfig(dataset=files, **columns, **flags)), byte_tokenizer())
+
+
+def test_evaluation_sets_have_their_own_columns(files):
+    prompts = prompts_of(files)
+    assert [(p.text, p.label) for p in prompts.held_out[4:]] == [("spell 0", ""), ("spell 1", "x"), ("spell 2", "xx")]
+    assert prompts.held_out_sources == ["sums"] * 4 + ["words"] * 3
+
+
+def test_the_limit_of_samples_holds_for_each_set(files):
+    prompts = prompts_of(files, max_samples=2)
+    assert [p.text for p in prompts.held_out] == ["1+0=", "1+1=", "spell 0", "spell 1"]
+
+
+def test_the_sources_of_a_mixture_of_prompts_are_known(files, tmp_path):
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps({"input": f"spell {n}"}) + "\n" for n in range(3)))
+    data = PromptDataConfig(prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
+    prompts = load_prompts(PPORun(data=data), byte_tokenizer())
+    expected = ["words" if prompt.text.startswith("spell") else "sums" for prompt in prompts.train]
+    assert list(prompts.train_sources) == expected and set(expected) == {"sums", "words"}
+
+
+def scored(sources: list[str], scores: list[float]) -> ScoredTrajectories:
+    """One sample of each prompt."""
+    trajectories = []
+    for index in range(len(sources)):
+        trajectory = Trajectory.start(index, index, 0, [1, 2])
+        trajectory.append_model(np.array([3, 4]), np.zeros(2, np.float32), 0)
+        trajectories.append(trajectory)
+    values, texts = np.array(scores, np.float32), [""] * len(sources)
+    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, ["default"] * len(sources), [{}] * 4)
+
+
+def test_training_metrics_tell_prompt_files_apart():
+    sources = ["sums", "sums", "words", "words"]
+    metrics = sample_metrics(scored(sources, [1, 0, 1, 1]), sources)
+    assert (metrics["train/sums/reward"], metrics["train/words/reward"]) == (0.5, 1.0)
+    assert "train/sums/reward" not in sample_metrics(scored(sources, [1, 0, 1, 1]), ["sums"] * 4)
+
+
+def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
+    class Samples:
+        """In place of engines and reward."""
+
+        def sampling(self, temperature):
+            return temperature
+
+        def sample(self, *_):
+            return []
+
+        def score(self, _):
+            return scored(["sums", "sums", "words", "words"], [1, 0, 1, 1]), {}
+
+    config, sources = PPORun(eval=RLEvalConfig(n_samples_per_prompt=1)), ["sums", "sums", "words", "words"]
+    several = Evaluator(config, [], Samples(), Samples(), tmp_path, sources).evaluate(0)
+    assert [several[f"eval/{name}pass1"] for name in ("", "sums/", "words/")] == [0.75, 0.5, 1.0]
+    one = Evaluator(config, [], Samples(), Samples(), tmp_path, ["sums"] * 4).evaluate(0)
+    assert one["eval/pass1"] == 0.75 and not any(name.startswith("eval/sums") for name in one)
