@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 from rlhf_suite.config.flags import flag
 
@@ -91,8 +92,9 @@ def column_flags(config: EvalConfig) -> dict[str, list[str]]:
     return {name: columns for name in names if (columns := getattr(config, name)) is not None}
 
 
-def columns_of_sets(config: EvalConfig, count: int) -> Iterator[dict[str, str]]:
-    """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data."""
+def columns_of_sets(config: EvalConfig, count: int) -> Iterator[dict[str, Any]]:
+    """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data, as keyword
+    arguments of `dataclasses.replace`."""
     given = column_flags(config)
     for place in range(count):
         yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}

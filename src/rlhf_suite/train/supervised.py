@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.eval import columns_of_sets
@@ -153,7 +153,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     return Encoded(items, held_out)
 
 
-def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: Mapping[str, str]) -> Task:
+def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: dict[str, Any]) -> Task:
     """The task for an evaluation set that calls some columns otherwise than the training data."""
     if not columns:
         return task
