@@ -15,8 +15,9 @@ from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import known_gpus, ray_cluster
 from rlhf_suite.models.judge import score_constants
-from rlhf_suite.models.load import check_teacher, load_tokenizer
+from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.process import solution_encoder
+from rlhf_suite.models.vocabulary import check_teacher
 from rlhf_suite.rewards.sources import Rewards, check_routes
 from rlhf_suite.rl.actors import start_actors
 from rlhf_suite.rl.pipeline import total_steps
