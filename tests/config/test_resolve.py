@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from omegaconf.errors import ConfigKeyError
 
-from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.resolve import fingerprint, flat, load, save
 from rlhf_suite.config.runs import PPORun, SFTRun
 
 
@@ -40,3 +40,21 @@ def test_another_value_is_another_run():
     other.train = replace(other.train, seed=43)
     assert fingerprint(other) != fingerprint(SFTRun())
     assert fingerprint(SFTRun()) != fingerprint(PPORun())
+
+
+@pytest.mark.parametrize("root", [SFTRun, PPORun])
+def test_every_flag_that_a_continuation_may_not_change_is_part_of_the_fingerprint(root):
+    """Those it may change are few, and none of them has to do with what is trained."""
+    flags = flat(asdict(root()))
+    free = {key for key, value in flags.items() if fingerprint(changed(root(), key, value)) == fingerprint(root())}
+    assert {key.partition(".")[0] for key in free} <= {"explain", "logger", "launch", "ckpt", "data"}
+    assert {key for key in free if key.startswith(("ckpt.", "data."))} == {"ckpt.load_enable", "data.cache_max_gb"}
+
+
+def changed(run, key, value):
+    section = run
+    *path, name = key.split(".")
+    for part in path:
+        section = getattr(section, part)
+    setattr(section, name, f"not {value}")
+    return run

@@ -65,3 +65,11 @@ def test_threads_and_installed_packages_work():
         "t.start(); t.join()"
     )
     assert run_python(code, "", Limits(60.0, 1024)).stdout == "6\n"
+
+
+def test_the_tests_of_a_program_share_its_seconds():
+    """Each of them takes more than half of the two seconds: one may pass, two cannot."""
+    code = "import time; time.sleep(1.2); print(3)"
+    label = json.dumps({"inputs": ["a", "b"], "outputs": ["3", "3"]})
+    result = make_code(RuleConfig(code_timeout_s=2.0))(RewardRow("", "", code, label, "default"))
+    assert (result.reward, result.extra["tests_timed_out"]) == (0.0, 1.0)

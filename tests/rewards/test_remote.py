@@ -266,3 +266,29 @@ def test_breaks_do_not_grow_without_end():
     for _ in range(2000):
         server.fails("gone")
     assert server.out_until - time.monotonic() <= remote.LONGEST_BREAK_S
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_server_that_may_recover_is_asked_again(serve, status):
+    answers = [(status, b"later"), (200, {"rewards": [7]})]
+    server = serve(lambda body: answers.pop(0))
+    assert RemoteReward([server.url], HttpConfig(num_retries=1)).score([row("a")]) == [Scored(7, 7, retries=1)]
+
+
+def test_failures_with_a_success_between_them_leave_no_server_out():
+    server = Server("a")
+    for _ in range(3 * remote.FAILURES_IN_A_ROW):
+        for _ in range(remote.FAILURES_IN_A_ROW - 1):
+            server.fails("busy")
+        server.works()
+    server.fails("busy")
+    assert not server.is_out
+
+
+def test_a_server_is_left_out_until_its_break_is_over():
+    server = Server("a")
+    for _ in range(remote.FAILURES_IN_A_ROW):
+        server.fails("gone")
+    assert server.is_out
+    server.out_until = time.monotonic() - 0.001
+    assert not server.is_out

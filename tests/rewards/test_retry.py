@@ -90,6 +90,12 @@ def test_waits_double_up_to_a_bound_and_differ():
     assert len({retry.wait_s(3) for _ in range(9)}) > 1
 
 
+def test_no_wait_is_longer_than_half_a_minute(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 1.0)
+    waits = [retry.wait_s(attempt) for attempt in (5, 6, 7, 12, 500)]
+    assert all(8 <= wait <= 16 for wait in waits[:1]) and all(15 <= wait <= 30 for wait in waits[1:])
+
+
 def test_a_rule_and_servers_count_their_tries_too_and_a_row_those_of_all_its_sources(rewards):
     """The server says of its first two answers that it could not score; requests that fail are tried again anyway."""
     replies = [(200, {"rewards": [0], "errors": ["busy"]}), (503, b""), (200, {"rewards": [7]})]

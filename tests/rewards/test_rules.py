@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_suite.config.reward import RULES, RuleConfig
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.gym import answer_of
 from rlhf_suite.rewards.rules import MAKERS, boxed_text, last_boxed, make_scorer
 
 
@@ -100,6 +101,8 @@ def test_every_rule_that_can_be_chosen_is_there():
         (" <think></think><answer></answer>\n", 1),
         ("<think>a</think> so <answer>4</answer>", 0),
         ("<answer>4</answer>", 0),
+        ("Well. <think></think><answer>4</answer>", 0),
+        ("<think></think><answer>4</answer> That is all.", 0),
         ("", 0),
     ],
 )
@@ -115,3 +118,8 @@ def test_format_takes_another_pattern():
 def test_length_falls_from_its_limit_to_twice_that():
     scorer = make_scorer("length", RuleConfig(length_limit=10))
     assert [each.reward for each in scorer([row("", "x" * n) for n in (0, 10, 15, 20, 99)])] == [1, 1, 0.5, 0, 0]
+
+
+def test_the_last_answer_of_a_response_is_the_one_that_reasoning_gym_scores():
+    assert answer_of("<answer>3</answer> no: <answer> 4\n</answer>.") == "4"
+    assert answer_of(" 4 ") == "4"

@@ -197,3 +197,35 @@ def test_groups_put_together_are_numbered_anew():
     groups = [scored([trajectory(p, 7, s) for s in range(2)], [0, 1]) for p in (5, 3)]
     assert [t.group for t in joined(groups).trajectories] == [0, 0, 1, 1]
     assert [t.group for t in groups[0].trajectories] == [7, 7]
+
+
+def test_each_round_of_filtering_draws_other_samples(gatherer):
+    one = gatherer()
+    streams = []
+    collect = one.collector.collect
+    one.collector.collect = lambda indices, stream: streams.append(stream) or collect(indices, stream)
+    for step in range(3):
+        one.gather(step)
+    assert streams == list(range(len(streams))) and len(streams) > 2
+
+
+def test_the_pass_rate_is_of_all_rounds_of_a_step(gatherer):
+    """8 prompts of which 4 teach something: two rounds of 4 are all of them."""
+    one = gatherer(dynamic_filtering_max_rounds=2)
+    one.config.rollout.batch_size = 4
+    _, metrics = one.filtered()
+    assert (metrics["rollout/filter_rounds"], metrics["rollout/filter_pass_rate"]) == (2, 0.5)
+
+
+def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(gatherer):
+    """Neither by rewards, which a reward model standardises, nor with the greedy sample."""
+    one = gatherer()
+    samples = [trajectory(sample=s, greedy=s == 2) for s in range(3)]
+    group = replace(scored(samples, [0.0, 1.0, 1.0]), rewards=np.array([-3, 5, 5], np.float32))
+    assert one.is_accepted(group)
+    assert not one.is_accepted(replace(group, scores=np.array([1, 1, 0], np.float32)))
+
+
+def test_the_spread_inside_a_group_is_the_unbiased_deviation():
+    samples = scored([trajectory(group=g, sample=s) for g in range(2) for s in range(2)], [0.0, 2.0, 1.0, 1.0])
+    assert sample_metrics(samples)["train/group_reward_std"] == pytest.approx((2**0.5 + 0) / 2)

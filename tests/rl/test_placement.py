@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl.placement import plan, settled
+from rlhf_suite.rl.placement import plan, settled, sync_backend
 
 
 def sizes(config: PPORun) -> list[list[tuple[str, int]]]:
@@ -96,3 +96,22 @@ def test_nobody_is_made_to_share_what_is_not_known_or_not_equal_or_forbidden(con
 def test_an_engine_that_shares_its_gpu_takes_what_it_is_told_to(config):
     config.train.colocate_all, config.vllm.gpu_memory_utilization = True, 0.6
     assert settled(config, "cuda", 8).vllm.gpu_memory_utilization == 0.6
+
+
+def test_the_ranks_of_all_nodes_count_for_every_role(config):
+    config.algo.kl.init_coef = 0.01
+    config.algo.advantage.estimator = "gae"
+    for section in (config.actor, config.ref, config.critic):
+        section.num_nodes, section.num_gpus_per_node = 2, 3
+    assert sizes(config) == [[("actor", 6)], [("engine", 1)], [("ref", 6)], [("critic", 6)]]
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "colocate", "backend"),
+    [("cpu", 1, False, "shm"), ("cpu", 2, False, "gloo"), ("cuda", 1, False, "nccl"), ("cuda", 2, True, "ipc")],
+)
+def test_weights_go_through_memory_only_where_trainer_and_engines_share_it(config, device, nodes, colocate, backend):
+    config.actor.num_nodes, config.train.colocate_all = nodes, colocate
+    assert sync_backend(config, device) == backend
+    config.vllm.sync_backend = "gloo"
+    assert sync_backend(config, device) == "gloo"

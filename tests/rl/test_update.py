@@ -10,7 +10,7 @@ from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.rl.update import split, step_indices, steps_per_rollout
+from rlhf_suite.rl.update import Updater, split, step_indices, steps_per_rollout
 
 
 def rollout(*lengths: int) -> TokenBatch:
@@ -53,3 +53,46 @@ def test_a_rank_beyond_the_sequences_gets_one_without_weight():
     shares = [rank[0] for rank in split([take(rollout(6, 5), [1])], 3)]
     assert sorted(float(share.tokens["mask"].sum()) for share in shares) == [0, 0, 4]
     assert all(share.num_tokens == 5 for share in shares)
+
+
+class Asked:
+    """In place of a worker group: keeps what each optimiser step is to train on, and with which numbers."""
+
+    world_size = 1
+
+    def __init__(self, name: str) -> None:
+        self.name, self.asked = name, []
+
+    def start_sharded(self, method, shards, *numbers):
+        (mine,) = shards
+        self.asked.append(([batch.rows["index"].tolist() for batch in mine], *numbers))
+        return [{f"{self.name}/steps": float(len(mine))}]
+
+    def wait(self, refs, what):
+        return refs
+
+
+def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
+    """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
+    run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
+    run.critic.freezing_steps = 2
+    policy, critic = Asked("policy"), Asked("critic")
+    updater = Updater(run, policy, critic)
+    batch = rollout(3, 4, 5, 6)
+    batch.tokens["old_log_probs"] = torch.zeros(batch.num_tokens)
+    return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]
+
+
+def test_the_policys_schedule_begins_after_the_critics_warm_up():
+    policy, critic, metrics = updated(4)
+    assert [(first, kl_coef) for _, first, kl_coef in policy.asked] == [(0, 2.5), (2, 3.5)]
+    assert [first for _, first in critic.asked] == [0, 2, 4, 6]
+    assert [sorted(row) for row in metrics] == [["critic/steps"]] * 2 + [["critic/steps", "policy/steps"]] * 2
+
+
+def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
+    policy, critic, _ = updated(4)
+    orders = [steps for steps, _ in critic.asked]
+    assert all(sorted(chain(*steps)) == [0, 1, 2, 3] for steps in orders)
+    assert len({str(steps) for steps in orders}) > 1
+    assert [steps for steps, *_ in policy.asked] == orders[2:]

@@ -7,11 +7,12 @@ import torch
 from gradients import gradient, reference
 from plain_models import relative_error
 from splits import Split
-from steps import Setup, train
+from steps import Setup, one_step, train
 
-from rlhf_suite.config.optim import AdamConfig, TrainedModelConfig
+from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.models.load import load_model
-from rlhf_suite.train.optim import learning_rate_factor, mark_muon_parameters, parameter_groups
+from rlhf_suite.train.optim import adamw, learning_rate_factor, mark_muon_parameters, parameter_groups
+from rlhf_suite.train.strategy import load_trained
 
 
 @pytest.mark.parametrize(
@@ -123,3 +124,39 @@ def test_updates_too_small_for_bf16_are_not_lost(ranks, folder, batch, zero):
     large = (start[name].abs() > 0.07) & (wanted.abs() > 6e-4)
     assert large.sum() > 100
     assert float((found[large] / wanted[large]).mean()) == pytest.approx(1, abs=0.15)
+
+
+def test_adamw_takes_its_flags():
+    config = TrainedModelConfig(adam=AdamConfig(lr=0.25, betas=[0.5, 0.75], eps=1e-3, weight_decay=0.125))
+    found = adamw(torch.nn.Linear(2, 2), config)
+    assert (found.defaults["lr"], found.defaults["betas"], found.defaults["eps"]) == (0.25, (0.5, 0.75), 1e-3)
+    assert [(group["weight_decay"], len(group["params"])) for group in found.param_groups] == [(0.125, 1), (0.0, 1)]
+
+
+def moved(world, folder, batch):
+    """The largest change of an embedding and of a hidden matrix in one step with Muon, half-way through a schedule."""
+    from rlhf_suite.config.ds import DeepSpeedConfig
+
+    config = TrainedModelConfig(
+        model_name_or_path=str(folder / "lm"),
+        optim="muon",
+        adam=AdamConfig(lr=1e-4),
+        muon=MuonConfig(lr=0.1),
+        lr_scheduler="linear",
+        lr_warmup_ratio=0.0,
+        max_norm=0.0,
+    )
+    ds = DeepSpeedConfig(zero_stage=0, param_dtype="fp32", packing_samples=True)
+    model = load_trained(config, "lm", ds, world, total_steps=4, seed=0, flag="actor.model_name_or_path")
+    ends = ("embed_tokens.weight", "layers.0.mlp.down_proj.weight")
+    watched = [next(p for name, p in model.module.named_parameters() if name.endswith(end)) for end in ends]
+    before = [parameter.detach().clone() for parameter in watched]
+    one_step(model, batch, 2, Setup())
+    return [float((new.detach() - old).abs().max()) for new, old in zip(watched, before, strict=True)]
+
+
+def test_each_parameter_group_keeps_a_rate_of_its_own(ranks, folder, batch):
+    """At half of the schedule AdamW's first step moves an embedding by 1e-4 / 2; Muon moves a matrix by far more."""
+    ((embedding, hidden),) = ranks(1).call(moved, folder, batch)
+    assert embedding == pytest.approx(0.5e-4, rel=1e-2)
+    assert hidden > 1e-3

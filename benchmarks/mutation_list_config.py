@@ -1,0 +1,190 @@
+"""Mistakes in flags: their bounds, the rules between them, what they are for, and which run is which."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+BORDERS = ("tests/config/test_borders.py",)
+FOLDERS = ("tests/config/test_folders.py",)
+MISTAKES = ("tests/config/test_mistakes.py",)
+EXPLAIN = ("tests/config/test_explain.py",)
+RESOLVE = ("tests/config/test_resolve.py",)
+STAGES = ("tests/config/test_loop_stages.py",)
+
+CONFIG = [
+    Mutation(
+        "a bound that is excluded is allowed",
+        "config/spelling.py",
+        "value > bound",
+        "value >= bound",
+        MISTAKES,
+    ),
+    Mutation(
+        "a bound that is included is refused",
+        "config/spelling.py",
+        "value >= bound",
+        "value > bound",
+        ("tests/config/test_flags.py",),
+    ),
+    Mutation(
+        "the name least like a misspelt one is offered",
+        "config/names.py",
+        "key=lambda pair: -pair[0])",
+        "key=lambda pair: pair[0])",
+        MISTAKES,
+    ),
+    Mutation(
+        "a flag that was switched off is told to be without effect",
+        "config/idle.py",
+        "if flags[key] in OFF or needs.holds(flags):",
+        "if needs.holds(flags):",
+        BORDERS,
+    ),
+    Mutation(
+        "a flag that two others need is told to be without effect",
+        "config/idle.py",
+        " or any(value not in OFF for value in others)",
+        "",
+        BORDERS,
+    ),
+    Mutation(
+        "a flag of one of several sources is told to be without effect",
+        "config/idle.py",
+        "for key in (flag, *named)]",
+        "for key in (flag,)]",
+        BORDERS,
+    ),
+    Mutation(
+        "a run with another learning rate is the same run",
+        "config/resolve.py",
+        '"logger.", "launch.")',
+        '"logger.", "launch.", "actor.adam.")',
+        RESOLVE,
+    ),
+    Mutation(
+        "a run with another logger is another run",
+        "config/resolve.py",
+        '"logger.", "launch.")',
+        '"launch.")',
+        RESOLVE,
+    ),
+    Mutation(
+        "the oldest run is continued",
+        "cli/folders.py",
+        "key=lambda path: path.stat().st_mtime, reverse=True)",
+        "key=lambda path: path.stat().st_mtime)",
+        FOLDERS,
+    ),
+    Mutation(
+        "a batch need not be a multiple of the ranks",
+        "config/checks/run.py",
+        "size % (ranks * micro)",
+        "size % micro",
+        BORDERS,
+    ),
+    Mutation(
+        "the next multiple is the one before",
+        "config/checks/run.py",
+        "-(-number // factor) * factor",
+        "number // factor * factor",
+        MISTAKES,
+    ),
+    Mutation(
+        "a budget of exactly one sequence is refused",
+        "config/checks/run.py",
+        "run.train.max_tokens_per_gpu < least",
+        "run.train.max_tokens_per_gpu <= least",
+        BORDERS,
+    ),
+    Mutation(
+        "a pair may be longer than the budget",
+        "config/checks/run.py",
+        "least = count * run.data.max_len",
+        "least = run.data.max_len",
+        BORDERS,
+    ),
+    Mutation(
+        "responses may fill data.max_len",
+        "config/checks/rl.py",
+        "new >= run.data.max_len",
+        "new > run.data.max_len",
+        BORDERS,
+    ),
+    Mutation(
+        "an empty range is a range",
+        "config/checks/rl.py",
+        "clip[0] >= clip[1]",
+        "clip[0] > clip[1]",
+        BORDERS,
+    ),
+    Mutation(
+        "the horizon of the KL controller may be as short as makes the coefficient 0",
+        "config/checks/rl.py",
+        "kl.horizon <= 0.2 * samples",
+        "kl.horizon < 0.2 * samples",
+        BORDERS,
+    ),
+    Mutation(
+        "an engine on several devices shares as if it had one",
+        "config/checks/rl.py",
+        "engines = run.vllm.num_engines * run.vllm.tensor_parallel_size",
+        "engines = run.vllm.num_engines",
+        BORDERS,
+    ),
+    Mutation(
+        "the whole run may be the critic's warm-up",
+        "config/checks/algo.py",
+        "frozen >= steps",
+        "frozen > steps",
+        BORDERS,
+    ),
+    Mutation(
+        "the penalty may be of every response",
+        "config/checks/algo.py",
+        "buffer >= longest",
+        "buffer > longest",
+        BORDERS,
+    ),
+    Mutation(
+        "a part of n may have the number n",
+        "config/generate.py",
+        "if part < parts else None",
+        "if part <= parts else None",
+        BORDERS,
+    ),
+    Mutation(
+        "each iteration of a loop draws the same answers",
+        "config/loop_stages.py",
+        "seed=run.rollout.seed + iteration",
+        "seed=run.rollout.seed",
+        STAGES,
+    ),
+    Mutation(
+        "a loop evaluates with the temperature of its training",
+        "config/loop_stages.py",
+        "n_samples_per_prompt=1, temperature=0.0)",
+        "n_samples_per_prompt=1)",
+        STAGES,
+    ),
+    Mutation(
+        "a loop evaluates on as many rows as it trains on",
+        "config/loop_stages.py",
+        "max_samples=held_out.max_samples",
+        "max_samples=run.data.max_samples",
+        STAGES,
+    ),
+    Mutation(
+        "a loop evaluates behind the rows that training skips",
+        "config/loop_stages.py",
+        "skip_samples=0,",
+        "",
+        STAGES,
+    ),
+    Mutation(
+        "explain counts one epoch of optimiser steps",
+        "cli/explain.py",
+        'f"{steps * train.max_epochs}"',
+        'f"{steps}"',
+        EXPLAIN,
+    ),
+]

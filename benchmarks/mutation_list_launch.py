@@ -1,0 +1,179 @@
+"""Mistakes in devices, clusters, waits, logs, servers and the jobs of a sweep."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+ACTOR_LOG = ("tests/launch/test_actor_log.py",)
+BATCHER = ("tests/launch/test_http_server.py",)
+ENVIRONMENT = ("tests/launch/test_environment.py",)
+JOBS = ("tests/launch/test_slurm_command.py",)
+PLACEMENT = ("tests/rl/test_placement.py",)
+RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu")
+SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
+SWEEP = ("tests/config/test_sweep.py",)
+WAIT = ("tests/train/test_workers.py", "-k", "death or hung")
+
+LAUNCH = [
+    Mutation(
+        "every actor takes all cores of its machine",
+        "launch/environment.py",
+        "cpu_count() // max(1, gpu_count())",
+        "cpu_count()",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "a GPU that is hidden is counted",
+        "launch/environment.py",
+        '("", "-1", "NoDevFiles")',
+        '("",)',
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "what the user has set in the environment is replaced",
+        "launch/environment.py",
+        "os.environ.get(name, value) for name, value",
+        "value for name, value",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "shares of a device are rounded up",
+        "launch/placement.py",
+        "math.floor(amount * RESOURCE_STEPS + 1e-6)",
+        "math.ceil(amount * RESOURCE_STEPS)",
+        RESERVE,
+    ),
+    Mutation(
+        "an engine on several devices is counted as one",
+        "launch/placement.py",
+        "self.roles[0].num_actors * self.roles[0].devices_per_actor",
+        "self.roles[0].num_actors",
+        PLACEMENT,
+    ),
+    Mutation(
+        "roles that share a device take all of it",
+        "launch/placement.py",
+        "return 1 / len(self.roles)",
+        "return 1.0",
+        ("tests/launch/test_placement.py",),
+    ),
+    Mutation(
+        "a reference runs without a KL term",
+        "rl/placement.py",
+        "config.algo.kl.init_coef > 0",
+        "config.algo.kl.init_coef >= 0",
+        PLACEMENT,
+    ),
+    Mutation(
+        "ranks of further nodes are forgotten",
+        "rl/placement.py",
+        "return section.num_nodes * section.num_gpus_per_node",
+        "return section.num_gpus_per_node",
+        PLACEMENT,
+    ),
+    Mutation(
+        "an actor on several nodes sends weights through one node's memory",
+        "rl/placement.py",
+        "config.actor.num_nodes == 1",
+        "config.actor.num_nodes >= 1",
+        PLACEMENT,
+    ),
+    Mutation(
+        "the first lines of a log are quoted",
+        "launch/actor_log.py",
+        "list(deque(text.splitlines(), maxlen=count))",
+        "text.splitlines()[:count]",
+        ACTOR_LOG,
+    ),
+    Mutation(
+        "of a long log the beginning is looked at",
+        "launch/actor_log.py",
+        "file.seek(max(0, path.stat().st_size - TAIL_BYTES))",
+        "file.seek(0)",
+        ACTOR_LOG,
+    ),
+    Mutation(
+        "a peer's echo is reported instead of the death",
+        "launch/wait.py",
+        "next((failure for failure in failures if _is_cause(failure[1])), failures[0])",
+        "failures[0]",
+        WAIT,
+    ),
+    Mutation(
+        "the log of the first actor is quoted, whoever hangs",
+        "launch/wait.py",
+        "raise _expired([member[ref] for ref in pending], what, timeout_s)",
+        "raise _expired(list(actors), what, timeout_s)",
+        WAIT,
+    ),
+    Mutation(
+        "a call takes one text more than it may",
+        "launch/batcher.py",
+        "len(batch) < self.max_rows",
+        "len(batch) <= self.max_rows",
+        BATCHER,
+    ),
+    Mutation(
+        "a call that would be exactly full is not filled",
+        "launch/batcher.py",
+        "tokens + len(ids) > self.max_tokens",
+        "tokens + len(ids) >= self.max_tokens",
+        BATCHER,
+    ),
+    Mutation(
+        "any bearer token opens a server",
+        "launch/http_server.py",
+        "not hmac.compare_digest(given, expected)",
+        'not given.startswith(b"Bearer ")',
+        BATCHER,
+    ),
+    Mutation(
+        "a restarted Slurm job finds the address of its first run",
+        "launch/slurm.py",
+        "{environ['SLURM_JOB_ID']}-{restart}",
+        "{environ['SLURM_JOB_ID']}-0",
+        SLURM,
+    ),
+    Mutation(
+        "actors that share CPU cores have fewer slots than they need",
+        "launch/ray_cluster.py",
+        "math.ceil(slots * CPUS_PER_DEVICE)",
+        "int(slots * CPUS_PER_DEVICE)",
+        ("tests/launch/test_ray_cluster.py", "-k", "slots"),
+    ),
+    Mutation(
+        "a job that Slurm queued again begins from the start",
+        "cli/slurm_jobs.py",
+        'os.environ.get("SLURM_RESTART_COUNT", "0")) > 0',
+        'os.environ.get("SLURM_RESTART_COUNT", "0")) > 1',
+        JOBS,
+    ),
+    Mutation(
+        "a Slurm job is given up after three absences in all",
+        "cli/slurm_jobs.py",
+        "missing[number] + 1 if gone else 0",
+        "missing[number] + 1 if gone else missing[number]",
+        SWEEP,
+    ),
+    Mutation(
+        "the GPUs of two slots overlap",
+        "cli/local_jobs.py",
+        "devices[slot * gpus_per_job : (slot + 1) * gpus_per_job]",
+        "devices[slot : slot + gpus_per_job]",
+        SWEEP,
+    ),
+    Mutation(
+        "a later batch of a sweep has the numbers of the first",
+        "../hydra_plugins/rlhf_suite_launchers/launchers.py",
+        "initial_job_idx + i,",
+        "i,",
+        SWEEP,
+    ),
+    Mutation(
+        "a run is judged by its training loss, though it was evaluated",
+        "cli/sweep.py",
+        "(*CHOSEN, *evaluated, *metrics)",
+        "metrics",
+        SWEEP,
+    ),
+]

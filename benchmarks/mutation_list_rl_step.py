@@ -1,0 +1,188 @@
+"""Mistakes in a step of reinforcement learning around its losses: log-probs, schedules, counts, versions, resume."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+EXPERIENCE = ("tests/rl/test_experience.py",)
+PIPELINE = ("tests/rl/test_pipeline.py",)
+ROLES = ("tests/rl/test_roles.py",)
+SYNC = ("tests/rl/test_weight_sync.py",)
+
+RL_STEP = [
+    Mutation(
+        "log-probs of the rollout are those of temperature 1",
+        "rl/experience.py",
+        "temperature = self.config.rollout.temperature",
+        "temperature = 1.0",
+        PIPELINE,
+    ),
+    Mutation(
+        "the score is trained on, without penalties",
+        "rl/experience.py",
+        "torch.from_numpy(scored.rewards)",
+        "torch.from_numpy(scored.scores)",
+        PIPELINE,
+    ),
+    Mutation(
+        "tokens of older weights are compared with the weights of now",
+        "rl/experience.py",
+        "t.version == version for",
+        "t.version >= 0 for",
+        EXPERIENCE,
+    ),
+    Mutation(
+        "old log-probs are not measured though several steps follow",
+        "rl/experience.py",
+        "or steps_per_rollout(config) > 1",
+        "",
+        EXPERIENCE,
+    ),
+    Mutation(
+        "old log-probs are not measured while the critic warms up",
+        "rl/experience.py",
+        "or warm_up_steps(config) > 0",
+        "",
+        EXPERIENCE,
+    ),
+    Mutation(
+        "the policy's schedule does not wait for the critic's warm-up",
+        "rl/update.py",
+        "first = (step - warm_up) * per_rollout",
+        "first = step * per_rollout",
+        ROLES,
+    ),
+    Mutation(
+        "the policy waits one step too long",
+        "rl/update.py",
+        "if step >= warm_up:",
+        "if step > warm_up:",
+        ROLES,
+    ),
+    Mutation(
+        "the critic's schedule counts RL steps",
+        "rl/update.py",
+        "mine, step * per_rollout)",
+        "mine, step)",
+        ROLES,
+    ),
+    Mutation(
+        "every rollout is shuffled alike",
+        "rl/update.py",
+        "(train.seed, step))",
+        "(train.seed, 0))",
+        ROLES,
+    ),
+    Mutation(
+        "metrics are those of the last optimiser step, not their mean",
+        "rl/roles.py",
+        "sum(values) / len(values)",
+        "values[-1]",
+        ROLES,
+    ),
+    Mutation(
+        "a skipped step moves the average of the weights",
+        "rl/roles.py",
+        'if not row["skipped"]:',
+        "if True:",
+        ROLES,
+    ),
+    Mutation(
+        "the policy trains with the first KL coefficient",
+        "rl/roles.py",
+        "self.objective.kl_coef = kl_coef",
+        "self.objective.kl_coef = self.config.algo.kl.init_coef",
+        ROLES,
+    ),
+    Mutation(
+        "the policy trains at temperature 1",
+        "rl/roles.py",
+        "config.algo.kl, config.rollout.temperature, horizon)",
+        "config.algo.kl, 1.0, horizon)",
+        ROLES,
+    ),
+    Mutation(
+        "the longest response has data.max_len tokens",
+        "rl/roles.py",
+        "horizon = config.rollout.max_new_tokens or config.data.max_len",
+        "horizon = config.data.max_len",
+        ROLES,
+    ),
+    Mutation(
+        "the KL controller sees one sample per step",
+        "rl/pipeline.py",
+        "self.credit.adapt(credit_metrics, len(experience))",
+        "self.credit.adapt(credit_metrics, 1)",
+        PIPELINE,
+    ),
+    Mutation(
+        "weights are published with the version of the step before",
+        "rl/pipeline.py",
+        "publish(version=step + 1,",
+        "publish(version=step,",
+        PIPELINE,
+    ),
+    Mutation(
+        "after a resume the versions of weights begin anew",
+        "rl/pipeline.py",
+        "publish(version=start)",
+        "publish(version=0)",
+        PIPELINE,
+    ),
+    Mutation(
+        "a resumed RL run leaves a step out",
+        "rl/pipeline.py",
+        "in range(start, self.total_steps)",
+        "in range(start + 1, self.total_steps)",
+        PIPELINE,
+    ),
+    Mutation(
+        "an RL checkpoint has the number of the step before",
+        "rl/pipeline.py",
+        "self.save(step + 1, evaluation)",
+        "self.save(step, evaluation)",
+        PIPELINE,
+    ),
+    Mutation(
+        "the last RL step is not evaluated",
+        "rl/pipeline.py",
+        "(step % every and step != self.total_steps)",
+        "step % every",
+        PIPELINE,
+    ),
+    Mutation(
+        "one pass over the prompts whatever the flag says",
+        "rl/pipeline.py",
+        "order.steps_per_epoch * train.num_episodes",
+        "order.steps_per_epoch",
+        PIPELINE,
+    ),
+    Mutation(
+        "a resume removes the rollout of the last step",
+        "rl/rollout_file.py",
+        'int(file.stem.split("_")[1]) > step',
+        'int(file.stem.split("_")[1]) >= step',
+        PIPELINE,
+    ),
+    Mutation(
+        "the probe of a sync is left out",
+        "rl/publish.py",
+        'self.config.vllm.sync_check == "full"',
+        'self.config.vllm.sync_check == "off"',
+        PIPELINE,
+    ),
+    Mutation(
+        "the probe compares what the policy was given to read alone",
+        "rl/publish.py",
+        "chosen = every_token(take(batch, fitting))",
+        'chosen = take(batch, fitting); chosen.tokens["mask"] *= 0',
+        PIPELINE,
+    ),
+    Mutation(
+        "two parts of a large tensor may change places",
+        "rl/sync/digests.py",
+        ".sum() + start * total",
+        ".sum()",
+        SYNC,
+    ),
+]

@@ -1,0 +1,183 @@
+"""Mistakes in sampling, scoring, filtering and evaluating responses."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+ANSWERS = ("tests/rl/test_answers.py",)
+COLLECT = ("tests/rl/test_collect.py",)
+EVALUATION = ("tests/rl/test_evaluation.py",)
+GATHER = ("tests/rl/test_gather.py",)
+JUDGES = ("tests/rl/test_judges.py",)
+SCORING = ("tests/rl/test_scoring.py",)
+
+ROLLOUT = [
+    Mutation(
+        "every step draws with the same seeds",
+        "rl/collect.py",
+        "self.config.train.seed, *stream, ",
+        "self.config.train.seed, ",
+        COLLECT,
+    ),
+    Mutation(
+        "every sample of a group has the same seed",
+        "rl/collect.py",
+        "trajectory.prompt, trajectory.sample)",
+        "trajectory.prompt)",
+        COLLECT,
+    ),
+    Mutation(
+        "an evaluation draws with the seeds of training",
+        "rl/collect.py",
+        "TRAINING, EVALUATION = 0, 1",
+        "TRAINING, EVALUATION = 0, 0",
+        COLLECT,
+    ),
+    Mutation(
+        "a response may be longer than data.max_len allows",
+        "rl/collect.py",
+        "self.config.data.max_len - tokens",
+        "self.config.data.max_len",
+        COLLECT,
+    ),
+    Mutation(
+        "the greedy baseline is drawn",
+        "rl/collect.py",
+        "self.sampling(0.0)",
+        "self.sampling(rollout.temperature)",
+        COLLECT,
+    ),
+    Mutation(
+        "an evaluation draws with the temperature of training",
+        "rl/evaluation.py",
+        "self.config.eval.temperature",
+        "self.config.rollout.temperature",
+        EVALUATION,
+    ),
+    Mutation(
+        "pass@k is that of k samples, not of n",
+        "rl/evaluation.py",
+        "pass_at_k(int(count), int(c), k)",
+        "pass_at_k(k, min(int(c), k), k)",
+        EVALUATION,
+    ),
+    Mutation(
+        "a score of exactly one half passes",
+        "rl/evaluation.py",
+        "scored.scores > PASS",
+        "scored.scores >= PASS",
+        EVALUATION,
+    ),
+    Mutation(
+        "rewards of an evaluation are of all sources",
+        "rl/evaluation.py",
+        "float(scored.rewards[chosen].mean())",
+        "float(scored.rewards.mean())",
+        EVALUATION,
+    ),
+    Mutation(
+        "the standard error is the deviation",
+        "algo/passk.py",
+        "math.sqrt(variance / count)",
+        "math.sqrt(variance)",
+        ("tests/algo/test_passk.py",),
+    ),
+    Mutation(
+        "a failed sample is dropped without its group",
+        "rl/scoring.py",
+        "kept = [i for i, t in enumerate(trajectories) if t.group not in failed]",
+        "kept = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Scored)]",
+        SCORING,
+    ),
+    Mutation(
+        "rewards move up where a group was dropped",
+        "rl/scoring.py",
+        "[outcome for i in kept if isinstance(outcome := outcomes[i], Scored)]",
+        "[outcome for outcome in outcomes if isinstance(outcome, Scored)][: len(kept)]",
+        SCORING,
+    ),
+    Mutation(
+        "labels are those of the prompts at the start of the data",
+        "rl/scoring.py",
+        "self.prompts[t.prompt] for t",
+        "self.prompts[t.group] for t",
+        SCORING,
+    ),
+    Mutation(
+        "as many failures as are allowed end the run",
+        "rl/scoring.py",
+        "len(failures) > config.max_error_rate",
+        "len(failures) >= config.max_error_rate",
+        SCORING,
+    ),
+    Mutation(
+        "evaluations are of rewards, not of scores",
+        "rl/scoring.py",
+        "np.array([s.score for s in chosen]",
+        "np.array([s.reward for s in chosen]",
+        SCORING,
+    ),
+    Mutation(
+        "a reward model's score is standardised too",
+        "rl/reward_sources.py",
+        "[Scored(reward, score) for",
+        "[Scored(reward, reward) for",
+        JUDGES,
+    ),
+    Mutation(
+        "a solution that does not fit is scored by the steps that do",
+        "rl/reward_sources.py",
+        "if steps.truncated:",
+        "if False:",
+        JUDGES,
+    ),
+    Mutation(
+        "every round of filtering draws with the same seeds",
+        "rl/gather.py",
+        "indices(self.rounds), self.rounds)",
+        "indices(self.rounds), 0)",
+        GATHER,
+    ),
+    Mutation(
+        "groups are filtered by their shaped rewards",
+        "rl/gather.py",
+        "zip(group.scores, group.trajectories",
+        "zip(group.rewards, group.trajectories",
+        GATHER,
+    ),
+    Mutation(
+        "the pass rate of the filter is that of the last round",
+        "rl/gather.py",
+        "sampled, accepted = sampled + len(fresh), accepted + len(kept)",
+        "sampled, accepted = len(fresh), len(kept)",
+        GATHER,
+    ),
+    Mutation(
+        "the spread inside groups is the biased one",
+        "rl/sample_metrics.py",
+        "std(ddof=1)",
+        "std()",
+        GATHER,
+    ),
+    Mutation(
+        "a response has the version of the newest weights that had a part in it",
+        "rl/engine/generation.py",
+        "self.versions.min()",
+        "self.versions.max()",
+        COLLECT,
+    ),
+    Mutation(
+        "all samples of a row are drawn alike",
+        "rl/answers.py",
+        "self.config.rollout.seed, number, sample)",
+        "self.config.rollout.seed, number)",
+        ANSWERS,
+    ),
+    Mutation(
+        "answers to the first row of a chunk go to the chunk before",
+        "rl/answers.py",
+        'side="right"',
+        'side="left"',
+        ANSWERS,
+    ),
+]

@@ -1,0 +1,95 @@
+"""Rules between flags, exactly at their borders: the last value that is allowed, and the first that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlhf_suite.config.checks.run import check
+from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.reward import NamedSourceConfig
+from rlhf_suite.config.runs import DPORun, PPORun, Run, ScoreRun, SFTRun
+
+
+def sets(**flags: Any) -> Callable[[Run], None]:
+    """Flags of a run, `__` for each dot."""
+
+    def put(run: Run) -> None:
+        for key, value in flags.items():
+            section: Any = run
+            *path, name = key.split("__")
+            for part in path:
+                section = getattr(section, part)
+            assert hasattr(section, name), key
+            setattr(section, name, value)
+
+    return put
+
+
+def told(run: Run, given: tuple[str, ...] = ()) -> set[str]:
+    """The keys of a run's problems."""
+    return {problem.key for problem in check(run, given)}
+
+
+GAE = {"algo__advantage__estimator": "gae"}
+BUDGET = {"train__dynamic_batch_enable": True, "ds__packing_samples": True, "data__max_len": 100}
+KL = {"rollout__batch_size": 50, "rollout__n_samples_per_prompt": 2, "algo__kl__target": 0.1}
+SHARED = {"train__colocate_all": True, "actor__num_gpus_per_node": 2, "algo__kl__init_coef": 0.0, "algo__advantage__estimator": "rloo"}
+BORDERS = [
+    (SFTRun, "train.batch_size", {"actor__num_gpus_per_node": 4, "train__micro_batch_size": 2}, "train__batch_size", 16, 12),
+    (SFTRun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 100, 99),
+    (DPORun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 200, 199),
+    (PPORun, "rollout.max_new_tokens", {"data__max_len": 100}, "rollout__max_new_tokens", 99, 100),
+    (PPORun, "reward.clip_range", {}, "reward__clip_range", [0.0, 0.1], [0.0, 0.0]),
+    (PPORun, "algo.kl.horizon", KL, "algo__kl__horizon", 21, 20),
+    (PPORun, "critic.freezing_steps", {"train__max_steps": 10, **GAE}, "critic__freezing_steps", 9, 10),
+    (PPORun, "reward.overlong_buffer_len", {"rollout__max_new_tokens": 10}, "reward__overlong_buffer_len", 9, 10),
+    (PPORun, "train.colocate_all", {**SHARED, "vllm__tensor_parallel_size": 2}, "vllm__num_engines", 1, 2),
+    (PPORun, "rollout.n_samples_per_prompt", {"algo__advantage__estimator": "rloo"}, "rollout__n_samples_per_prompt", 2, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("root", "key", "flags", "name", "good", "bad"), BORDERS, ids=[each[1] for each in BORDERS])
+def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad):  # noqa: PLR0917
+    for value, is_wrong in ((good, False), (bad, True)):
+        run = root()
+        sets(**flags, **{name: value})(run)
+        assert (key in told(run)) is is_wrong, value
+
+
+def test_parts_of_n_are_numbered_from_0_to_n_less_1():
+    assert [shard_of(text) for text in (None, "0/4", "3/4")] == [(0, 1), (0, 4), (3, 4)]
+    assert [shard_of(text) for text in ("4/4", "0/0", "1", "-1/4", "1/4/2")] == [None] * 5
+
+
+def test_a_flag_that_nothing_reads_is_told_unless_it_was_switched_off():
+    run = PPORun()
+    sets(algo__kl__init_coef=0.0, ref__offload=True, train__ema_beta=0.5)(run)
+    assert {"ref.offload", "train.ema_beta"} <= told(run, ("ref.offload", "train.ema_beta"))
+    run.ref.offload = False
+    assert "ref.offload" not in told(run, ("ref.offload",)), "false says that it is off"
+    run.train.enable_ema = True
+    assert "train.ema_beta" not in told(run, ("train.ema_beta",))
+
+
+def test_a_flag_that_one_of_two_others_needs_is_read_with_either():
+    key = "score.max_tokens_per_gpu"
+    run = ScoreRun()
+    run.reward.rule = "exact_match"
+    assert key in told(run, (key,))
+    run.reward.process.enable = True
+    assert key not in told(run, (key,))
+    other = ScoreRun()
+    other.reward.model_name_or_path = "judge"
+    assert key not in told(other, (key,))
+
+
+def test_a_flag_of_a_rule_is_read_where_one_of_several_sources_has_that_rule():
+    key = "reward.rules.length_limit"
+    run = PPORun()
+    run.reward.sources = {"short": NamedSourceConfig(rule="length"), "right": NamedSourceConfig(rule="math")}
+    assert key not in told(run, (key,))
+    run.reward.sources = {"right": NamedSourceConfig(rule="math")}
+    assert key in told(run, (key,))

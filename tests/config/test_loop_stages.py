@@ -1,0 +1,56 @@
+"""The runs that a loop consists of: which prompts, seeds and temperatures each has."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
+from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, RejectionSamplingRun
+
+
+@pytest.fixture
+def loop() -> RejectionSamplingRun:
+    run = RejectionSamplingRun()
+    run.data.prompt_dataset, run.data.prompt_split = "prompts", "train"
+    run.data.skip_samples, run.data.max_samples, run.data.max_len = 7, 100, 5000
+    run.eval.dataset, run.eval.split, run.eval.max_samples = "held out", "test", 30
+    run.rollout.temperature, run.rollout.seed = 0.7, 5
+    return run
+
+
+def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(loop):
+    first, second = (generate_run(loop, "model", number, Share(7 + 40 * number, 40)) for number in (0, 1))
+    assert [(run.data.skip_samples, run.data.max_samples) for run in (first, second)] == [(7, 40), (47, 40)]
+    assert (first.data.prompt_dataset, first.rollout.temperature, first.rollout.n_samples_per_prompt) == ("prompts", 0.7, 8)
+    assert (first.rollout.seed, second.rollout.seed) == (5, 6)
+    assert loop.rollout.seed == 5
+
+
+def test_an_evaluation_answers_the_held_out_prompts_once_and_greedily(loop):
+    run = evaluate_run(loop, "model")
+    assert (run.data.prompt_dataset, run.data.prompt_split) == ("held out", "test")
+    assert (run.data.skip_samples, run.data.max_samples) == (0, 30)
+    assert (run.rollout.temperature, run.rollout.n_samples_per_prompt) == (0.0, 1)
+
+
+def test_only_a_model_that_learns_rewards_is_asked_for_one(loop):
+    assert generate_run(loop, "model", 0, Share(0, 1)).data.target_reward is None
+    assert generate_run(loop, "model", 0, Share(0, 1), target=0.5).data.target_reward == 0.5
+    assert sft_run(loop, "model", "rows.jsonl", None).data.reward_key is None
+    assert sft_run(ConditionalSFTRun(), "model", "rows.jsonl", None).data.reward_key == "score"
+
+
+def test_all_rows_that_a_loop_wrote_are_trained_on(loop):
+    run = sft_run(loop, "model", "rows.jsonl", "out")
+    assert (run.data.dataset, run.data.max_samples, run.data.max_len) == ("rows.jsonl", None, 5000)
+    assert (run.actor.model_name_or_path, run.ckpt.output_dir) == ("model", "out")
+
+
+def test_the_reference_of_an_iteration_is_the_one_that_it_is_given():
+    run = dpo_run(IterativeDPORun(), ("model", "first"), "rows.jsonl", None)
+    assert (run.actor.model_name_or_path, run.ref.model_name_or_path) == ("model", "first")
+    assert (run.data.prompt_key, run.data.chosen_key, run.data.rejected_key) == ("input", "chosen", "rejected")
+
+
+def test_the_stage_of_scores_has_room_for_the_longest_answer(loop):
+    assert score_run(loop, "answers.jsonl").score.max_tokens_per_gpu >= 5000

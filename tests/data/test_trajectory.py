@@ -1,0 +1,48 @@
+"""The ledger of a sample: who wrote each token, with which weights, and what counts as the model's response."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, Trajectory, to_batch
+
+
+def ledger(prompt: int = 3, group: int = 0, sample: int = 0) -> Trajectory:
+    """A prompt of two tokens; the model writes two, a tool one, the model one more with newer weights."""
+    result = Trajectory.start(prompt, group, sample, [1, 2])
+    result.append_model(np.array([5, 6]), np.array([-0.5, -0.25], np.float32), 7)
+    result.append_environment([8])
+    result.append_model(np.array([9]), np.array([-1.0], np.float32), 8)
+    return result
+
+
+def test_each_token_has_its_owner_its_log_prob_and_its_weights():
+    one = ledger()
+    assert one.ids.tolist() == [1, 2, 5, 6, 8, 9]
+    assert one.owner.tolist() == [PROMPT, PROMPT, MODEL, MODEL, ENVIRONMENT, MODEL]
+    assert one.engine_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, -1]
+    assert one.version.tolist() == [-1, -1, 7, 7, -1, 8]
+
+
+def test_a_response_has_what_tools_wrote_and_its_length_has_not():
+    one = ledger()
+    assert one.response_ids.tolist() == [5, 6, 8, 9]
+    assert one.response_length == 3
+
+
+@pytest.mark.parametrize(("reason", "truncated"), [("length", True), ("stop", False), ("abort", False), ("", False)])
+def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
+    one = ledger()
+    one.finish_reason = reason
+    assert one.truncated is truncated
+
+
+def test_a_batch_has_the_models_tokens_as_its_mask_and_the_groups_of_the_step():
+    """Two groups of one prompt, as when a prompt comes twice in a step, are two groups."""
+    batch = to_batch([ledger(group=0), ledger(group=0, sample=1), ledger(group=1)])
+    assert batch.lengths.tolist() == [6, 6, 6]
+    assert batch.tokens["mask"].tolist() == [0, 0, 1, 1, 0, 1] * 3
+    assert batch.tokens["engine_log_probs"].tolist() == [0, 0, -0.5, -0.25, 0, -1] * 3
+    assert batch.rows["group"].tolist() == [0, 0, 1]
+    assert batch.rows["index"].tolist() == [0, 1, 2]

@@ -1,0 +1,25 @@
+"""The end of an actor's log, as errors quote it."""
+
+from __future__ import annotations
+
+from rlhf_suite.launch.actor_log import TAIL_BYTES, TAIL_LINES, Member, tail_lines
+
+
+def test_the_last_lines_are_quoted_in_their_order(tmp_path):
+    log = tmp_path / "actor-0.log"
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+    assert tail_lines(log) == [f"line {number}" for number in range(100 - TAIL_LINES, 100)]
+    assert tail_lines(log, 2) == ["line 98", "line 99"]
+    assert Member("actor-0", log).tail().splitlines()[-1] == "    line 99"
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path):
+    log = tmp_path / "actor-0.log"
+    log.write_text("early\n" * TAIL_BYTES + "late\n")
+    assert tail_lines(log, 2) == ["early", "late"]
+
+
+def test_without_a_log_there_are_no_lines(tmp_path):
+    assert tail_lines(tmp_path / "nothing.log") == []
+    (tmp_path / "actor-1.log").touch()
+    assert Member("actor-1", tmp_path / "actor-1.log").tail() == f"{tmp_path}/actor-1.log is empty"

@@ -1,0 +1,24 @@
+"""What a Slurm job of a sweep runs, the first time and after Slurm has queued it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_suite.cli.slurm_jobs import Command
+from rlhf_suite.errors import RunError
+
+PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
+
+
+@pytest.mark.parametrize(("restarts", "resumes"), [(None, False), ("0", False), ("1", True), ("2", True)])
+def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, restarts, resumes):
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    Command(PRINTS)()
+    assert f"load_enable: {str(resumes).lower()}" in capfd.readouterr().out
+
+
+def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
+    with pytest.raises(RunError, match="exit code 2"):
+        Command(["task=nothing"])()

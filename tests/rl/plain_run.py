@@ -1,0 +1,190 @@
+"""Whole RL runs in one process, without Ray and vLLM: one rank of each model, and an engine that samples from a
+transformers model one token at a time. All the rest is the suite's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.models.load import load_tokenizer, model_folder
+from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.actors import Actors
+from rlhf_suite.rl.engine.generation import Generation, GenerationRequest
+from rlhf_suite.rl.pipeline import Pipeline, total_steps
+from rlhf_suite.rl.prompts import load_prompts
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole
+from rlhf_suite.rl.sync.digests import Manifest, SyncReport
+from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.wiring import wired
+from rlhf_suite.train.group import LocalGroup
+from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.run_folder import RunFolder
+
+FLAG = "actor.model_name_or_path"
+
+
+class Here(LocalGroup):
+    """One rank in this process that is asked as a group of Ray actors is: what is started is done."""
+
+    members = [Member("here", Path("nowhere"))]
+
+    def start(self, method: str, *args: Any) -> list[Any]:
+        return self.call(method, *args)
+
+    def start_sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+        return self.call_sharded(method, shards, *args)
+
+    def wait(self, refs: list[Any], what: str) -> list[Any]:
+        return refs
+
+
+class PlainEngines:
+    """In place of vLLM. `asked` is every request that it got; a deaf one receives weights and does not load them."""
+
+    def __init__(self, folder: str, is_deaf: bool = False) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.is_deaf, self.version = is_deaf, -1
+        self.asked: list[GenerationRequest] = []
+
+    def sync(
+        self, backend: str, version: int, publish: Callable[[], list[Manifest]], members: object
+    ) -> tuple[Manifest, list[SyncReport]]:
+        (manifest,) = publish()
+        assert manifest.path is not None
+        size = manifest.entries[-1].offset + manifest.entries[-1].nbytes
+        flat = torch.from_file(manifest.path, size=size, dtype=torch.uint8)
+        if not self.is_deaf:
+            self.model.load_state_dict({entry.name: entry.view(flat) for entry in manifest.entries}, strict=False)
+        self.version, count = manifest.version, len(manifest.entries)
+        return manifest, [SyncReport(count, count, ())]
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        self.asked += requests
+        return [self.answer(request) for request in requests]
+
+    @torch.no_grad()
+    def answer(self, request: GenerationRequest) -> Generation:
+        ids, chosen, log_probs, reason = list(request.prompt_ids), list[int](), list[float](), "length"
+        generator, temperature = torch.Generator().manual_seed(request.seed), request.sampling.temperature
+        for _ in range(request.max_new_tokens):
+            scores = (self.model(torch.tensor([ids])).logits[0, -1] / (temperature or 1.0)).log_softmax(-1)
+            drawn = scores.argmax() if temperature == 0 else torch.multinomial(scores.exp(), 1, generator=generator)
+            chosen.append(int(drawn))
+            log_probs.append(float(scores[chosen[-1]]))
+            ids.append(chosen[-1])
+            if chosen[-1] in request.sampling.stop_token_ids:
+                reason = "stop"
+                break
+        versions = np.full(len(chosen), self.version, np.int32)
+        return Generation(request.id, np.array(chosen, np.int32), np.array(log_probs, np.float32), reason, versions)
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+        return [[self.log_probs(ids) for ids in sequences]]
+
+    def log_probs(self, ids: Sequence[int]) -> np.ndarray:
+        scores = self.model(torch.tensor([list(ids)])).logits[0].log_softmax(-1)[:-1]
+        return np.array([0.0, *scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()], np.float32)
+
+
+@dataclass
+class Parts:
+    """A run that is ready, its engine, and its models by name."""
+
+    pipeline: Pipeline
+    engines: PlainEngines
+    policy: Here
+    critic: Here | None
+
+
+def small(**changes: Any) -> PPORun:
+    """Four prompts, two a step, two samples of each, of six tokens at most; `changes`: flags, `__` for each dot.
+
+    The reward is shorter for longer responses, half of it for those that are cut off, less the KL penalty.
+    """
+    config = PPORun()
+    flags: dict[str, Any] = {
+        "actor.model_name_or_path": "builtin:tiny",
+        "critic.model_name_or_path": "builtin:tiny",
+        "actor.adam.lr": 1e-3,
+        "actor.lr_scheduler": "linear",
+        "actor.lr_warmup_ratio": 0.0,
+        "critic.lr_scheduler": "linear",
+        "critic.lr_warmup_ratio": 0.0,
+        "algo.advantage.estimator": "rloo",
+        "algo.kl.init_coef": 0.1,
+        "algo.kl.target": 0.5,
+        "algo.kl.horizon": 100,
+        "reward.rule": "length",
+        "reward.rules.length_limit": 3,
+        "reward.stop_properly_penalty_coef": 0.5,
+        "data.prompt_dataset": "builtin:reverse",
+        "data.input_key": "input",
+        "data.label_key": "label",
+        "data.max_samples": 4,
+        "data.max_len": 64,
+        "data.cache_enable": False,
+        "data.apply_chat_template": False,
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 2,
+        "rollout.max_new_tokens": 6,
+        "rollout.temperature": 0.7,
+        "rollout.micro_batch_size": 2,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 2,
+        "train.max_epochs": 1,
+        "ds.zero_stage": 0,
+        "ds.param_dtype": "fp32",
+        "ds.packing_samples": True,
+        "launch.device": "cpu",
+        "logger.progress": False,
+    }
+    for key, value in (flags | {name.replace("__", "."): value for name, value in changes.items()}).items():
+        section: Any = config
+        *path, name = key.split(".")
+        for part in path:
+            section = getattr(section, part)
+        assert hasattr(section, name), key
+        setattr(section, name, value)
+    return config
+
+
+def models(config: PPORun, steps: int) -> dict[str, Here]:
+    """The models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
+    all_steps, frozen = (count * steps_per_rollout(config) for count in (steps, warm_up_steps(config)))
+    found = {"policy": Here(PolicyRole, "actor", "cpu", (config, all_steps - frozen))}
+    if config.algo.kl.init_coef > 0:
+        found["reference"] = Here(ReferenceRole, "ref", "cpu", (config,))
+    if config.algo.advantage.estimator == "gae":
+        found["critic"] = Here(CriticRole, "critic", "cpu", (config, all_steps))
+    return found
+
+
+def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict[str, float]:
+    """Train to the end; the last metrics. Everything else is in `folder`."""
+    path = config.actor.model_name_or_path
+    assert path is not None
+    tokenizer = load_tokenizer(path, config.data)
+    prompts = load_prompts(config, tokenizer)
+    order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
+    run_folder = RunFolder(folder)
+    run_folder.start("plain")
+    engines: Any = PlainEngines(model_folder(path, FLAG), is_deaf)
+    groups: dict[str, Any] = models(config, total_steps(order, config.train))
+    actors = Actors(engines, **{name: groups.get(name) for name in ("policy", "critic", "reference", "teacher")}, reward=None, process=None)
+    with closing(Rewards(config.reward, folder / "reward.log")) as rewards:
+        journal = Journal(config.logger, run_folder, "ppo")
+        with closing(journal):
+            data = (tokenizer, prompts, order)
+            return wired(config, run_folder, journal, data, actors, TrajectoryRewards(rewards)).run()

@@ -1,0 +1,82 @@
+"""Pass rates of held-out prompts: what is sampled for them, and every number by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.chat import Prompt
+from rlhf_suite.rl.collect import Collector
+from rlhf_suite.rl.engine.generation import Generation
+from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+TRAINING = [Prompt([9], "t", "", "math", "t:1")]
+HELD_OUT = [Prompt([1, prompt], f"p{prompt}", "", source, "e:1") for prompt, source in enumerate(("math", "math", "code"))]
+# Scores of four samples of each prompt; one half is not above one half. The reward is ten times the score.
+SCORES = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+
+
+class Engines:
+    """In place of vLLM: a response has one token more than the one before it, and every fourth is cut off."""
+
+    def generate(self, requests):
+        self.asked = list(requests)
+        return [self.answer(request, number) for number, request in enumerate(requests)]
+
+    def answer(self, request, number):
+        ids = np.full(number + 1, 4, np.int32)
+        reason = "length" if number % 4 == 3 else "stop"
+        return Generation(request.id, ids, np.zeros(len(ids), np.float32), reason, np.zeros(len(ids), np.int32))
+
+
+class Scores:
+    """In place of a reward."""
+
+    def score(self, trajectories):
+        scores = np.array([SCORES[t.prompt][t.sample] for t in trajectories], np.float32)
+        prompts = [HELD_OUT[t.prompt] for t in trajectories]
+        texts = [prompt.text for prompt in prompts]
+        sources = [prompt.datasource for prompt in prompts]
+        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts, texts, sources), {}
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    config = PPORun(
+        rollout=RolloutConfig(temperature=1.0, max_new_tokens=50),
+        eval=RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25),
+    )
+    engines = Engines()
+    collector = Collector(config, TRAINING, engines, [2])
+    metrics = Evaluator(config, HELD_OUT, collector, Scores(), tmp_path).evaluate(3)
+    return metrics, engines.asked
+
+
+def test_the_held_out_prompts_are_sampled_at_the_temperature_of_evaluations(evaluated):
+    asked = evaluated[1]
+    assert [request.prompt_ids for request in asked] == [[1, prompt] for prompt in range(3) for _ in range(4)]
+    assert {request.sampling.temperature for request in asked} == {0.25}
+
+
+def test_pass_rates_are_means_over_prompts_of_unbiased_estimates(evaluated):
+    """1, 3 and 0 of 4 samples pass. pass@2 = 1 - C(4 - c, 2) / C(4, 2): 1/2, 1 and 0; pass@4: 1, 1 and 0."""
+    metrics, _ = evaluated
+    assert metrics["eval/pass1"] == pytest.approx((1 / 4 + 3 / 4 + 0) / 3)
+    assert metrics["eval/pass2"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert metrics["eval/pass4"] == pytest.approx(2 / 3)
+    spread = ((1 / 4 - 1 / 3) ** 2 + (3 / 4 - 1 / 3) ** 2 + (1 / 3) ** 2) / 2
+    assert metrics["eval/pass1_stderr"] == pytest.approx(math.sqrt(spread / 3))
+
+
+def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
+    metrics, _ = evaluated
+    assert metrics["eval/reward"] == pytest.approx(10 * (2 + 3) / 12)
+    assert metrics["eval/response_length_mean"] == pytest.approx(6.5)
+    assert metrics["eval/truncated_rate"] == pytest.approx(1 / 4)
+    assert metrics["eval/num_samples"] == 12

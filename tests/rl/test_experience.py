@@ -1,0 +1,49 @@
+"""When the policy's own log-probs of a rollout are measured, and which tokens are compared with the engine's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from plain_run import small
+
+from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+
+def maker(**flags) -> ExperienceMaker:
+    return ExperienceMaker(small(**{"algo__kl__init_coef": 0.0} | flags), None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"train__batch_size": 2},
+        {"train__max_epochs": 2},
+        {"algo__advantage__estimator": "gae", "critic__freezing_steps": 1},
+        {"algo__dynamic_filtering_enable": True},
+        {"algo__advantage__is_correction_level": "token"},
+    ],
+)
+def test_old_log_probs_are_measured_where_the_policy_may_have_moved(flags):
+    assert maker(**flags).needs_old_log_probs is True
+
+
+def test_one_optimiser_step_on_fresh_samples_needs_no_old_log_probs():
+    """Its own log-probs are the old ones: a forward pass is saved."""
+    assert not maker().needs_old_log_probs
+    assert not maker(critic__freezing_steps=1).needs_old_log_probs, "without a critic nothing warms up"
+
+
+def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine():
+    """Weights 4 wrote the first sample, 5 the second: the policy is at 5, where the two sides differ by 2e-5."""
+    made = [Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)]
+    for version, one in zip((4, 5), made, strict=True):
+        one.append_model(np.array([7]), np.array([-1.0], np.float32), version)
+    batch = to_batch(made)
+    batch.tokens["old_log_probs"] = torch.tensor([9, 9, -3.0, 9, 9, -1.00002])
+    nothing = np.zeros(2, np.float32)
+    samples = ScoredTrajectories(made, nothing, nothing, [], [], [], [])
+    found = maker().mismatch(batch, samples, version=5)
+    assert found["mismatch/mean"] == found["mismatch/max"] == pytest.approx(2e-5, rel=0.02)

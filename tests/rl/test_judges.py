@@ -1,0 +1,62 @@
+"""What a reward model and a process reward model say of a response, as its reward and its score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.models.process import StepScores
+from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rl.reward_sources import model_source, outcome
+
+
+class LastToken:
+    """In place of the ranks of a reward model, two of them: the score of a sequence is its last token."""
+
+    name, world_size = "reward", 2
+
+    def call_sharded(self, method, shards, *args):
+        assert method == "scores"
+        return [batch.ids[batch.starts + batch.lengths - 1].float() for batch in shards]
+
+
+def answers(*last: int) -> list[Trajectory]:
+    made = []
+    for number, token in enumerate(last):
+        one = Trajectory.start(0, 0, number, [1] * (number + 1))
+        one.append_model(np.array([token]), np.zeros(1, np.float32), 0)
+        made.append(one)
+    return made
+
+
+def test_the_score_is_the_models_and_the_reward_is_it_standardised():
+    found = model_source(LastToken(), (3.0, 2.0))(answers(3, 9, 1), [])
+    assert [(each.reward, each.score) for each in found] == [(0, 3), (3, 9), (-1, 1)]
+
+
+def test_without_constants_the_score_is_the_reward():
+    found = model_source(LastToken(), None)(answers(3, 9, 1), [])
+    assert [(each.reward, each.score) for each in found] == [(3, 3), (9, 9), (1, 1)]
+
+
+@pytest.mark.parametrize(("aggregate", "reward"), [("min", 0.25), ("product", 0.125), ("last", 0.5), ("mean", 0.375)])
+def test_the_steps_of_a_solution_become_its_reward(aggregate, reward):
+    found = outcome(StepScores([0.25, 0.5]), aggregate, 64)
+    assert isinstance(found, Scored)
+    assert (found.reward, found.score) == pytest.approx((reward, reward))
+    assert found.extra == pytest.approx({"step_min": 0.25, "step_mean": 0.375, "num_steps": 2.0})
+
+
+def test_a_solution_that_does_not_fit_has_no_reward():
+    found = outcome(StepScores([0.9], truncated=True), "min", 64)
+    assert isinstance(found, RewardFailure) and "64 tokens" in found.reason
+
+
+def test_two_ranks_score_what_one_does_in_the_same_order():
+    one, many = LastToken(), answers(*range(20, 60, 3))
+    alone = LastToken()
+    alone.world_size = 1
+    assert model_source(one, None)(many, []) == model_source(alone, None)(many, [])
+    assert torch.tensor([each.reward for each in model_source(one, None)(many, [])]).tolist() == [*range(20, 60, 3)]

@@ -1,0 +1,104 @@
+"""Rewards reach the samples that they are of, whatever fails beside them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.errors import RunError
+from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.scoring import FAILURES, Scorer
+from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.run_folder import RunFolder
+
+# The reward of a response is its digits as a number, its score a tenth of that; an x has none.
+REWARD = """
+def reward_func(queries, prompts, labels):
+    answers = [query[len(prompt):] for query, prompt in zip(queries, prompts)]
+    rewards = [None if "x" in answer else float(answer.strip("<|im_end|>")) for answer in answers]
+    scores = [None if reward is None else reward / 10 for reward in rewards]
+    logs = {"label": [float(label) for label in labels]}
+    return {"rewards": rewards, "scores": scores, "extra_logs": logs}
+"""
+PROMPTS = [Prompt([], f"prompt {number}", str(number), f"source {number}", "") for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("builtin:tiny", PromptDataConfig())
+
+
+@pytest.fixture(scope="module")
+def rewards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward")
+    (folder / "digits.py").write_text(REWARD)
+    config = RewardConfig(remote_url=str(folder / "digits.py"))
+    with closing(Rewards(config, folder / "log")) as sources:
+        yield TrajectoryRewards(sources)
+
+
+@pytest.fixture
+def score(tokenizer, rewards, tmp_path):
+    """Score answers to prompts 3, 1 and 2, two to each."""
+
+    def scored(*answers: str, **config):
+        journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+        scorer = Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal)
+        return scorer.score([sample(tokenizer, i, text) for i, text in enumerate(answers)])
+
+    return scored
+
+
+def sample(tokenizer, number: int, answer: str) -> Trajectory:
+    group = number // 2
+    prompt = (3, 1, 2)[group]
+    one = Trajectory.start(prompt, group, number % 2, tokenizer(PROMPTS[prompt].text)["input_ids"])
+    ids = np.array(tokenizer(f"{answer}<|im_end|>")["input_ids"])
+    one.append_model(ids, np.zeros(len(ids), np.float32), 0)
+    return one
+
+
+def test_every_sample_has_its_own_reward_score_label_and_text(score):
+    samples, metrics = score("1", "2", "3", "4", "5", "6")
+    assert samples.rewards.tolist() == [1, 2, 3, 4, 5, 6]
+    assert samples.scores.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert samples.responses == ["1", "2", "3", "4", "5", "6"]
+    assert samples.labels == ["3", "3", "1", "1", "2", "2"]
+    assert samples.datasources == [f"source {n}" for n in (3, 3, 1, 1, 2, 2)]
+    assert [extra["label"] for extra in samples.extra] == [3, 3, 1, 1, 2, 2]
+    assert metrics["rollout/dropped_groups"] == metrics["reward/errors"] == 0
+
+
+def test_a_failed_sample_takes_its_group_along_and_the_others_keep_their_rewards(score, tmp_path):
+    samples, metrics = score("1", "2", "3", "x", "5", "6", on_error="drop")
+    assert samples.rewards.tolist() == [1, 2, 5, 6]
+    assert samples.responses == ["1", "2", "5", "6"]
+    assert [t.group for t in samples.trajectories] == [0, 0, 2, 2]
+    assert (metrics["rollout/dropped_groups"], metrics["reward/errors"]) == (1, 1)
+    (failure,) = [json.loads(line) for line in (tmp_path / "logs" / FAILURES).read_text().splitlines()]
+    assert (failure["response"], failure["label"]) == ("x", "1")
+
+
+def test_a_run_goes_on_with_as_many_failures_as_it_may_have_and_ends_with_more(score):
+    limit = {"on_error": "drop", "max_error_rate": 0.5}
+    samples, _ = score("1", "2", "x", "x", "x", "6", **limit)
+    assert samples.rewards.tolist() == [1, 2]
+    with pytest.raises(RunError, match=r"4 of 6 samples have no reward.*reward\.max_error_rate=0\.5"):
+        score("1", "2", "x", "x", "x", "x", **limit)
+    with pytest.raises(RunError, match=r"6 of 6 .*no group is left"):
+        score("x", "x", "x", "x", "x", "x", on_error="drop", max_error_rate=1.0)
+
+
+def test_a_failure_ends_the_run_unless_it_is_told_otherwise(score):
+    with pytest.raises(RunError, match=r"1 of 6 samples have no reward.*reward\.on_error=drop"):
+        score("1", "2", "3", "x", "5", "6")

@@ -1,0 +1,41 @@
+"""Random numbers: each rank has its own, and a resumed rank goes on with those it had."""
+
+from __future__ import annotations
+
+import torch
+from steps import Setup, build
+
+from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.train.world import World, seed_process
+
+
+def drawn(seed: int, rank: int) -> list[float]:
+    with torch.random.fork_rng():
+        seed_process(TrainConfig(seed=seed), rank)
+        return torch.rand(4).tolist()
+
+
+def test_every_rank_and_every_seed_draws_numbers_of_its_own():
+    """Dropout draws from them: ranks that drew the same would drop the same."""
+    assert drawn(5, 0) == drawn(5, 0)
+    assert drawn(5, 0) != drawn(5, 1) != drawn(5, 2)
+    assert drawn(5, 0) != drawn(7, 0)
+
+
+def continued(world, models, folder):
+    """What rank 1 would have drawn after it was saved, and what it draws after it was loaded. Rank 0 was saved, too."""
+    expected = []
+    for rank in (0, 1):
+        model = build(World(rank, 1, torch.device("cpu")), models, Setup())
+        torch.manual_seed(rank)
+        torch.rand(3)
+        model.save_state(folder)
+        expected = torch.rand(4).tolist()
+    torch.manual_seed(99)
+    model.load_state(folder)
+    return expected, torch.rand(4).tolist()
+
+
+def test_a_resumed_rank_goes_on_with_its_own_random_numbers(ranks, folder, tmp_path):
+    ((expected, found),) = ranks(1).call(continued, folder, tmp_path)
+    assert found == expected
