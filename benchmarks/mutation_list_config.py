@@ -17,7 +17,7 @@ CONFIG = [
         "config/spelling.py",
         "value > bound",
         "value >= bound",
-        MISTAKES,
+        ("tests/config/test_mistakes.py", "-k", "temperature"),
     ),
     Mutation(
         "a bound that is included is refused",
@@ -87,7 +87,7 @@ CONFIG = [
         "config/checks/run.py",
         "-(-number // factor) * factor",
         "number // factor * factor",
-        MISTAKES,
+        ("tests/config/test_mistakes.py", "-k", "batch_size"),
     ),
     Mutation(
         "a budget of exactly one sequence is refused",

@@ -41,7 +41,7 @@ DATA = [
     ),
     Mutation(
         "lines of a file are counted from 0",
-        "data/sources.py",
+        "data/files.py",
         "enumerate(lines, start=1)",
         "enumerate(lines)",
         ROWS,
@@ -52,6 +52,20 @@ DATA = [
         "if split.lower() in words[path]] if found",
         "] if found",
         ROWS,
+    ),
+    Mutation(
+        "as many bad rows as are allowed end the run",
+        "data/row.py",
+        "if bad > allowed:",
+        "if bad >= allowed:",
+        LOADING,
+    ),
+    Mutation(
+        "the share of bad rows is of the good ones",
+        "data/encode.py",
+        "bad.rows += 1",
+        "bad.rows += not isinstance(result, RowError)",
+        LOADING,
     ),
     Mutation(
         "what a user says in a conversation is trained on",

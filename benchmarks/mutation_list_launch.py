@@ -9,7 +9,7 @@ BATCHER = ("tests/launch/test_http_server.py",)
 ENVIRONMENT = ("tests/launch/test_environment.py",)
 JOBS = ("tests/launch/test_slurm_command.py",)
 PLACEMENT = ("tests/rl/test_placement.py",)
-RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu")
+RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu or divide")
 SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
 WAIT = ("tests/train/test_workers.py", "-k", "death or hung")
@@ -55,7 +55,7 @@ LAUNCH = [
         "launch/placement.py",
         "return 1 / len(self.roles)",
         "return 1.0",
-        ("tests/launch/test_placement.py",),
+        RESERVE,
     ),
     Mutation(
         "a reference runs without a KL term",
@@ -88,8 +88,8 @@ LAUNCH = [
     Mutation(
         "of a long log the beginning is looked at",
         "launch/actor_log.py",
-        "file.seek(max(0, path.stat().st_size - TAIL_BYTES))",
-        "file.seek(0)",
+        "text = file.read().decode",
+        "file.seek(0)\n        text = file.read(TAIL_BYTES).decode",
         ACTOR_LOG,
     ),
     Mutation(

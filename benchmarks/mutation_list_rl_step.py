@@ -7,6 +7,7 @@ from mutation import Mutation
 EXPERIENCE = ("tests/rl/test_experience.py",)
 PIPELINE = ("tests/rl/test_pipeline.py",)
 ROLES = ("tests/rl/test_roles.py",)
+UPDATE = ("tests/rl/test_update.py",)
 SYNC = ("tests/rl/test_weight_sync.py",)
 
 RL_STEP = [
@@ -50,28 +51,28 @@ RL_STEP = [
         "rl/update.py",
         "first = (step - warm_up) * per_rollout",
         "first = step * per_rollout",
-        ROLES,
+        UPDATE,
     ),
     Mutation(
         "the policy waits one step too long",
         "rl/update.py",
         "if step >= warm_up:",
         "if step > warm_up:",
-        ROLES,
+        UPDATE,
     ),
     Mutation(
         "the critic's schedule counts RL steps",
         "rl/update.py",
         "mine, step * per_rollout)",
         "mine, step)",
-        ROLES,
+        UPDATE,
     ),
     Mutation(
         "every rollout is shuffled alike",
         "rl/update.py",
         "(train.seed, step))",
         "(train.seed, 0))",
-        ROLES,
+        UPDATE,
     ),
     Mutation(
         "metrics are those of the last optimiser step, not their mean",
@@ -169,13 +170,6 @@ RL_STEP = [
         "rl/publish.py",
         'self.config.vllm.sync_check == "full"',
         'self.config.vllm.sync_check == "off"',
-        PIPELINE,
-    ),
-    Mutation(
-        "the probe compares what the policy was given to read alone",
-        "rl/publish.py",
-        "chosen = every_token(take(batch, fitting))",
-        'chosen = take(batch, fitting); chosen.tokens["mask"] *= 0',
         PIPELINE,
     ),
     Mutation(

@@ -35,15 +35,15 @@ TRAIN = [
     Mutation(
         "every rank continues with the random numbers of the first",
         "train/strategy.py",
-        'torch.load(folder / f"rng_{self.world.rank}.pt"',
-        'torch.load(folder / "rng_0.pt"',
+        'f"rng_{self.world.rank}.pt"))',
+        '"rng_0.pt"))',
         WORLD,
     ),
     Mutation(
         "random numbers begin anew after a resume",
         "train/strategy.py",
-        "set_rng_state(torch.load(",
-        "(torch.load(",
+        "set_rng_state(load_tensors(",
+        "(load_tensors(",
         WORLD,
     ),
     Mutation(
@@ -208,10 +208,17 @@ TRAIN = [
         CHECKPOINT,
     ),
     Mutation(
-        "a resume never begins at the best checkpoint",
+        "a resume begins at the oldest checkpoint",
         "train/checkpoint.py",
-        'self.all("step") + self.all("best")',
-        'self.all("step")',
+        "(ckpt.step, ckpt.kind), reverse=True)",
+        "(ckpt.step, ckpt.kind))",
+        CHECKPOINT,
+    ),
+    Mutation(
+        "a checkpoint whose contents have changed is loaded",
+        "train/checkpoint.py",
+        "if digest != entries[name].sha256:",
+        "if False:",
         CHECKPOINT,
     ),
     Mutation(

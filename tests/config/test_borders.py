@@ -36,7 +36,12 @@ def told(run: Run, given: tuple[str, ...] = ()) -> set[str]:
 GAE = {"algo__advantage__estimator": "gae"}
 BUDGET = {"train__dynamic_batch_enable": True, "ds__packing_samples": True, "data__max_len": 100}
 KL = {"rollout__batch_size": 50, "rollout__n_samples_per_prompt": 2, "algo__kl__target": 0.1}
-SHARED = {"train__colocate_all": True, "actor__num_gpus_per_node": 2, "algo__kl__init_coef": 0.0, "algo__advantage__estimator": "rloo"}
+SHARED = {
+    "train__colocate_all": True,
+    "actor__num_gpus_per_node": 2,
+    "algo__kl__init_coef": 0.0,
+    "algo__advantage__estimator": "rloo",
+}
 BORDERS = [
     (SFTRun, "train.batch_size", {"actor__num_gpus_per_node": 4, "train__micro_batch_size": 2}, "train__batch_size", 16, 12),
     (SFTRun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 100, 99),
@@ -52,7 +57,7 @@ BORDERS = [
 
 
 @pytest.mark.parametrize(("root", "key", "flags", "name", "good", "bad"), BORDERS, ids=[each[1] for each in BORDERS])
-def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad):  # noqa: PLR0917
+def test_the_border_of_a_rule_is_where_it_says(root, key, flags, name, good, bad):
     for value, is_wrong in ((good, False), (bad, True)):
         run = root()
         sets(**flags, **{name: value})(run)

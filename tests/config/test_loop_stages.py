@@ -21,7 +21,11 @@ def loop() -> RejectionSamplingRun:
 def test_an_iteration_answers_its_share_of_the_prompts_with_numbers_of_its_own(loop):
     first, second = (generate_run(loop, "model", number, Share(7 + 40 * number, 40)) for number in (0, 1))
     assert [(run.data.skip_samples, run.data.max_samples) for run in (first, second)] == [(7, 40), (47, 40)]
-    assert (first.data.prompt_dataset, first.rollout.temperature, first.rollout.n_samples_per_prompt) == ("prompts", 0.7, 8)
+    assert (first.data.prompt_dataset, first.rollout.temperature, first.rollout.n_samples_per_prompt) == (
+        "prompts",
+        0.7,
+        8,
+    )
     assert (first.rollout.seed, second.rollout.seed) == (5, 6)
     assert loop.rollout.seed == 5
 

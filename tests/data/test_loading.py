@@ -19,6 +19,7 @@ from rlhf_suite.config.data import (
     StepDataConfig,
 )
 from rlhf_suite.data import store
+from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
 from rlhf_suite.data.documents import DocumentEncoder
 from rlhf_suite.data.labelled import LabelledEncoder
@@ -145,6 +146,20 @@ def test_how_rows_are_used_is_no_part_of_their_name(tokenizer, tmp_path, cache, 
     for config in (SFT, replace(SFT, **changed)):
         load(ConversationEncoder(tokenizer, config), path, config)
     assert len(list(cache.iterdir())) == 1
+
+
+def test_rows_that_were_skipped_once_end_the_run_that_is_to_stop_at_them(tokenizer, tmp_path):
+    """What is in the cache was made by another policy."""
+    encoder, path = ConversationEncoder(tokenizer, SFT), write(tmp_path / "a.jsonl")
+    assert len(load(encoder, path)) == 50
+    with pytest.raises(DataError, match=r"a\.jsonl:51: not JSON"):
+        load(encoder, path, replace(SFT, on_bad_row="stop"))
+
+
+def test_the_sequences_of_a_group_keep_the_numbers_of_their_own():
+    pair = [Example([1, number], [0, 1], "a:1", numbers={"number": number / 2}) for number in (5, 7)]
+    kept = store.in_memory([Group(tuple(pair)), Group(tuple(reversed(pair)))])
+    assert [[each.numbers["number"] for each in group.examples] for group in kept] == [[2.5, 3.5], [3.5, 2.5]]
 
 
 def test_another_number_of_rows_is_another_set(tokenizer, tmp_path):

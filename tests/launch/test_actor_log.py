@@ -15,8 +15,8 @@ def test_the_last_lines_are_quoted_in_their_order(tmp_path):
 
 def test_of_a_long_log_the_end_is_read(tmp_path):
     log = tmp_path / "actor-0.log"
-    log.write_text("early\n" * TAIL_BYTES + "late\n")
-    assert tail_lines(log, 2) == ["early", "late"]
+    log.write_text("early\n" * TAIL_BYTES + "late\nlast\n")
+    assert tail_lines(log, 2) == ["late", "last"]
 
 
 def test_without_a_log_there_are_no_lines(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import device_kind, gpu_count, runtime_env
+from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,2,5", 3), ("GPU-a,GPU-b", 2)])
@@ -41,3 +41,12 @@ def test_what_the_user_set_is_kept_and_the_hub_is_left_alone(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert runtime_env("cpu")["OMP_NUM_THREADS"] == "3"
     assert "HF_HUB_OFFLINE" not in runtime_env("cpu")
+
+
+def test_actors_on_gpus_share_the_cores_of_their_machine(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = {}
+    for visible in ("0", "0,1", "0,1,2"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        threads[len(visible.split(","))] = int(runtime_env("cuda")["OMP_NUM_THREADS"])
+    assert threads == {gpus: max(1, cpu_count() // gpus) for gpus in (1, 2, 3)}

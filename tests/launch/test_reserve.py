@@ -23,6 +23,14 @@ def test_a_device_without_gpu_is_a_share_of_cpu():
     assert resources("cuda", 2) == {"CPU": 0.5, "GPU": 2.0}
 
 
+def test_the_roles_of_a_pool_divide_its_devices():
+    pool = Pool((Role("engine", 2, 4), Role("actor", 2, 4)))
+    assert (pool.share, pool.num_devices, pool.name) == (0.5, 8, "engine+actor")
+    plan = Plan("cuda", (pool, Pool((Role("ref", 3),))))
+    assert (plan.num_devices, plan.num_actors) == (11, 7)
+    assert plan.lines() == ["8 x GPU: engine x 2 of 4, actor x 2 of 4", "3 x GPU: ref x 3"]
+
+
 @pytest.mark.usefixtures("cluster")
 def test_roles_of_a_pool_share_bundles_and_others_do_not():
     plan = Plan("cpu", (Pool((Role("actor", 2), Role("ref", 2))), Pool((Role("engine", 1),))))

@@ -37,7 +37,7 @@ FLAG = "actor.model_name_or_path"
 class Here(LocalGroup):
     """One rank in this process that is asked as a group of Ray actors is: what is started is done."""
 
-    members = [Member("here", Path("nowhere"))]
+    members = (Member("here", Path("nowhere")),)
 
     def start(self, method: str, *args: Any) -> list[Any]:
         return self.call(method, *args)
@@ -182,7 +182,12 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     run_folder.start("plain")
     engines: Any = PlainEngines(model_folder(path, FLAG), is_deaf)
     groups: dict[str, Any] = models(config, total_steps(order, config.train))
-    actors = Actors(engines, **{name: groups.get(name) for name in ("policy", "critic", "reference", "teacher")}, reward=None, process=None)
+    actors = Actors(
+        engines,
+        **{name: groups.get(name) for name in ("policy", "critic", "reference", "teacher")},
+        reward=None,
+        process=None,
+    )
     with closing(Rewards(config.reward, folder / "reward.log")) as rewards:
         journal = Journal(config.logger, run_folder, "ppo")
         with closing(journal):

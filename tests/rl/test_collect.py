@@ -61,7 +61,14 @@ def test_the_seed_of_a_sample_depends_on_its_prompt_and_not_on_its_place():
 
 def test_samples_of_a_prompt_are_a_group_side_by_side():
     made = collector().collect([2, 0], 0)
-    assert [(t.prompt, t.group, t.sample) for t in made] == [(2, 0, 0), (2, 0, 1), (2, 0, 2), (0, 1, 0), (0, 1, 1), (0, 1, 2)]
+    assert [(t.prompt, t.group, t.sample) for t in made] == [
+        (2, 0, 0),
+        (2, 0, 1),
+        (2, 0, 2),
+        (0, 1, 0),
+        (0, 1, 1),
+        (0, 1, 2),
+    ]
     assert not any(t.greedy for t in made)
     assert made[0].ids.tolist() == [1] * 17 + [4, 5]
     assert made[0].finish_reason == "stop"

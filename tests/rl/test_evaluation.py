@@ -17,7 +17,9 @@ from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 TRAINING = [Prompt([9], "t", "", "math", "t:1")]
-HELD_OUT = [Prompt([1, prompt], f"p{prompt}", "", source, "e:1") for prompt, source in enumerate(("math", "math", "code"))]
+HELD_OUT = [
+    Prompt([1, prompt], f"p{prompt}", "", source, "e:1") for prompt, source in enumerate(("math", "math", "code"))
+]
 # Scores of four samples of each prompt; one half is not above one half. The reward is ten times the score.
 SCORES = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 

@@ -48,7 +48,9 @@ def test_the_run_has_as_many_steps_as_its_episodes_have_batches(rows):
 def test_every_token_of_a_step_is_of_the_weights_that_the_step_before_published(whole):
     for step in range(1, STEPS + 1):
         for sample in rollout(whole, step):
-            assert {version for version, owner in zip(sample["weight_version"], sample["owner"], strict=True) if owner} == {step - 1}
+            assert {
+                version for version, owner in zip(sample["weight_version"], sample["owner"], strict=True) if owner
+            } == {step - 1}
 
 
 def test_engine_and_policy_agree_on_samples_of_another_temperature_than_1(whole):
@@ -74,7 +76,9 @@ def test_advantages_are_rewards_against_the_others_of_the_group_less_the_kl_to_c
         for sample in samples:
             (other,) = (s for s in samples if s["group"] == sample["group"] and s["sample"] != sample["sample"])
             to_come, wanted = 0.0, []
-            for mask, old, reference in zip(*(sample[n][::-1] for n in ("mask", "old_log_probs", "ref_log_probs")), strict=True):
+            for mask, old, reference in zip(
+                *(sample[n][::-1] for n in ("mask", "old_log_probs", "ref_log_probs")), strict=True
+            ):
                 to_come += mask * (old - reference)
                 wanted.append(mask * (sample["reward"] - other["reward"] - beta * to_come))
             assert sample["advantages"] == pytest.approx(wanted[::-1], abs=1e-5)

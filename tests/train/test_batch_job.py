@@ -10,12 +10,21 @@ from rlhf_suite.config.generate import OutputConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.batch_job import BatchJob, Done
 
-# Rows 10 to 15 of the input, two samples of each that can be used; row 13 cannot.
+
+def done(stop: int, rows: list[int], prompts: int, truncated: int, scores: tuple[int, float]) -> Done:
+    """A chunk of two rows of the input, each row of the output with ten tokens."""
+    scored, score = scores
+    counts = {"prompts": prompts, "skipped": 2 - prompts, "samples": len(rows), "tokens": 10 * len(rows)}
+    sums = counts | {"truncated": truncated, "scored": scored, "score": score}
+    return Done(stop, [{"n": number} for number in rows], {name: float(value) for name, value in sums.items()})
+
+
+# Rows 10 to 15 of the input, of which one cannot be used.
 CHUNKS = [
-    Done(12, [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}], {"prompts": 2.0, "skipped": 0.0, "samples": 4.0, "tokens": 40.0, "truncated": 1.0, "scored": 4.0, "score": 3.0}),
-    Done(14, [{"n": 5}, {"n": 6}], {"prompts": 1.0, "skipped": 1.0, "samples": 2.0, "tokens": 10.0, "truncated": 2.0, "scored": 2.0, "score": 0.0}),
-    Done(16, [{"n": 7}, {"n": 8}], {"prompts": 2.0, "skipped": 0.0, "samples": 2.0, "tokens": 10.0, "truncated": 0.0, "scored": 0.0, "score": 0.0}),
-]  # fmt: skip
+    done(12, [1, 2, 3, 4], prompts=2, truncated=1, scores=(4, 3.0)),
+    done(14, [5, 6], prompts=1, truncated=2, scores=(2, 0.0)),
+    done(16, [7, 8], prompts=2, truncated=0, scores=(0, 0.0)),
+]
 
 
 def job(tmp_path, resume: bool = False) -> BatchJob:
@@ -31,7 +40,7 @@ def test_counts_add_up_and_shares_are_of_samples(tmp_path):
     assert one.left == range(10, 16)
     one.write(CHUNKS, "tokens")
     metrics = one.finish()
-    assert (metrics["prompts"], metrics["skipped"], metrics["samples"], metrics["tokens"]) == (5, 1, 8, 60)
+    assert (metrics["prompts"], metrics["skipped"], metrics["samples"], metrics["tokens"]) == (5, 1, 8, 80)
     assert metrics["truncated_rate"] == pytest.approx(3 / 8)
     assert metrics["score"] == pytest.approx(3 / 6), "over those that have a score"
     assert written(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -1,0 +1,108 @@
+"""The policy as a worker: its optimiser steps on a rollout, what it is measured by, and the average of its weights.
+
+Each test trains the tiny model on four made-up samples; what the numbers should be is known beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from plain_run import models, small
+
+from rlhf_suite.data.batch import Example, TokenBatch, collate, take
+
+LENGTHS = (6, 5, 7, 6)
+PROMPT = 2
+PLAIN = {"algo__kl__init_coef": 0.0, "algo__kl__target": None, "rollout__max_new_tokens": 10}
+
+
+def rollout(policy, temperature: float, advantage: float) -> TokenBatch:
+    """Samples of which the policy has not moved since; every token behind the prompt has the same advantage."""
+    generator = torch.Generator().manual_seed(1)
+    examples = [
+        Example(torch.randint(10, 90, (length,), generator=generator).tolist(), [0] * PROMPT + [1] * (length - PROMPT))
+        for length in LENGTHS
+    ]
+    batch = collate(examples)
+    batch.rows["index"] = torch.arange(len(LENGTHS))
+    (log_probs,) = policy.call("log_probs", batch, temperature)
+    more = {"old_log_probs": log_probs, "engine_log_probs": log_probs, "ref_log_probs": log_probs - 0.5}
+    return replace(batch, tokens={**batch.tokens, **more, "advantages": advantage * batch.tokens["mask"]})
+
+
+def trained(world, config, batches, advantage, kl_coefs):
+    """The metrics of an update for each of `kl_coefs`, in the run's first optimiser steps."""
+    policy = models(config, steps=4)["policy"]
+    whole = rollout(policy, config.rollout.temperature, advantage)
+    mine = [take(whole, sequences) for sequences in batches]
+    return [policy.call("update", mine, number * len(mine), kl_coef)[0] for number, kl_coef in enumerate(kl_coefs)]
+
+
+@pytest.fixture(scope="module")
+def update(ranks):
+    def run(batches=((0, 1, 2, 3),), advantage=1.0, kl_coefs=(0.0,), **flags):
+        return ranks(1).call(trained, small(**PLAIN | flags), batches, advantage, kl_coefs)[0]
+
+    return run
+
+
+def test_metrics_are_means_over_the_optimiser_steps_of_a_rollout(update):
+    """Four RL steps of one optimiser step each set the schedule; two steps are at 1 and 3/4 of the peak of 1e-3."""
+    rows = update(batches=((0, 1), (2, 3)))
+    assert rows[0]["train/actor_lr"] == pytest.approx(0.875e-3)
+    still = {"actor__adam__lr": 0.0}
+    (both,), (one,), (other,) = (update(batches=some, **still) for some in (((0, 1), (2, 3)), ((0, 1),), ((2, 3),)))
+    norms = [row["train/actor_grad_norm"] for row in (one, other)]
+    assert both["train/actor_grad_norm"] == pytest.approx(sum(norms) / 2)
+    assert norms[0] != pytest.approx(norms[1], rel=1e-2)
+
+
+def test_the_policy_is_trained_at_the_temperature_of_its_samples(update):
+    """Then it has not moved: no ratio differs from 1, and none is clipped."""
+    for temperature in (0.5, 1.0, 2.0):
+        row = update(rollout__temperature=temperature)[0]
+        assert row["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
+        assert row["train/policy_loss"] == pytest.approx(-1, abs=1e-5)
+
+
+def test_token_sums_are_divided_by_the_longest_response_that_is_allowed(update):
+    """(4 + 3 + 5 + 4) tokens of advantage 1 in four sequences, 10 tokens allowed."""
+    row = update(actor__loss_agg_mode="seq-mean-token-sum-norm")[0]
+    assert row["train/policy_loss"] == pytest.approx(-(4 + 3 + 5 + 4) / 4 / 10, abs=1e-5)
+
+
+def test_the_kl_term_has_the_coefficient_of_the_step(update):
+    """Without advantages the KL to the reference is all there is, so the gradient grows with its coefficient."""
+    kl = {"algo__kl__init_coef": 0.1, "algo__kl__use_loss": True, "algo__kl__estimator": "k2", "actor__adam__lr": 0.0}
+    rows = update(advantage=0.0, kl_coefs=(0.1, 0.2, 0.05), **kl)
+    norms = [row["train/actor_grad_norm"] for row in rows]
+    assert [norm / norms[0] for norm in norms] == pytest.approx([1, 2, 0.5], rel=1e-4)
+
+
+def averaged(world, config, advantages):
+    """How far the average of the weights moved in each update on samples of these advantages."""
+    policy = models(config, steps=9)["policy"]
+    average = policy._worker.average
+    states, skipped = [{name: value.clone() for name, value in average.average.items()}], []
+    for number, advantage in enumerate(advantages):
+        (row,) = policy.call("update", [rollout(policy, 0.7, advantage)], number, 0.0)
+        states.append({name: value.clone() for name, value in average.average.items()})
+        skipped.append(row["train/actor_skipped"])
+    moves = [sum(float((new[n] - old[n]).abs().sum()) for n in new) for old, new in pairwise(states)]
+    return skipped, moves
+
+
+def test_a_step_that_was_skipped_is_no_step_of_the_average(ranks):
+    flags = {
+        "train__enable_ema": True,
+        "train__ema_beta": 0.5,
+        "train__on_nonfinite": "skip",
+        "actor__lr_scheduler": "constant",
+    }
+    config = small(**PLAIN | flags)
+    ((skipped, moves),) = ranks(1).call(averaged, config, [1.0, float("nan")])
+    assert skipped == [0, 1]
+    assert moves[0] > 0 and moves[1] == 0, "it is half-way to the weights, and a step more would bring it nearer"
