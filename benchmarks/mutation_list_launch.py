@@ -163,13 +163,6 @@ LAUNCH = [
         SWEEP,
     ),
     Mutation(
-        "a later batch of a sweep has the numbers of the first",
-        "../hydra_plugins/rlhf_suite_launchers/launchers.py",
-        "initial_job_idx + i,",
-        "i,",
-        SWEEP,
-    ),
-    Mutation(
         "a run is judged by its training loss, though it was evaluated",
         "cli/sweep.py",
         "(*CHOSEN, *evaluated, *metrics)",

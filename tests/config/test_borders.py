@@ -33,6 +33,8 @@ def told(run: Run, given: tuple[str, ...] = ()) -> set[str]:
     return {problem.key for problem in check(run, given)}
 
 
+RANKS = {"actor__num_gpus_per_node": 4, "train__micro_batch_size": 2}
+RLOO = {"algo__advantage__estimator": "rloo"}
 GAE = {"algo__advantage__estimator": "gae"}
 BUDGET = {"train__dynamic_batch_enable": True, "ds__packing_samples": True, "data__max_len": 100}
 KL = {"rollout__batch_size": 50, "rollout__n_samples_per_prompt": 2, "algo__kl__target": 0.1}
@@ -40,10 +42,10 @@ SHARED = {
     "train__colocate_all": True,
     "actor__num_gpus_per_node": 2,
     "algo__kl__init_coef": 0.0,
-    "algo__advantage__estimator": "rloo",
+    **RLOO,
 }
 BORDERS = [
-    (SFTRun, "train.batch_size", {"actor__num_gpus_per_node": 4, "train__micro_batch_size": 2}, "train__batch_size", 16, 12),
+    (SFTRun, "train.batch_size", RANKS, "train__batch_size", 16, 12),
     (SFTRun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 100, 99),
     (DPORun, "train.max_tokens_per_gpu", BUDGET, "train__max_tokens_per_gpu", 200, 199),
     (PPORun, "rollout.max_new_tokens", {"data__max_len": 100}, "rollout__max_new_tokens", 99, 100),
@@ -52,7 +54,7 @@ BORDERS = [
     (PPORun, "critic.freezing_steps", {"train__max_steps": 10, **GAE}, "critic__freezing_steps", 9, 10),
     (PPORun, "reward.overlong_buffer_len", {"rollout__max_new_tokens": 10}, "reward__overlong_buffer_len", 9, 10),
     (PPORun, "train.colocate_all", {**SHARED, "vllm__tensor_parallel_size": 2}, "vllm__num_engines", 1, 2),
-    (PPORun, "rollout.n_samples_per_prompt", {"algo__advantage__estimator": "rloo"}, "rollout__n_samples_per_prompt", 2, 1),
+    (PPORun, "rollout.n_samples_per_prompt", RLOO, "rollout__n_samples_per_prompt", 2, 1),
 ]  # fmt: skip
 
 
