@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
+from rlhf_suite.cli import main
+from rlhf_suite.cli.execute import tell
+from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.train.console import Progress
+from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.run_folder import RunFolder
+
+HOSTILE = "\x1b]0;owned\x07[/red]\ud800\x9b31m\u202e"
+SHOWN = r"\x1b]0;owned\x07[/red]\ud800\x9b31m\u202e"
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve 数学 🙂", "می‌خواهم", "family 👨‍👩‍👧", "a\u00a0b", ""])
@@ -39,3 +52,33 @@ def test_a_long_text_is_cut_and_says_how_long_it_was():
 
 def test_the_result_can_always_be_encoded():
     printable("".join(map(chr, range(0xD7F0, 0xE010))), limit=10_000).encode()
+
+
+def test_a_line_of_a_run_shows_what_others_wrote_in_it(tmp_path, capsys):
+    Journal(LoggerConfig(), RunFolder(tmp_path), "ppo").say(f"why: {HOSTILE}")
+    assert capsys.readouterr().out == f"why: {SHOWN}\n"
+
+
+def test_the_last_message_shows_what_others_wrote_in_it(capsys):
+    assert tell(f"why: {HOSTILE}\nmore", 1) == 1
+    assert capsys.readouterr().err == f"why: {SHOWN}\nmore\n"
+
+
+def test_an_evaluation_of_a_data_source_with_a_hostile_name_is_shown(capsys):
+    progress = Progress(LoggerConfig(), "ppo", total=2, start=0)
+    progress.evaluated(1, {f"eval/{HOSTILE}/pass1": 0.5})
+    assert SHOWN in capsys.readouterr().out
+
+
+def test_the_end_of_an_actors_log_shows_what_it_printed(tmp_path):
+    (tmp_path / "a.log").write_bytes(b"one\x1b[2J\n" + b"x" * 5000 + b"\n")
+    lines = Member("actor-0", tmp_path / "a.log").tail().splitlines()
+    assert lines[1] == r"    one\x1b[2J" and lines[2].endswith("... (5000 characters)")
+
+
+def test_a_console_that_lacks_a_character_ends_no_run(monkeypatch):
+    console = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", console)
+    assert main(["--help", "task=sft", "data"]) == 0
+    print("数学")
+    assert console.buffer.getvalue().endswith(b"\\u6570\\u5b66\n")

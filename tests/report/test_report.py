@@ -10,7 +10,7 @@ from rich.console import Console
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_curves, panels, running_mean, series
-from rlhf_suite.report.samples import Sample, samples_table, shortened, write_samples
+from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
 from rlhf_suite.report.summary import before_and_after, changes, time_spent
 from rlhf_suite.train.metrics import MetricLogger
 from rlhf_suite.train.run_folder import RunFolder
@@ -54,6 +54,21 @@ def test_samples_are_a_table_whatever_the_text(tmp_path):
     write_samples(RunFolder(tmp_path), [Sample("a|b", "line\nbreak", "`code`", "", (0.0, 0.5))])
     lines = (tmp_path / "samples.md").read_text().splitlines()
     assert lines[-1] == "| `a\\|b` | `line⏎break` | 0 | `'code'` | 0.5 |  |"
+
+
+def test_what_a_model_wrote_acts_neither_on_the_console_nor_in_the_report(tmp_path, capsys):
+    samples = [Sample("\x1b[2J[/red]", "\x9b31m\r", "\ud800\u202e", "[bold]\x07", (0.0, 1.0))]
+    write_samples(RunFolder(tmp_path), samples)
+    show_samples(samples)
+    for text in ((tmp_path / "samples.md").read_text(), capsys.readouterr().out):
+        assert text.replace("\n", "").isprintable()
+        for shown in (r"\x1b[2J[/red]", r"\x9b31m", r"\ud800\u202e", r"[bold]\x07"):
+            assert shown in "".join(text.split()).replace("│", ""), shown
+
+
+def test_a_curve_of_a_data_source_with_a_strange_name_is_drawn(tmp_path):
+    record(RunFolder(tmp_path), [(1, {"train/reward": 0.1, "eval/a$\\frac$\x1b/reward": 0.2})])
+    assert draw_curves(RunFolder(tmp_path)).exists()
 
 
 def test_the_summary_says_how_each_headline_metric_moved(tmp_path):
@@ -116,9 +131,13 @@ def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_la
     """What an evaluation's reward fails for is not in it; neither evaluation here is part of the other."""
     for step, prompts in ((0, [0, 1, 3]), (2, [0, 2, 3])):
         rows = [
-            {"prompt_index": n, "sample": 0, "prompt": f"p{n}", "response": f"r{n * step}", "label": "", "reward": 0.5}
+            {
+                "prompt_index": n, "sample": 0, "label": "", "reward": 0.5, "prompt": f"p{n}", "response": f"r{n * step}",
+                "reward_query": f"<|begin|>p{n}r{n * step}<|im_end|>",
+            }
             for n in prompts
-        ]
+        ]  # fmt: skip
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"step_{step:06d}.parquet")
     found = [(each.prompt, each.before, each.after) for each in before_and_after(tmp_path)]
-    assert found == [("p3", "r0", "r6"), ("p0", "r0", "r0")]
+    end = "<|im_end|>"  # answers are shown as rewards saw them
+    assert found == [("p3", f"r0{end}", f"r6{end}"), ("p0", f"r0{end}", f"r0{end}")]

@@ -39,7 +39,15 @@ def scored(trajectories, rewards, **more) -> ScoredTrajectories:
     texts = [f"{t.prompt}.{t.sample}" for t in trajectories]
     values = np.array(rewards, np.float32)
     return ScoredTrajectories(
-        trajectories, values, values, texts, texts, texts, more.get("sources", ["a"] * len(texts)), [{}] * len(texts)
+        trajectories,
+        values,
+        values,
+        texts,
+        texts,
+        texts,
+        more.get("sources", ["a"] * len(texts)),
+        texts,
+        [{}] * len(texts),
     )
 
 

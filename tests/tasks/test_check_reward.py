@@ -81,3 +81,12 @@ def test_several_sources_are_told_one_by_one(check):
     assert (code, metrics["score_mean"]) == (0, 1.0)
     assert "1.5 (right 1, short 1)" in text
     assert "0.5 (right 0, short 1)" in text
+
+
+def test_what_rows_and_rewards_hold_does_not_act_on_the_console(check):
+    file = "def reward_func(queries, prompts, labels): raise ValueError('\\x1b[2J[/red]' + 'x' * 3_000_000)"
+    rows = [row("a", "4") | {"datasource": "[/bold]\x1b[31m"}]
+    code, text, _ = check(rows, "data.output_key=answer", file=file)
+    assert code == 1
+    assert text.isprintable() and len(text) < 10_000
+    assert r"\x1b[2J[/red]xxx" in text

@@ -152,7 +152,7 @@ def rewarded(folder: Path, case: Case) -> TokenBatch:
     """What the estimators see: shaped rewards, and the numbers that the forward passes of a rollout give."""
     config, rollout = algo_config(case), sampled_rollout(folder)
     count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
-    texts = ([""] * count,) * 4  # prompts, responses, labels, datasources
+    texts = ([""] * count,) * 5  # prompts, responses, labels, datasources, queries
     given, scores = rollout.trajectories[:count], rollout.scores[:count]
     shaping = RLRewardConfig(
         clip_range=list(credit_formulas.CLIP_RANGE),

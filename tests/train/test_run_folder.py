@@ -45,3 +45,11 @@ def test_a_reader_never_sees_half_a_file(folder):
     folder.step(1)
     assert folder.status_file.stat().st_ino != before  # replaced, not rewritten
     assert [path.name for path in folder.path.iterdir()] == ["status.json"]
+
+
+def test_what_others_wrote_into_an_error_is_shown_and_bounded(folder):
+    folder.start("f")
+    folder.failed(RuntimeError("\x1b[2J\ud800\nnext line " + "x" * 3_000_000))
+    error = json.loads(folder.status_file.read_text())["error"]
+    assert error.startswith("RuntimeError: \\x1b[2J\\ud800\nnext line xxx")
+    assert error.endswith("characters)") and len(error) < 21_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ HYDRA_ONLY = ("--hydra-help", "--shell-completion")
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line says; returns the exit code. Help and completion import not even Hydra."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what the console's encoding lacks is written out, and ends no run
+        sys.stdout.reconfigure(errors="backslashreplace")
     line = parse(sys.argv[1:] if argv is None else argv)
     if line.options.get("--shell-completion") == "query=bash":
         from rlhf_suite.cli.complete import answer

@@ -20,7 +20,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 
 INTERRUPTED = 130
-MESSAGE_LIMIT = 20_000  # characters of the last message
+MESSAGE_LIMIT, TRACEBACK_LIMIT = 20_000, 1_000_000  # characters of the last message, and of error.log
 
 
 def job(config: DictConfig) -> None:
@@ -56,7 +56,7 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
         return say(f"interrupted{how_to_continue(run)}", INTERRUPTED)
     except Exception as error:
         log = folder / "error.log"
-        log.write_text(traceback.format_exc())
+        log.write_text(printable(traceback.format_exc(), TRACEBACK_LIMIT, keep_lines=True), encoding="utf-8")
         return say(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
     return 0
 
@@ -89,4 +89,4 @@ def train(run: Run, folder: Path) -> None:
 
         lines = summarise(record, run)
         if run.logger.progress:
-            print("\n".join(lines), flush=True)
+            print(printable("\n".join(lines), MESSAGE_LIMIT, keep_lines=True), flush=True)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
@@ -44,7 +45,7 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a value such as [q_proj] is not markup
     console.print(table)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlhf_suite.cli.sweep import Job, read
 
@@ -19,9 +20,9 @@ def finish(folder: Path) -> int:
         return 0
     common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
     rows = [row(job, common) for job in sweep.jobs]
-    table = Table(*COLUMNS, title=str(folder))
+    table = Table(*COLUMNS, title=Text(str(folder)))
     for cells in rows:
-        table.add_row(*cells)
+        table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
     Console().print(table)
     (folder / "summary.md").write_text(markdown(rows))
     failed = [job for job in sweep.jobs if job.state == "failed"]

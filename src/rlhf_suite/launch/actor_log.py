@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import adopt_umask
 
 TAIL_LINES = 20
@@ -31,7 +32,7 @@ class Member:
         lines = tail_lines(self.log)
         if not lines:
             return f"{self.log} is empty"
-        return f"the end of {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
+        return f"the end of {self.log}:\n" + "\n".join(f"    {printable(line, keep_lines=True)}" for line in lines)
 
 
 def redirect_output(log: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.train.metrics import read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -128,7 +129,8 @@ def draw_panel(axes: Axes, panel: Panel, unit: str, found: dict[str, Points]) ->
         axes.plot(steps, means, color="tab:blue", linewidth=2, label="running mean")
     for number, (name, points) in enumerate(evaluated(panel, found).items(), start=1):
         steps, values = zip(*points, strict=True)
-        axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=name)
+        label = printable(name).replace("$", r"\$")  # names of data sources: a dollar would begin a formula
+        axes.plot(steps, values, color=f"C{number}", marker="o", linestyle="--", linewidth=1, label=label)
     axes.set_title(panel.title)
     axes.set_xlabel(unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.train.run_folder import RunFolder
 
+CELL_LIMIT = 10_000  # characters of a text in samples.md
 HEADING = "| prompt | before | reward | after | reward | label |\n|---|---|---|---|---|---|\n"
 TABLE_ROWS = 8
 CELL_LINES = 3  # of text in a cell of the console's table; the rest is cut, since a table is read at a glance
@@ -43,7 +45,7 @@ def samples_table(samples: Sequence[Sample], width: int) -> Table:
 
 def shortened(text: str, length: int) -> str:
     """Return the text on one line, at most `length` characters, with ` … ` for what was cut from its middle."""
-    line = text.replace("\n", "⏎").strip()
+    line = printable(text.strip(), len(text), keep_lines=True).replace("\n", "⏎")
     if len(line) <= length:
         return line
     kept = length - 3
@@ -59,7 +61,7 @@ def show_samples(samples: Sequence[Sample]) -> None:
 def write_samples(folder: RunFolder, samples: Sequence[Sample]) -> str:
     """Write `samples.md` into the run folder and return its text."""
     text = "# Before and after training\n\n" + HEADING + "".join(_row(sample) for sample in samples)
-    (folder.path / "samples.md").write_text(text)
+    (folder.path / "samples.md").write_text(text, encoding="utf-8")
     return text
 
 
@@ -71,5 +73,6 @@ def _row(sample: Sample) -> str:
 
 def _cell(text: str) -> str:
     """Return a model's text as code on one line, with no way out of its cell."""
-    shown = text.replace("\n", "⏎").replace("|", "\\|").replace("`", "'").strip()
+    line = printable(text.strip(), CELL_LIMIT, keep_lines=True).replace("\n", "⏎")
+    shown = line.replace("|", "\\|").replace("`", "'")
     return f"`{shown}`" if shown else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -84,7 +85,13 @@ def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
     tables = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
     before, after = ({row["prompt_index"]: row for row in rows} for rows in tables)
     pairs = [
-        Sample(b["prompt"], b["response"], a["response"], b["label"], (b["reward"], a["reward"]))
+        Sample(b["prompt"], answer_of(b), answer_of(a), b["label"], (b["reward"], a["reward"]))
         for b, a in ((before[index], after[index]) for index in before if index in after)
     ]
     return sorted(pairs, key=lambda pair: pair.before == pair.after)[:count]
+
+
+def answer_of(row: dict[str, Any]) -> str:
+    """Return the answer of a sample as rewards saw it: with its special tokens, where the prompt ends in the text."""
+    _, prompt, answer = row["reward_query"].partition(row["prompt"])
+    return answer if prompt else row["response"]

@@ -11,6 +11,7 @@ A process that somebody else kills (the kernel for want of memory, a scheduler) 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -205,12 +206,13 @@ class RewardProcess:
     def _drain_output(self) -> None:
         """Write what the reward code prints to the log, up to a limit, and keep the end of it."""
         assert self.popen.stdout is not None
-        written = 0
+        written, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
         with self.log.open("ab", buffering=0) as log:
             while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
                 self.output_tail = (self.output_tail + chunk)[-TAIL:]
                 if written < LOGGED:
-                    log.write(chunk[: LOGGED - written])
+                    text = decoder.decode(chunk[: LOGGED - written])
+                    log.write(printable(text, len(text), keep_lines=True).encode())  # it may print responses
                     written += len(chunk)
                     if written >= LOGGED:
                         log.write(b"\n[reward code printed more; the rest is dropped]\n")

@@ -30,7 +30,8 @@ def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> Non
 
 
 def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
-    """What a person reads of each sample; `reward/<name>` as the metrics of that name, which are means of it."""
+    """Return what a person reads of each sample. `reward_query` is the whole text as rewards saw it; the metric
+    `reward/<name>` is the mean of the column of that name."""
     trajectories = scored.trajectories
     retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
     names = sorted({name for extra in scored.extra for name in extra})
@@ -40,6 +41,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
         "response": pa.array(scored.responses),
         "label": pa.array(scored.labels),
         "datasource": pa.array(scored.datasources),
+        "reward_query": pa.array(scored.queries),
         "prompt_index": pa.array([t.prompt for t in trajectories]),
         "group": pa.array([t.group for t in trajectories]),
         "sample": pa.array([t.sample for t in trajectories]),

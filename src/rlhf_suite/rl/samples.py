@@ -27,6 +27,7 @@ class ScoredTrajectories:
     responses: list[str]
     labels: list[str]
     datasources: list[str]
+    queries: list[str]  # prompts and responses with special tokens, as rewards saw them
     extra: list[dict[str, float]] = field(default_factory=list)
     greedy: NDArray[np.float32] | None = None  # [B] reward of the greedy response to the same prompt
     retries: NDArray[np.int32] | None = None  # [B] tries before the one that gave the reward

@@ -14,6 +14,7 @@ from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -73,6 +74,7 @@ class Scorer:
             [rows[i].response for i in kept],
             [rows[i].label for i in kept],
             [rows[i].datasource for i in kept],
+            [rows[i].query for i in kept],
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
         )
@@ -111,7 +113,8 @@ def check_failures(
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, RewardFailure):
                 file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
-    told = f"{len(failures)} of {len(outcomes)} samples have no reward ({failures[0].kind}: {failures[0].reason})"
+    first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
+    told = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
     log = journal.folder.logs / REWARD_LOG
     if log.exists() and log.stat().st_size:
         told += f"; what the reward code printed is in {log}"

@@ -12,6 +12,7 @@ from rlhf_suite.config.runs import ChatRun
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.talker import FLAG, Talker
 from rlhf_suite.tasks.warm_start import warm_started
@@ -143,11 +144,11 @@ class Chat:
             self.note(f"saved to {file}", in_pipe=False)
 
     def write(self, text: str) -> None:
-        """A piece of an answer, as it is; a terminal is spared escape sequences, which could do anything to it."""
-        sys.stdout.write(text.replace("\x1b", "") if self.is_terminal else text)
+        """Write a piece of an answer, as it is; on a terminal nothing in it acts."""
+        sys.stdout.write(printable(text, len(text), keep_lines=True) if self.is_terminal else text)
         sys.stdout.flush()
 
     def note(self, text: str, in_pipe: bool = True) -> None:
         """A line that is no answer."""
         if self.is_terminal or in_pipe:
-            self.console.print(text, style="dim", markup=False)
+            self.console.print(printable(text, keep_lines=True), style="dim", markup=False)

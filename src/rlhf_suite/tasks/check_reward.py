@@ -21,6 +21,7 @@ from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards, named_sources
 from rlhf_suite.rl.row_scores import text_row
@@ -111,8 +112,8 @@ def table(checked: Sequence[Checked]) -> Table:
     result = Table("row", "datasource", "score or why there is none", "seconds")
     for each in checked:
         result.add_row(
-            Text(each.where, overflow="fold"),
-            each.item.datasource if each.item else "",
+            Text(printable(each.where), overflow="fold"),
+            Text(printable(each.item.datasource) if each.item else ""),
             Text(told(each.outcome, each.names), style="red" if isinstance(each.outcome, RewardFailure) else ""),
             f"{each.seconds:.3g}",
         )
@@ -121,7 +122,7 @@ def table(checked: Sequence[Checked]) -> Table:
 
 def told(outcome: Outcome, names: Sequence[str]) -> str:
     if isinstance(outcome, RewardFailure):
-        return f"{outcome.kind}: {outcome.reason}"
+        return f"{outcome.kind}: {printable(outcome.reason, keep_lines=True)}"
     parts = [f"{name} {outcome.extra[f'{name}/mean']:.4g}" for name in names if name]
     return f"{outcome.reward:.4g}" + (f" ({', '.join(parts)})" if parts else "")
 

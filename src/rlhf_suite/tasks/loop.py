@@ -22,6 +22,7 @@ from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
 from rlhf_suite.data.answer_groups import Answers, Selected, answer_groups, read_lines
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.metrics import MetricLogger
@@ -120,7 +121,8 @@ class Loop:
     def say(self, iteration: int, text: str) -> None:
         if self.config.logger.progress:
             place = f"iteration {iteration}/{self.config.loop.num_iterations}"
-            Console().print(f"{self.config.task} {place}: {text}", highlight=False, soft_wrap=True)
+            line = printable(f"{self.config.task} {place}: {text}")
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:

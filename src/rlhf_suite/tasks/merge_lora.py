@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlhf_suite.config.runs import MergeLoRARun
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.merge import merge_lora, read_adapter
 from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.run_folder import RunFolder
@@ -21,7 +22,7 @@ def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
     adapter, counts = read_adapter(path), list[int]()
 
     def say(line: str) -> None:
-        Console().print(line, soft_wrap=True)
+        Console().print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def write(place: Path) -> None:
         counts.append(merge_lora(base, adapter, place, config.ds.param_dtype, say))

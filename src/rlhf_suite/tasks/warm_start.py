@@ -40,7 +40,7 @@ def warm_started(path: str | None, recipe: str = "warm_start", prompts: str | No
     if (folder / "config.json").exists():
         return str(folder)
     told = " ".join([f"task={task}", f"demo={recipe}", *words[:1]])
-    Console().print(f"Warming up {path} with {told} (once; kept in {folder})", soft_wrap=True)
+    Console().print(f"Warming up {path} with {told} (once; kept in {folder})", markup=False, soft_wrap=True)
     command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
     command += [f"ckpt.output_dir={folder}", f"actor.model_name_or_path={path}"]
     if subprocess.run(command, check=False, env=os.environ).returncode:

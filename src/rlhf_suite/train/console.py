@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.foreign_text import printable
 
 # The metrics of the moment, by the last part of their name; the first few that a task has are shown.
 HEADLINES = (
@@ -80,6 +81,7 @@ class Progress:
                 f"{self._task} {step}/{self._total}  {headline(metrics)}  {self._left(step)}",
                 soft_wrap=True,
                 highlight=False,
+                markup=False,
             )
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -89,7 +91,8 @@ class Progress:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
         if self._visible:
             line = f"{self._task} {step}/{self._total}  evaluation: {results(metrics)}"
-            self._console.print(line, soft_wrap=True, highlight=False)
+            # names of evaluations are those of data sources
+            self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
 
     def _is_line_due(self, step: int) -> bool:
         every = max(1, self._total // LINES_PER_RUN)
