@@ -132,7 +132,8 @@ def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_la
     for step, prompts in ((0, [0, 1, 3]), (2, [0, 2, 3])):
         rows = [
             {
-                "prompt_index": n, "sample": 0, "label": "", "reward": 0.5, "prompt": f"p{n}", "response": f"r{n * step}",
+                "prompt_index": n, "sample": 0, "label": "", "reward": 0.5,
+                "prompt": f"p{n}", "response": f"r{n * step}",
                 "reward_query": f"<|begin|>p{n}r{n * step}<|im_end|>",
             }
             for n in prompts

@@ -140,6 +140,21 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, tmp_path, 
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_reward_code_prints_does_not_act_when_the_log_is_shown(rewarder, tmp_path):
+    code = """
+    import sys
+
+    def reward_func(queries, prompts, labels):
+        sys.stdout.buffer.write("\\x1b[2J数\\udcff\\n".encode(errors="surrogatepass"))
+        sys.stdout.flush()
+        return [1.0] * len(labels)
+    """
+    scorer = rewarder(code)
+    assert scorer.score([row("a")]) == [Scored(1, 1)]
+    scorer.close()
+    assert (tmp_path / "reward.log").read_text() == "\\x1b[2J数\ufffd\ufffd\ufffd\n"
+
+
 def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
     code = """
     import os
