@@ -31,6 +31,11 @@ class Judge:
         self.device = device
         self.mean, self.std = constants or (0.0, 1.0)
 
+    @property
+    def longest_token(self) -> int:
+        """The characters of the longest token: a text of more than n times as many has more than n tokens."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens in it are read as such."""
         return tokens(self.tokenizer, text, self.begin)

@@ -2,13 +2,18 @@
 
 POST /get_reward {"query": [text, ...]} -> {"rewards": [number or null, ...], "errors": [null or why, ...]}
 GET /health
+
+A text that cannot be scored gets a reason in `errors`, and the others of its request are scored. Nothing more is
+computed for a client that hangs up, except for the batch that is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +25,10 @@ from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.batcher import Batcher
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.launch.http_server import LOOPBACK, BadRequest, listening, make_app, serve, with_token
+from rlhf_suite.launch.http_server import LOOPBACK, BadRequest, Guard, listening, make_app, serve
 from rlhf_suite.models.judge import Judge, score_constants
 
 if TYPE_CHECKING:
@@ -57,12 +63,11 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
         service.lifespan,
         int(limits.max_request_mb * 2**20),
     )
-    with_token(app, token)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
     write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
     Console().print(f"serving {reward.model_name_or_path} at {url} (end: Ctrl-C)", highlight=False, soft_wrap=True)
-    serve(app, listener)
+    serve(Guard(app, token), listener)
     return {"serve/texts": float(service.batcher.rows), "serve/forwards": float(service.batcher.calls)}
 
 
@@ -72,6 +77,8 @@ class Service:
     def __init__(self, judge: Judge, limits: ServeConfig) -> None:
         self.judge, self.limits = judge, limits
         self.batcher = Batcher(judge.scores, limits.batch_size, limits.max_tokens)
+        self.max_characters = limits.max_len * judge.longest_token
+        self.tokenising = ThreadPoolExecutor(1, "tokenise")
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -83,20 +90,39 @@ class Service:
             await task
 
     async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A score for each text of `query`; a text that is empty or too long gets a reason instead."""
+        """A score for each text of `query`; a text that cannot be scored gets a reason instead."""
         texts = body.get("query")
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, list):
             raise BadRequest("'query' must be a list of texts")
-        encoded = await asyncio.to_thread(lambda: [self.judge.encode(text) for text in texts])
-        errors = [self.problem(ids) for ids in encoded]
-        good = [ids for ids, error in zip(encoded, errors, strict=True) if error is None]
-        scores = iter(await self.batcher.submit(good))
-        return {"rewards": [next(scores) if error is None else None for error in errors], "errors": errors}
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise BadRequest(f"'query' must be a list of texts; entry {place} is not a text")
+        encoded = [await self.encode(text) for text in texts]  # one by one: others may come between
+        scores = iter(await self.batcher.submit([ids for ids in encoded if not isinstance(ids, str)]))
+        outcomes = [ids if isinstance(ids, str) else finite(next(scores)) for ids in encoded]
+        return {
+            "rewards": [None if isinstance(each, str) else each for each in outcomes],
+            "errors": [each if isinstance(each, str) else None for each in outcomes],
+        }
 
-    def problem(self, ids: list[int]) -> str | None:
-        """Why a text cannot be scored. It is never cut: that would be another text."""
+    async def encode(self, text: str) -> list[int] | str:
+        """The token ids of a text, or why it cannot be scored. It is never cut: that would be another text."""
+        if len(text) > self.max_characters:  # not tokenised: that alone could take a minute
+            return f"the text has {len(text)} characters, too many for serve.max_len={self.limits.max_len} tokens"
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return "the text holds half of a surrogate pair, which is not a character"
+        ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.judge.encode, text)
         if not ids:
             return "the text is empty"
         if len(ids) > self.limits.max_len:
             return f"the text has {len(ids)} tokens, serve.max_len={self.limits.max_len}"
-        return None
+        return ids
+
+
+def finite(outcome: float | Exception) -> float | str:
+    """A score, or why there is none."""
+    if isinstance(outcome, Exception):
+        return printable(f"the text could not be scored: {type(outcome).__name__}: {outcome}", 300)
+    return outcome if math.isfinite(outcome) else f"the score is {outcome}"
