@@ -10,9 +10,10 @@ import torch
 from plain_models import reference_model
 from policy_formulas import NextToken
 from splits import Split
-from task_cases import Plain
+from task_cases import CASES, Plain
 from task_formulas import MINUS, PLACEHOLDER, PLUS
 
+from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.rows import set_names
@@ -109,3 +110,14 @@ def test_the_auc_counts_all_pairs_of_a_right_and_a_wrong_one_over_ranks_and_micr
 def test_a_judge_of_the_whole_vocabulary_has_no_good_token_to_rank_by(ranks, folder):
     split = Split("one")
     assert "eval/auc" not in ranks(1).call(of_task, folder, "prm, whole vocabulary", split)[0]
+
+
+def test_what_each_task_measures_is_what_the_preflight_takes_for_the_best_metric(ranks, folder):
+    measured = {}
+    for name in CASES:
+        task = task_gradients.setup(folder, name, Split("one"))[0].task
+        names = ranks(1).call(of_task, folder, name, Split("one"))[0]
+        measured.setdefault(task, set()).update(each.removeprefix("eval/") for each in names if each.count("/") == 1)
+    assert {task: names - {"aux_loss"} for task, names in measured.items()} == {
+        task: set(EVALUATED[task]) - {"aux_loss"} for task in measured
+    }

@@ -8,6 +8,19 @@ from typing import Any
 
 from rlhf_suite.config.flags import flag
 
+# What each task measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
+# them with what evaluations return.
+LANGUAGE, PREFERENCE = ("gpt_loss", "aux_loss"), ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward")
+EVALUATED: dict[str, tuple[str, ...]] = {
+    "sft": LANGUAGE,
+    "rm": (*PREFERENCE, "reward_mean", "reward_square"),
+    "dpo": (*PREFERENCE, "nll_loss"),
+    "kto": ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc"),
+    "prm": ("acc", "loss", "aux_loss", "auc"),
+    "distill": (*LANGUAGE, "loss", "distil_loss"),
+    "ppo": ("pass1", "pass1_stderr", "reward", "response_length_mean", "truncated_rate", "num_samples"),
+}
+
 
 def column(name: str) -> list[str] | None:
     """Declare the flag of a column of evaluation sets."""

@@ -38,14 +38,21 @@ def source_problems(
         what = f"{len(probs)} probabilities for {len(names)} sources in {key}"
         yield Problem(probs_key, what, f"write one for each source, e.g. '{probs_key}={even(len(names))}'")
     for name in names:
-        if name.startswith(GYM):
-            yield from gym_problems(key)
-        elif is_glob(name):
-            yield from glob_problems(key, name, columns)
-        elif is_missing(name):
-            yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
-        elif Path(name).is_file():
-            yield from column_problems(Path(name), columns)
+        yield from one_source_problems(key, name, columns)
+
+
+def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with one source of the list."""
+    if name.startswith(GYM):
+        yield from gym_problems(key)
+    elif is_glob(name):
+        yield from glob_problems(key, name, columns)
+    elif is_missing(name):
+        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
+    elif Path(name).is_file():
+        yield from file_problems(key, Path(name), columns)
+    elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
+        yield Problem(key, f"the folder {name} holds no data files", f"known types are {', '.join(SUFFIXES)}")
 
 
 def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
@@ -116,6 +123,27 @@ def is_missing(name: str) -> bool:
     return file_type(base) in SUFFIXES or (name.startswith(("/", ".", "~")) and not base.exists())
 
 
+def file_problems(key: str, path: Path, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with a file of rows: its type, or its columns."""
+    if file_type(path) in SUFFIXES:
+        yield from column_problems(path, columns)
+    else:
+        yield Problem(key, f"{path} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
+
+
+def hub_names(sources: str | None) -> list[str]:
+    """The names of a comma list that can only be names of the hub."""
+    names = [name.strip() for name in (sources or "").split(",") if name.strip()]
+    here = (BUILTIN, GYM)
+    return [
+        name
+        for name in names
+        if not (name.startswith(here) or is_glob(name) or is_missing(name))
+        and not Path(name).exists()
+        and not Path(name.partition("@")[0]).exists()
+    ]
+
+
 def column_problems(path: Path, columns: Mapping[str, str]) -> Iterator[Problem]:
     """Columns that the first row does not have; nothing is said about files that cannot be peeked into."""
     if path.stat().st_size == 0:
@@ -142,6 +170,10 @@ def first_columns(path: Path) -> list[str] | None:
         if kind in (".json", ".jsonl"):
             with opened_text(path) as file:
                 return first_json_columns(file.read(PEEK_BYTES).lstrip())
+        if kind == ".parquet":
+            from pyarrow.parquet import read_schema
+
+            return list(read_schema(path).names)
     except (ValueError, OSError, EOFError, zlib.error, csv.Error):
         return None
     return None

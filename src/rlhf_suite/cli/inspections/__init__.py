@@ -10,16 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
+from rlhf_suite.cli.inspections.models import models_fit
 from rlhf_suite.cli.inspections.outputs import OUTPUTS
 from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
+from rlhf_suite.cli.inspections.rewards import reward_files_define, reward_servers_answer
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
 # Takes the run and its folder; the folder is None where it is not known yet (a sweep's parent, `explain=true`).
 Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
-INSPECTIONS: tuple[Inspection, ...] = (machine, token_fits_a_header, *OUTPUTS)
+INSPECTIONS: tuple[Inspection, ...] = (
+    machine,
+    token_fits_a_header,
+    reward_files_define,
+    models_fit,
+    hub_names_exist,
+    reward_servers_answer,
+    *OUTPUTS,
+)
 
 
 def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:

@@ -13,7 +13,9 @@ from rlhf_suite.config.checks import generate, loops, reward, rl, score, supervi
 from rlhf_suite.config.checks.frozen import offloads_fit
 from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.checks.tools import CHAT, MERGE
+from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.idle import idle
+from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import (
@@ -221,6 +223,22 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
         yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
 
 
+def best_metric_is_measured(run: AnyRun) -> Iterator[Problem]:
+    """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
+    key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
+    if name in (None, "none") or run.task not in EVALUATED:
+        return
+    known = [f"eval/{each}" for each in EVALUATED[run.task]]
+    if isinstance(run, PPORun):
+        samples = run.eval.n_samples_per_prompt
+        known += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
+    prefix, _, last = name.rpartition("/")
+    if not prefix.startswith("eval") or f"eval/{last}" not in known:
+        close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
+        fix = close.replace("did you mean ", f"did you mean {key}=")
+        yield Problem(key, f"no evaluation of task={run.task} measures {name}; it has {', '.join(known)}", fix)
+
+
 MODELS: tuple[Callable[[Run], Iterable[Problem]], ...] = (model_is_named, model_folders_exist)
 TEXT: tuple[Callable[[TextRun], Iterable[Problem]], ...] = (template_has_one_place, chat_template_fits)
 COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
@@ -236,4 +254,5 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     attention_fits,
     *TEXT,
     evaluation_has_data,
+    best_metric_is_measured,
 )

@@ -1,0 +1,125 @@
+"""Model folders: what a model is by its own files, before anything that could load it is imported.
+
+A hub name is looked at where the hub's cache holds it (`inspections/hub.py` asks whether it can be fetched otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlhf_suite.cli.inspections.hub import cached_model
+from rlhf_suite.cli.inspections.model_files import ModelFiles, files_of, known_model_types
+from rlhf_suite.cli.inspections.model_uses import ModelUse, model_uses
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import Run
+
+NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
+UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain weights
+
+
+def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """What is wrong with each model of a run."""
+    for use in model_uses(run):
+        found = Path(use.path) if Path(use.path).is_dir() else cached_model(use.path)
+        if found is not None:
+            yield from model_problems(use, files_of(found))
+
+
+def model_problems(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """What is wrong with one model; where it cannot be loaded at all, nothing else is said about it."""
+    for check in LOADS:
+        problems = [*check(use, files)]
+        yield from problems
+        if problems:
+            return
+    for check in FITS:
+        yield from check(use, files)
+
+
+def is_a_model(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    if (files.folder / "config.json").is_file():
+        if files.config is None:
+            yield Problem(use.key, f"{use.path}/config.json is not a JSON object", "give a complete model folder")
+    elif (files.folder / "adapter_config.json").is_file():
+        fix = f"merge it first: task=merge_lora lora.path={use.path}, and give that folder"
+        yield Problem(use.key, f"{use.path} is a LoRA adapter, not a model", fix)
+    else:
+        yield Problem(use.key, f"{use.path} has no config.json", "give the folder that holds the model's weights")
+
+
+def has_weights(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Whole files only: an interrupted copy or download is found by its size."""
+    if not files.weight_files:
+        yield Problem(use.key, f"{use.path} has no weights (*.safetensors)", "copy or download the whole model")
+    for file in files.weight_files:
+        if not file.is_file():
+            yield Problem(use.key, f"{use.path} lacks {file.name}", "copy or download the whole model")
+        elif not files.is_whole(file):
+            what = f"{use.path}/{file.name} is not whole: its header names more bytes than it has"
+            yield Problem(use.key, what, "copy or download it again")
+
+
+def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    model_type = files.setting("model_type")
+    if isinstance(model_type, str) and f'"{model_type}"' not in known_model_types():
+        what = f"{use.path} is of model_type {model_type!r}, which the installed transformers does not know"
+        if files.setting("auto_map") is not None:
+            yield Problem(use.key, what, "give another model: code that comes with a model is never run")
+        else:
+            yield Problem(use.key, what, "correct its config.json, or upgrade transformers")
+
+
+def can_be_trained(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    quantised = files.setting("quantization_config")
+    if not use.is_trained or not isinstance(quantised, dict):
+        return
+    method = quantised.get("quant_method", "unknown")
+    if method not in UNPACKED_WHEN_LOADED and not (method == "bitsandbytes" and use.in_4bit):
+        what = f"{use.path} holds quantised weights ({method}), which cannot be trained"
+        yield Problem(use.key, what, "give the model in bf16 or fp32")
+
+
+def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """A reward model scores by one row of weights of its own; a language model has none, and the other way round."""
+    names = files.tensors
+    architecture = next(iter(files.setting("architectures") or [""]), "")
+    if names is None:
+        return
+    if use.head == "reward":
+        shape = names.get(f"{use.head_prefix}.weight")
+        if shape is None:
+            kind = f" ({architecture})" if architecture else ""
+            what = f"{use.path} has no tensor {use.head_prefix}.weight to score with{kind}"
+            fix = "give a reward model (task=rm trains one), or the name of its head: ds.value_head_prefix=<name>"
+            yield Problem(use.key, what, fix)
+        elif shape[:1] != [1]:
+            what = f"{use.path} has {shape[0]} outputs in {use.head_prefix}.weight, and a reward is one number"
+            yield Problem(use.key, what, "give a reward model with one output")
+    elif use.head == "language" and architecture.endswith(NO_LANGUAGE_HEAD) and "lm_head.weight" not in names:
+        what = f"{use.path} is a {architecture}: it scores texts and cannot write any"
+        yield Problem(use.key, what, "give a language model")
+
+
+def has_tokenizer(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    if use.has_tokenizer and not files.has_tokenizer:
+        what = f"{use.path} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json or vocab.txt)"
+        yield Problem(use.key, what, "copy the tokenizer files of the model that it was trained from into the folder")
+
+
+def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    if use.needs_template and not files.has_chat_template:
+        what = f"the tokenizer of {use.key}={use.path} has no chat template"
+        fix = "add data.tokenizer_chat_template=<file>, or write data.apply_chat_template=false"
+        yield Problem("data.apply_chat_template", what, fix)
+
+
+def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    if use.length_key and files.positions is not None and use.length > files.positions:
+        what = f"{use.length} tokens are more than the {files.positions} positions of {use.key}={use.path}"
+        yield Problem(use.length_key, what, f"write {use.length_key}={files.positions}, or less")
+
+
+Check = Callable[[ModelUse, ModelFiles], Iterator[Problem]]
+LOADS: tuple[Check, ...] = (is_a_model, is_known, has_weights)
+FITS: tuple[Check, ...] = (can_be_trained, has_its_head, has_tokenizer, has_chat_template, has_positions)

@@ -1,0 +1,39 @@
+"""Whether servers accept connections: all of them asked at once, each with the same short time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+Server = tuple[str, int]
+
+
+def unreachable(servers: Iterable[Server], timeout_s: float) -> dict[Server, str]:
+    """Return the servers that do not accept a connection in time, each with the reason.
+
+    A name server that hangs has no time-out of its own, so nobody waits for a thread that is late.
+    """
+    found: dict[Server, str | None] = {}
+    asked = list(dict.fromkeys(servers))
+    threads = [threading.Thread(target=connect, args=(each, timeout_s, found), daemon=True) for each in asked]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    answers = {each: found.get(each, f"no answer within {timeout_s:g} s") for each in asked}
+    return {each: reason for each, reason in answers.items() if reason is not None}
+
+
+def connect(server: Server, timeout_s: float, found: dict[Server, str | None]) -> None:
+    """Note why a server cannot be connected to, or None when it can."""
+    try:
+        socket.create_connection(server, timeout_s).close()
+    except TimeoutError:
+        found[server] = f"no answer within {timeout_s:g} s"
+    except (OSError, UnicodeError) as error:
+        found[server] = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    else:
+        found[server] = None

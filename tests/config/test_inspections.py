@@ -1,0 +1,339 @@
+"""What files and servers show about a run is found before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import struct
+from contextlib import closing
+
+import pyarrow
+import pytest
+from pyarrow.parquet import write_table
+
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.inspections import hub as hub_inspection
+from rlhf_suite.cli.inspections import inspect
+from rlhf_suite.cli.inspections.network import unreachable
+from rlhf_suite.cli.preflight import preflight
+
+REWARD = "def reward_func(queries, prompts, labels):\n    return [0.0] * len(queries)\n"
+CONFIG = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 512}
+LANGUAGE, SCORE = {"model.embed_tokens.weight": [8, 4]}, {"score.weight": [1, 4]}
+
+
+def write_weights(file, shapes):
+    """A safetensors file of float32 zeros."""
+    names, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * shape[0] * shape[1]
+        names[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(names).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * end)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Makes a model folder, with other settings or files than those of a language model."""
+
+    def make(name="model", shapes=LANGUAGE, without=(), tokenizer=None, **settings):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG | settings))
+        write_weights(folder / "model.safetensors", shapes)
+        (folder / "tokenizer.json").write_text("{}")
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer or {}))
+        for file in without:
+            (folder / file).unlink()
+        return folder
+
+    return make
+
+
+def found(line, folder=None):
+    """The problems of a command line that has none before its inspection, as (flag, what and fix)."""
+    result = preflight(parse(shlex.split(line)))
+    assert result.problems == []
+    return [(each.key, f"{each.what}; {each.fix}") for each in inspect(result.runs, folder)]
+
+
+def one(line, folder=None):
+    (problem,) = found(line, folder)
+    return problem
+
+
+PPO = "task=ppo data.prompt_dataset=builtin:reverse data.label_key=label "
+RULE = PPO + "reward.rule=exact_match data.max_len=256 rollout.max_new_tokens=64 "
+SFT = "task=sft data.dataset=builtin:reverse data.max_len=256 "
+FILES = (
+    (PPO + "actor.model_name_or_path=builtin:tiny ", "reward.remote_url={}"),
+    ("task=check_reward data.dataset=builtin:reverse data.output_key=output ", "reward.remote_url={}"),
+    ("task=score data.dataset=builtin:reverse data.output_key=output ", "reward.remote_url={}"),
+    (
+        "task=generate actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse ",
+        "reward.remote_url={}",
+    ),
+    (
+        "task=rejection_sampling actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse ",
+        "reward.remote_url={}",
+    ),
+    (PPO + "actor.model_name_or_path=builtin:tiny ", "'reward.sources={{a: {{remote_url: {}}}}}'"),
+)
+
+
+@pytest.mark.parametrize(("line", "flag"), FILES)
+def test_a_syntax_error_of_a_reward_file_is_found_with_its_line(line, flag, tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text("import math\ndef reward_func(queries, prompts, labels)\n    return 1\n")
+    key, said = one(line + flag.format(file))
+    assert key == ("reward.sources.a.remote_url" if "sources" in flag else "reward.remote_url")
+    assert f"{file}:2: expected ':'" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def score(queries, prompts, labels): ...\n", "defines no reward_func; its functions are score"),
+        ("", "defines no reward_func"),
+        ("def reward_func(queries): ...\n", "reward.py:1: reward_func takes 1 arguments, not 3"),
+        ("return 1\n", "'return' outside function"),
+        ("x = '\0'\n", "null bytes"),
+        ("# coding: nonsense\n", "unknown encoding"),
+        ("def f():\n    reward_func = 1\n", "defines no reward_func"),
+    ],
+)
+def test_a_reward_file_without_the_function_is_refused(content, words, tmp_path):
+    (tmp_path / "reward.py").write_text(content)
+    assert words in one(FILES[0][0] + f"reward.remote_url={tmp_path}/reward.py")[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        REWARD,
+        "async " + REWARD,
+        "def reward_func(*args): ...\n",
+        "def reward_func(queries, prompts, labels, answer=None, **columns): ...\n",
+        "from other import reward_func\n",
+        "from other import score as reward_func\n",
+        "from other import *\n",
+        "if True:\n    def reward_func(a, b, c): ...\n",
+        "reward_func = make()\n",
+        "import math, functools\n\n@functools.cache\ndef reward_func(x): ...\n",
+        "pattern = '\\d'\n" + REWARD,
+    ],
+)
+def test_a_reward_file_that_binds_the_function_is_accepted(content, tmp_path, recwarn):
+    (tmp_path / "reward.py").write_text(content)
+    assert found(FILES[0][0] + f"reward.remote_url={tmp_path}/reward.py") == []
+    assert not recwarn.list
+
+
+@pytest.fixture
+def closed_port():
+    """A port at which nobody listens."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def open_port():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server.getsockname()[1]
+
+
+def test_reward_servers_that_are_all_down_are_named_in_the_job_itself(tmp_path, closed_port, open_port):
+    line = FILES[0][0] + "reward.rule=null 'reward.remote_url=\"{}\"'"
+    down = f"http://127.0.0.1:{closed_port}/get_reward"
+    key, said = one(line.format(f"{down},{down}"), tmp_path)
+    assert key == "reward.remote_url" and f"127.0.0.1:{closed_port}: Connection refused" in said
+    assert found(line.format(down)) == []  # a login node may not see it
+    assert found(line.format(f"{down},http://127.0.0.1:{open_port}/get_reward"), tmp_path) == []
+
+
+def test_servers_are_asked_together_and_a_name_that_does_not_exist_is_one_that_is_down(closed_port, open_port):
+    servers = [("127.0.0.1", closed_port), ("127.0.0.1", open_port), ("no-such-host.invalid", 80), ("", 1)]
+    assert ("127.0.0.1", open_port) not in unreachable(servers, 5)
+    assert {("127.0.0.1", closed_port), ("no-such-host.invalid", 80)} <= {*unreachable(servers, 5)}
+
+
+def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
+    path, judge = (
+        model(tokenizer={"chat_template": "x"}),
+        model("rm", SCORE, architectures=["Qwen3ForSequenceClassification"]),
+    )
+    assert found(SFT + f"actor.model_name_or_path={path} data.apply_chat_template=true") == []
+    words = f"actor.model_name_or_path={path} reward.rule=null reward.model_name_or_path={judge}"
+    assert found(RULE + words) == []
+    assert found(f"task=serve_rm serve.max_len=512 reward.model_name_or_path={judge}") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"without": ["config.json"]}, "has no config.json"),
+        ({"without": ["model.safetensors"]}, "has no weights"),
+        ({"without": ["tokenizer.json", "tokenizer_config.json"]}, "has no tokenizer"),
+        ({"model_type": "qwen99"}, "'qwen99', which the installed transformers does not know"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "x.C"}}, "code that comes with a model is never run"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights (gptq), which cannot be trained"),
+        (
+            {"shapes": SCORE, "architectures": ["Qwen3ForSequenceClassification"]},
+            "is a Qwen3ForSequenceClassification: it scores texts and cannot write any",
+        ),
+    ],
+)
+@pytest.mark.parametrize("line", [SFT, RULE], ids=["sft", "ppo"])
+def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
+    key, said = found(line + f"actor.model_name_or_path={model(**changes)}")[0]
+    assert key == "actor.model_name_or_path" and words in said
+
+
+@pytest.mark.parametrize("task", ["ppo", "score", "serve_rm", "rejection_sampling"])
+def test_a_language_model_does_not_score(model, task, tmp_path):
+    words = {
+        "ppo": RULE + "reward.rule=null actor.model_name_or_path=builtin:tiny ",
+        "score": "task=score data.dataset=builtin:reverse data.output_key=output data.max_len=256 ",
+        "serve_rm": "task=serve_rm serve.max_len=256 ",
+        "rejection_sampling": "task=rejection_sampling actor.model_name_or_path=builtin:tiny "
+        "data.prompt_dataset=builtin:reverse data.max_len=256 rollout.max_new_tokens=64 ",
+    }[task]
+    key, said = one(words + f"reward.model_name_or_path={model()}")
+    assert key == "reward.model_name_or_path"
+    assert "has no tensor score.weight to score with (Qwen3ForCausalLM)" in said
+
+
+def test_a_reward_model_may_call_its_head_otherwise_and_has_one_output(model):
+    line = "task=serve_rm serve.max_len=512 reward.model_name_or_path="
+    named = model("named", {"value_head.weight": [1, 4]})
+    assert "ds.value_head_prefix=<name>" in one(line + str(named))[1]
+    assert found(line + f"{named} ds.value_head_prefix=value_head") == []
+    assert "has 3 outputs in score.weight" in one(line + str(model("three", {"score.weight": [3, 4]})))[1]
+
+
+def test_weights_that_are_not_whole_are_named(model):
+    folder = model()
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(60)
+    assert "model.safetensors is not whole" in one(SFT + f"actor.model_name_or_path={folder}")[1]
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (sharded := model("sharded")).joinpath("model.safetensors.index.json").write_text(json.dumps(index))
+    (sharded / "model.safetensors").rename(sharded / "model-1.safetensors")
+    assert "lacks model-2.safetensors" in one(SFT + f"actor.model_name_or_path={sharded}")[1]
+
+
+def test_an_adapter_is_not_a_model(model, tmp_path):
+    folder = model(without=["config.json"])
+    (folder / "adapter_config.json").write_text("{}")
+    assert f"task=merge_lora lora.path={folder}" in one(SFT + f"actor.model_name_or_path={folder}")[1]
+
+
+@pytest.mark.parametrize("line", [SFT, RULE, "task=generate data.prompt_dataset=builtin:reverse data.max_len=256 "])
+def test_a_missing_chat_template_is_found(model, line):
+    path = model()
+    key, said = one(line + f"actor.model_name_or_path={path} data.apply_chat_template=true")
+    assert key == "data.apply_chat_template" and "has no chat template" in said
+    words = f"actor.model_name_or_path={path} data.apply_chat_template=true "
+    assert found(line + words + "data.tokenizer_chat_template=t.jinja") == []
+    (path / "chat_template.jinja").write_text("x")
+    assert found(line + words) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "positions"),
+    [
+        ({}, 512),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}, 2048),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, 1024),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}}, 512),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 128}}, 128),
+    ],
+)
+def test_more_tokens_than_a_model_has_positions_are_refused(model, settings, positions):
+    path = model(tokenizer={"chat_template": "x"}, **{k: v for k, v in settings.items() if v is not None})
+    if "text_config" in settings:
+        kept = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+        (path / "config.json").write_text(json.dumps(kept | {"text_config": settings["text_config"]}))
+    for line in ("task=sft data.dataset=builtin:reverse ", PPO + "reward.rule=exact_match rollout.max_new_tokens=64 "):
+        words = line + f"actor.model_name_or_path={path} data.max_len="
+        key, said = one(words + str(positions + 1))
+        assert key == "data.max_len" and f"write data.max_len={positions}" in said
+        assert found(words + str(positions)) == []
+
+
+def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, closed_port):
+    line = SFT + "actor.model_name_or_path=org/model"
+    monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub_inspection, "ENDPOINT", f"http://127.0.0.1:{closed_port}")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    key, said = one(line, tmp_path)
+    assert (
+        key == "actor.model_name_or_path" and f"127.0.0.1:{closed_port} cannot be reached: Connection refused" in said
+    )
+    assert "hf download org/model" in said
+    assert found(line) == []  # a sweep's parent does not ask the network
+    monkeypatch.setattr(hub_inspection, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE forbids" in one(line, tmp_path)[1]
+    data = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=org/rows"
+    assert "hf download org/rows --repo-type dataset" in one(data, tmp_path)[1]
+
+
+def test_a_hub_name_in_the_cache_is_inspected_as_a_folder(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub_inspection, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--org--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots").mkdir()
+    model().rename(cached / "snapshots" / "abc")
+    line = SFT + "actor.model_name_or_path=org/model "
+    assert found(line, tmp_path) == []
+    assert "512 positions" in one(line + "data.max_len=600", tmp_path)[1]
+
+
+def test_a_text_that_is_no_name_of_the_hub_is_refused_at_once():
+    line = "task=sft actor.model_name_or_path=builtin:tiny 'data.dataset=\"a b!\"'"
+    assert "nor a name of the hub" in one(line)[1]
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows", "rows.jsonl.zip"])
+def test_a_file_of_an_unknown_type_is_refused(name, tmp_path):
+    (tmp_path / name).write_text("x")
+    (problem,) = preflight(
+        parse(["task=sft", "actor.model_name_or_path=x", f"data.dataset={tmp_path / name}"])
+    ).problems
+    assert "is not of a known type" in problem.what and ".jsonl.gz" in problem.fix
+
+
+def test_a_folder_without_data_is_refused_and_the_columns_of_parquet_are_known(tmp_path):
+    (tmp_path / "notes.md").write_text("x")
+    (problem,) = preflight(parse(["task=sft", "actor.model_name_or_path=x", f"data.dataset={tmp_path}"])).problems
+    assert "holds no data files" in problem.what
+    file = tmp_path / "rows.parquet"
+    write_table(pyarrow.table({"question": ["a"], "output": ["b"]}), file)
+    (problem,) = preflight(parse(["task=sft", "actor.model_name_or_path=x", f"data.dataset={file}"])).problems
+    assert problem.key == "data.input_key" and "<one of question, output>" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "fix"),
+    [
+        (SFT + "actor.model_name_or_path=x eval.dataset=builtin:reverse ", "accuracy", "=eval/gpt_loss, or none"),
+        (SFT + "actor.model_name_or_path=x eval.dataset=builtin:reverse ", "eval/gpt_los", "did you mean ckpt.best_"),
+        (RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ", "eval/pass3", "eval/pass"),
+        (RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ", "pass1", "eval/pass1"),
+    ],
+)
+def test_an_unknown_metric_for_the_best_checkpoint_is_refused(line, name, fix):
+    (problem,) = preflight(parse(shlex.split(line + f"ckpt.best_metric_key={name}"))).problems
+    assert problem.key == "ckpt.best_metric_key" and fix in problem.fix
+
+
+@pytest.mark.parametrize("name", ["eval/pass1", "eval/pass2", "eval/pass4", "eval/math/reward", "none"])
+def test_a_metric_that_is_measured_is_accepted(name):
+    line = RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ckpt.best_metric_key="
+    assert preflight(parse(shlex.split(line + name))).problems == []
