@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.train.metrics import read_rows
 
 PHASES = ("generation", "reward", "make_experience", "ppo_train", "broadcast", "step_total")
@@ -148,6 +149,8 @@ def test_evaluations_are_on_record_before_and_after(baseline):
     for row in rows:
         samples = pq.read_table(baseline / "evaluations" / f"step_{row['step']:06d}.parquet").to_pylist()
         assert row.keys() >= EVAL_METRICS
+        measured = {name.removeprefix("eval/") for name in row if name.startswith("eval/")}
+        assert measured <= {*EVALUATED["ppo"], "pass2", "pass4"}
         assert len(samples) == row["eval/num_samples"] == 8
         assert row["eval/pass1"] == np.mean([sample["score"] > 0.5 for sample in samples])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.launch.http_server import BadRequest
 from rlhf_suite.models.builtin import builtin_folder
@@ -26,7 +26,7 @@ def judge(tmp_path_factory):
         model = Qwen3ForSequenceClassification(AutoConfig.from_pretrained(base, num_labels=1))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return Judge(str(folder), ForwardConfig(param_dtype="fp32"), "cpu", None)
+    return Judge(str(folder), ServedModelConfig(param_dtype="fp32"), "cpu", None)
 
 
 @asynccontextmanager

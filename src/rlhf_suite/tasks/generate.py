@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
-from rlhf_suite.data.row_range import prompt_rows
+from rlhf_suite.data.chat import PromptEncoder
+from rlhf_suite.data.row import BadRows, RowError
+from rlhf_suite.data.row_range import Given, RowSource, prompt_rows
+from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -23,7 +27,6 @@ from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.batch_job import BatchJob
-from rlhf_suite.train.journal import Journal
 
 
 def run(config: GenerateRun, folder: Path) -> dict[str, float]:
@@ -35,17 +38,19 @@ def run(config: GenerateRun, folder: Path) -> dict[str, float]:
     job = BatchJob(config.task, config.generate, folder / "generations.jsonl", rows, config.ckpt.load_enable)
     size = config.generate.chunk_size or max(1, config.vllm.num_engines * config.vllm.max_num_seqs // samples)
     if job.left:
-        with answerer(config, job.journal) as answers:
+        with answerer(config, source, job) as answers:
             job.write(answers.answer(source.chunks(job.left, size)), "tokens")
             job.journal.say(answers.bad.summary())
     return job.finish()
 
 
 @contextmanager
-def answerer(config: GenerateRun, journal: Journal) -> Iterator[Answerer]:
+def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
     """Engines that are up, and what turns rows into answers with them."""
-    path = warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
+    journal, path = job.journal, warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
     tokenizer = load_tokenizer(path, config.data)
+    if job.left == job.rows:
+        check_usable(PromptEncoder(tokenizer, config.data), source.chunks(job.rows, 1), config.data.on_bad_row)
     device, vllm = device_kind(config.launch), config.vllm
     plan = Plan(device, (Pool((Role("engine", vllm.num_engines, vllm.tensor_parallel_size),)),))
     with ExitStack() as stack:
@@ -59,3 +64,18 @@ def answerer(config: GenerateRun, journal: Journal) -> Iterator[Answerer]:
         engines.ready()
         dispatcher = Dispatcher(engines, vllm.max_num_seqs)
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
+
+
+def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[Given]]], on_bad_row: str) -> None:
+    """Refuse rows of which none is a prompt, before any engine starts. The first that is one ends the search."""
+    bad = BadRows(on_bad_row)
+    for row in chain.from_iterable(rows for _, rows in chunks):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            encoder.encode(row)
+        except RowError as error:
+            bad.add(error.where, error.reason)
+        else:
+            return
+    raise UserError(f"data.prompt_dataset: none of the rows can be used as a prompt. {bad.summary()}")
