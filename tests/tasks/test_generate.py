@@ -28,9 +28,7 @@ LONG, GOOD = '{"input": "%s"}' % ("x" * 99), '{"input": "a"}'
 
 
 def test_rows_that_are_all_unusable_are_refused_with_their_reasons(tmp_path):
-    with pytest.raises(
-        UserError, match=r"none of the rows can be used as a prompt\. .*not JSON"
-    ):
+    with pytest.raises(UserError, match=r"none of the rows can be used as a prompt\. .*not JSON"):
         search(tmp_path, [LONG, "{", '{"other": 1}'])
 
 
