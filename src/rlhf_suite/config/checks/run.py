@@ -226,7 +226,7 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
 def best_metric_is_measured(run: AnyRun) -> Iterator[Problem]:
     """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
-    if name in (None, "none") or run.task not in EVALUATED:
+    if name in (None, "none") or run.eval.dataset is None:
         return
     known = [f"eval/{each}" for each in EVALUATED[run.task]]
     if isinstance(run, PPORun):
