@@ -101,6 +101,16 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def slurm(session: nox.Session) -> None:
+    """Jobs on a real Slurm, started for the tests; on Debian as root it is installed first."""
+    ready(session)
+    if shutil.which("slurmctld") is None:
+        session.run("apt-get", "update", external=True)
+        session.run("apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", external=True)
+    session.run(PYTHON, "-m", "pytest", "tests/e2e/test_slurm_job.py", *session.posargs, external=True)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Formatting, lint, types and layers."""
     ready(session)

@@ -39,7 +39,7 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     pending, failures = list(refs), list[tuple[Member, Exception]]()
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=min(POLL_S, max(0.0, deadline - time.monotonic())))
-        failed = [(member[ref], error) for ref in done if (error := _error(ref)) is not None]
+        failed = [(member[ref], error) for ref in done if (error := _error(ref, timeout_s)) is not None]
         if failed and not failures:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         failures += failed
@@ -49,7 +49,15 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
         raise _explain(failures, what)
     if pending:
         raise _expired([member[ref] for ref in pending], what, timeout_s)
-    return ray.get(list(refs))
+    return _fetched(refs, what, timeout_s, actors)
+
+
+def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
+    """The results of finished calls; a node whose daemon hangs may keep those that are not in this process."""
+    try:
+        return ray.get(list(refs), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise _expired(list(actors), f"the results of {what}", timeout_s) from None
 
 
 def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[int]:
@@ -64,10 +72,10 @@ def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actor
     raise _expired(list(actors), what, timeout_s)
 
 
-def _error(ref: ray.ObjectRef) -> Exception | None:
+def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
     """The error of a finished call, unwrapped when it is one of ours."""
     try:
-        ray.get(ref)
+        ray.get(ref, timeout=timeout_s)
     except RayTaskError as error:
         return error.cause if isinstance(error.cause, UserError | RunError) else error
     except ray.exceptions.RayError as error:

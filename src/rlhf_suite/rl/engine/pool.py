@@ -50,7 +50,7 @@ class EnginePool:
         """The answers to those calls of `begin` that are done, once any of them is. Each call with its engine."""
         refs, what = list(under_way), f"{len(under_way)} calls to generate"
         positions = first_done(refs, what, self._timeout_s, [self._members[engine] for engine in under_way.values()])
-        return {refs[position]: ray.get(refs[position]) for position in positions}
+        return {refs[position]: ray.get(refs[position], timeout=self._timeout_s) for position in positions}
 
     def progress(self) -> tuple[int, int]:
         """(done, all) requests under way on all engines."""

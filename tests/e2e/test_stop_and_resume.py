@@ -1,0 +1,74 @@
+"""SIGTERM, as `timeout`, `docker stop` and Slurm send it: the step is finished and saved, a resume loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import signal
+
+import jobs
+import psutil
+import pytest
+
+from rlhf_suite.train.run_folder import RunFolder
+
+SFT = ["task=sft", "demo=sft", "train.max_steps=30", "eval.steps=1000"]
+GONE_S = 20.0
+
+
+def digest(folder):
+    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def stopped(folder, words, is_under_way):
+    """Stop a run with SIGTERM for all of its processes at once; returns how it ended and who was there."""
+    job = jobs.Job(folder, words)
+    job.wait_for(lambda: is_under_way(job))
+    family = job.family()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    return job.ended(), family
+
+
+@pytest.fixture(scope="module")
+def stopped_sft(runs):
+    return stopped(runs / "stopped_sft", SFT, lambda job: job.folder.status()["last_step"] >= 3)
+
+
+def test_an_sft_run_saves_its_step_and_ends_with_the_code_of_the_signal(stopped_sft, runs):
+    ended, status = stopped_sft[0], RunFolder(runs / "stopped_sft").status()
+    assert ended.code == 128 + signal.SIGTERM
+    step = status["last_step"]
+    assert status["state"] == "stopped"
+    assert status["error"] == f"stopped by SIGTERM; everything up to step {step} is saved"
+    assert "continue with the same command and ckpt.load_enable=true" in ended.err
+    assert [path.name for path in (runs / "stopped_sft" / "checkpoints").iterdir()] == [f"step_{step:06d}"]
+
+
+def test_a_stopped_sft_run_ends_in_the_weights_of_an_undisturbed_one(stopped_sft, runs):
+    jobs.run(runs / "undisturbed_sft", SFT)
+    jobs.run(runs / "stopped_sft", [*SFT, "ckpt.load_enable=true"])
+    assert digest(runs / "stopped_sft") == digest(runs / "undisturbed_sft")
+
+
+def test_a_stopped_ppo_run_ends_in_the_weights_of_an_undisturbed_one(baseline, baseline_words, runs):
+    """Ray's daemons and actors do not act upon the signal, so the driver can finish its step with them."""
+    folder = runs / "stopped_ppo"
+    ended, family = stopped(folder, baseline_words, lambda job: len(jobs.train_rows(job.folder.path)) >= 1)
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert RunFolder(folder).status()["state"] == "stopped"
+    assert jobs.survivors(family, GONE_S) == []
+    jobs.run(folder, [*baseline_words, "ckpt.load_enable=true"])
+    assert digest(folder) == digest(baseline)
+    assert jobs.timeless(jobs.train_rows(folder)) == jobs.timeless(jobs.train_rows(baseline))
+
+
+def test_a_run_that_is_stopped_during_its_start_ends_cleanly(runs, baseline_words):
+    folder = runs / "stopped_start"
+    has_daemons = lambda job: any("raylet" in process.name() for process in job.family())  # noqa: E731
+    ended, family = stopped(folder, baseline_words, has_daemons)
+    assert ended.code == 128 + signal.SIGTERM, ended.err
+    assert RunFolder(folder).status()["state"] == "stopped"
+    assert "Traceback" not in ended.err
+    assert jobs.survivors(family, GONE_S) == []
