@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 POLL_S = 0.1
 NODES = ("n1", "n2")
 
@@ -91,6 +93,15 @@ class Slurm:
         subprocess.run(["scancel", "--user", getpass.getuser()], env=self.environment, check=False)
         for pid in self.folder.glob("*.pid"):
             subprocess.run(["kill", pid.read_text().strip()], check=False)
+
+    def lose(self, node: str, pid: int) -> None:
+        """The node dies with all that runs on it, the process `pid` of a job for one; Slurm is told."""
+        daemon = psutil.Process(int((self.folder / f"slurmd.{node}.pid").read_text()))
+        steps = [process for process in psutil.Process(pid).parents() if process.name() == "slurmstepd"]
+        daemon.kill()
+        for process in [*steps, psutil.Process(pid)]:
+            process.kill()
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def jobs(self) -> dict[str, str]:
         """Job id -> state of all jobs that are known."""

@@ -101,13 +101,12 @@ def test_a_preemption_is_survived(slurm, undisturbed, runs):
 
 
 def test_a_lost_node_is_survived(slurm, undisturbed, runs):
-    """Slurm queues the job again by itself; it goes on from its last checkpoint."""
+    """Slurm queues the job again by itself; it goes on from its last checkpoint, on the other node."""
     job = Submitted(slurm, runs / "lost_node")
     job.wait_for_step(7)
     (node,) = slurm.ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%N").split()
-    slurm.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    slurm.lose(node, job.run.status()["pid"])
     slurm.start_again_now(job.id)
-    slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
     job.ended()
     assert digest(job.run.path) == digest(undisturbed)
 
