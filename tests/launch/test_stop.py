@@ -57,6 +57,11 @@ def test_an_exit_that_a_library_makes_of_the_stop_keeps_its_code():
     assert stop.value.code == 143
 
 
+def test_the_exit_of_a_handler_that_a_library_installs_in_a_shielded_block_is_a_stop():
+    with pytest.raises(Stopped, match="SIGTERM"), stoppable(), shielded():
+        raise SystemExit(15)  # as Ray's handler does, in the name of a signal that another thread took
+
+
 def test_handlers_are_put_back_also_those_that_a_library_changed():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stoppable():

@@ -89,12 +89,15 @@ def shielded() -> Iterator[None]:
     """Start foreign daemons in this block: they never receive the signals, and the handlers stay ours.
 
     Slurm signals every process of a job and `timeout` a whole process group, but only the driver may decide. A blocked
-    signal is inherited by children; this process receives it at the end of the block.
+    signal is inherited by children; this process receives it at the end of the block, or when another thread of it
+    takes the signal, by the handler for SIGTERM that Ray has installed by then: that one exits.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
+    except SystemExit as error:
+        raise Stopped(_state.number or signal.SIGTERM) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
