@@ -75,7 +75,9 @@ def encoders(tokenizer):
         "labelled": LabelledEncoder(tokenizer, LabelledDataConfig(input_key="prompt", output_key="chosen")),
         "steps": StepEncoder(tokenizer, steps, PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])),
         "documents": DocumentEncoder(tokenizer, replace(SFT, max_len=3)),
-        "prompts": PromptEncoder(tokenizer, PromptDataConfig(input_key="prompt", label_key="steps")),
+        "prompts": PromptEncoder(
+            tokenizer, PromptDataConfig(input_key="prompt", label_key="steps", reward_columns=["margin", "steps"])
+        ),
     }
 
 
@@ -160,6 +162,17 @@ def test_the_sequences_of_a_group_keep_the_numbers_of_their_own():
     pair = [Example([1, number], [0, 1], "a:1", numbers={"number": number / 2}) for number in (5, 7)]
     kept = store.in_memory([Group(tuple(pair)), Group(tuple(reversed(pair)))])
     assert [[each.numbers["number"] for each in group.examples] for group in kept] == [[2.5, 3.5], [3.5, 2.5]]
+
+
+def test_what_the_chat_template_is_given_is_part_of_the_name(tokenizer, tmp_path, cache):
+    tokenizer.chat_template = "{{ x }}{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    path, config = write(tmp_path / "a.jsonl", tools=[{"name": "add"}]), replace(SFT, apply_chat_template=True)
+    found = []
+    for changed in ({}, {"chat_template_kwargs": ["x:1"]}, {"chat_template_kwargs": ["x:2"]}, {"tools_key": "tools"}):
+        encoder = ConversationEncoder(tokenizer, replace(config, **changed))
+        found.append([example.ids for example in load(encoder, path, config)])
+        assert found[-1] not in found[:-1]
+    assert len(list(cache.iterdir())) == 4
 
 
 def test_another_number_of_rows_is_another_set(tokenizer, tmp_path):

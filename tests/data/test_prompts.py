@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from datetime import date
+
 import pytest
 
 from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
@@ -80,3 +83,13 @@ def test_a_missing_label_and_an_answered_prompt_are_refused(tokenizer):
 def test_a_wrong_input_template_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"data\.input_template"):
         PromptEncoder(tokenizer, PromptDataConfig(input_template="no slot"))
+
+
+def test_further_columns_of_the_reward_are_json_values(tokenizer):
+    encoder = PromptEncoder(tokenizer, PromptDataConfig(reward_columns=["a", "b"]))
+    values = {"a": {"é": [1, None, float("nan")]}, "b": None, "c": 1}
+    assert json.loads(encoder.encode(row(input="x", **values)).columns) == {"a": {"é": [1, None, None]}, "b": None}
+    assert json.loads(encoder.encode(row(input="x", a=date(2026, 5, 1), b=1)).columns) == {"a": "2026-05-01", "b": 1}
+    assert PromptEncoder(tokenizer, PromptDataConfig()).encode(row(input="x", **values)).columns == "{}"
+    with pytest.raises(RowError, match="no column 'b'"):
+        encoder.encode(row(input="x", a=1))

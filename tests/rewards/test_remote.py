@@ -7,6 +7,7 @@ import gzip
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_a_request_has_queries_prompts_and_labels_and_the_answers_come_back_in_o
     assert server.seen[0]["prompts"] == ["q"] * len(server.seen[0]["labels"])
     assert server.seen[0]["query"][0] == "q\u00e9\ud800"
     assert server.tokens == [None] * 3
+
+
+def test_further_columns_go_with_each_request(serve):
+    server = serve(lambda body: (200, {"rewards": body["columns"]["n"]}))
+    rows = [replace(row("x"), columns={"n": n, "tests": [{"é": None}]}) for n in (1, 2, 3)]
+    assert RemoteReward([server.url], HttpConfig(batch_size=2)).score(rows) == [Scored(n, n) for n in (1, 2, 3)]
+    assert sorted(body["columns"]["n"] for body in server.seen) == [[1, 2], [3]]
+    assert server.seen[0]["columns"]["tests"][0] == [{"é": None}]
+    plain = serve(lengths)
+    RemoteReward([plain.url], HttpConfig()).score([row("a")])
+    assert plain.seen[0].keys() == {"query", "prompts", "labels"}
 
 
 def test_no_more_requests_are_under_way_than_allowed_and_servers_take_turns(serve):

@@ -90,3 +90,24 @@ def test_what_rows_and_rewards_hold_does_not_act_on_the_console(check):
     assert code == 1
     assert text.isprintable() and len(text) < 10_000
     assert r"\x1b[2J[/red]xxx" in text
+
+
+OF_COLUMNS = """
+def reward_func(queries, prompts, labels, columns):
+    assert set(columns) == {"weight", "tests"} and columns["tests"] == [{"in": [1, None]}] * len(labels)
+    return [float(query.endswith(label)) * weight for query, label, weight in zip(queries, labels, columns["weight"])]
+"""
+
+
+def test_further_columns_are_handed_to_the_reward_function(check):
+    rows = [row("a", "4") | {"weight": weight, "tests": {"in": [1, None]}} for weight in (0.25, 0.5)]
+    flags = ("data.output_key=answer", "data.reward_columns=[weight,tests]")
+    code, text, metrics = check(rows, *flags, file=OF_COLUMNS)
+    assert code == 0, text
+    assert (metrics["score_min"], metrics["score_max"]) == (0.25, 0.5)
+    code, text, _ = check(rows, *flags)  # a function without the argument
+    assert code == 1
+    assert "data.reward_columns is set, but reward_func has no argument named columns" in text
+    code, text, _ = check(rows, "data.output_key=answer", "data.reward_columns=[weight,test]", file=OF_COLUMNS)
+    assert code == 2
+    assert "has no column 'test'" in text

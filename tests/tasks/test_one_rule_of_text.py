@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from reward_server import RewardServer
 from rlhf_suite.cli import main
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.data import ScoreDataConfig
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import PromptEncoder
@@ -27,6 +29,7 @@ from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.answers import Answerer, Work
 from rlhf_suite.rl.engine.generation import Generation
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.row_scores import text_row
 from rlhf_suite.rl.scoring import Scorer
 from small_runs import batch_run
 
@@ -63,8 +66,9 @@ class Answered:
                 f"data.apply_chat_template=true rollout.n_samples_per_prompt={PER_PROMPT}".split()
             )
         ).runs
-        encoder, draw = PromptEncoder(self.tokenizer, self.config.data), random.Random(0)
-        self.rows = [Row({"q": f"say {n}"}, "q.jsonl", n + 1) for n in range(COUNT // PER_PROMPT)]
+        data = replace(self.config.data, reward_columns=["level"])
+        encoder, draw = PromptEncoder(self.tokenizer, data), random.Random(0)
+        self.rows = [Row({"q": f"say {n}", "level": {"n": [n]}}, "q.jsonl", n + 1) for n in range(COUNT // PER_PROMPT)]
         self.prompts = [encoder.encode(row) for row in self.rows]
         self.answers = []
         for number in range(COUNT):
@@ -232,3 +236,10 @@ def test_servers_that_are_sent_responses_without_an_end_are_warned_of(served, tm
     shown = " ".join(capsys.readouterr().out.split())
     assert "without the end-of-sequence" not in shown
     assert shown.count("no response has an end-of-sequence token") == 1
+
+
+def test_further_columns_reach_the_reward_alike_in_a_run_and_from_a_file(answered, tmp_path):
+    asked = [row.columns for row in answered.rollout_rows()]
+    assert asked == [{"level": {"n": [number // PER_PROMPT]}} for number in range(COUNT)]
+    data, lines = ScoreDataConfig(reward_columns=["level"]), answered.generated(tmp_path).read_text().splitlines()
+    assert [text_row(Row(json.loads(line), "f", 1), data, "response").columns for line in lines] == asked

@@ -10,6 +10,7 @@ SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
     "reasoning_gym:<task>"
 )
+REWARD_COLUMNS = "Further columns that a .py file or servers get with each row, by name (docs/rewards.md)"
 INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
 
 
@@ -69,6 +70,7 @@ class PromptTextConfig(TextConfig):
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
     label_key: str | None = flag(None, "Column handed to the reward as the label")
+    reward_columns: list[str] = flag([], REWARD_COLUMNS)
 
 
 @dataclass
@@ -87,6 +89,7 @@ class ScoredRowsConfig:
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
+    reward_columns: list[str] = flag([], REWARD_COLUMNS)
     query_key: str | None = flag(
         "reward_query",
         "Column of prompt and response with special tokens, as task=generate writes it: what rewards see. Rows without "

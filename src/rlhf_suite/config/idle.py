@@ -107,6 +107,7 @@ NEEDS = (
         equals("code"),
         "reward.rule=code",
     ),
+    Needs(("data.reward_columns",), "reward.remote_url", is_set, "reward.remote_url=<.py file or URLs>"),
     Needs(("reward.http.",), "reward.remote_url", is_http, "reward.remote_url=http://<host>:<port>/<path>"),
     Needs(("reward.max_error_rate",), "reward.on_error", equals("drop"), "reward.on_error=drop"),
     Needs(

@@ -19,7 +19,7 @@ from rlhf_suite.data.batch import Example
 from rlhf_suite.data.conditional import RewardText
 from rlhf_suite.data.dialogue import last_answer, messages_in
 from rlhf_suite.data.messages import Message, check_answer, messages_of, tools_of
-from rlhf_suite.data.render import begin_ids, check_rendering, fill, label_text, text_of, tokens
+from rlhf_suite.data.render import begin_ids, check_rendering, columns_text, fill, label_text, text_of, tokens
 from rlhf_suite.data.row import LeftOut, Row, RowError, joined, number, required
 from rlhf_suite.data.template import ChatTemplate, Turn
 from rlhf_suite.errors import UserError
@@ -42,6 +42,7 @@ class Prompt:
     label: str
     datasource: str
     where: str
+    columns: str = "{}"  # further columns for the reward, as a JSON object
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class PromptEncoder:
             raise LeftOut(row.where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
         label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
         source = row.values.get("datasource")
-        return Prompt(ids, text, label, "default" if source is None else str(source), row.where)
+        columns = columns_text(row, self.config.reward_columns)
+        return Prompt(ids, text, label, "default" if source is None else str(source), row.where, columns)
 
     def _plain(self, row: Row) -> str:
         prompt = self.rewards.prompt(text_of(row, self.config.input_key), self.target)

@@ -13,7 +13,8 @@ from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.chat import Prompt
 
 T = TypeVar("T")
-PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(("text", "label", "datasource", "where"), pa.string())}
+PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns")
+PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.string())}
 
 
 class Codec(Protocol[T]):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import TextConfig
 from rlhf_suite.data.messages import not_blank
-from rlhf_suite.data.row import Row, RowError, joined
+from rlhf_suite.data.row import Row, RowError, joined, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,6 +60,21 @@ def text_of(row: Row, key: str) -> str:
     if not isinstance(value, str):
         raise RowError(row.where, f"column {key!r} is of type {type(value).__name__}, not text")
     return not_blank(value, key, row)
+
+
+def columns_text(row: Row, names: Sequence[str]) -> str:
+    """Columns of a row as a JSON object; what JSON does not know becomes text, and a number that is none null."""
+    values = {name: row.values[name] if row.values.get(name, "") is None else required(row, name) for name in names}
+    return json.dumps(finite(values), ensure_ascii=False, default=str)
+
+
+def finite(value: object) -> object:
+    """The value with null for every NaN and infinity, which are not JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(name): finite(each) for name, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def label_text(value: object) -> str:

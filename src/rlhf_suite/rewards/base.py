@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,12 @@ class RewardRow:
     response: str
     label: str
     datasource: str
+    columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
+
+
+def columns_of(rows: Sequence[RewardRow]) -> dict[str, list[Any]]:
+    """The further columns of rows by name, one value for each row."""
+    return {name: [row.columns[name] for row in rows] for name in rows[0].columns} if rows else {}
 
 
 @dataclass(frozen=True)

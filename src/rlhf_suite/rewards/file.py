@@ -6,6 +6,9 @@
 It is called with whole batches and may be `async def`. Lists, tuples, arrays and tensors will do. `scores` (0 to 1, for
 evaluation) default to the rewards; `extra_logs`, any of its names, or an entry of it (None) may be absent. A response
 is to be scored by itself: when a batch fails, its rows are tried again one at a time.
+
+With `data.reward_columns=[a,b]` it must have an argument `columns` too, and gets {"a": [...], "b": [...]} as that: what
+the row of each response has in these columns. A function that has the argument always gets it.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.rewards.base import Outcome, RewardRow, Scorer
+from rlhf_suite.rewards.base import Outcome, RewardRow, Scorer, columns_of
 from rlhf_suite.rewards.reply import outcomes
 
-RewardFunc = Callable[[list[str], list[str], list[str]], Any]
+RewardFunc = Callable[..., Any]
 
 
 def make_scorer(path: str) -> Scorer:
@@ -36,13 +39,26 @@ def make_scorer(path: str) -> Scorer:
     if reward_func is None:
         raise AttributeError("the file defines no reward_func(queries, prompts, labels)")
 
+    takes_columns = accepts_columns(reward_func)
+
     def score(rows: list[RewardRow]) -> list[Outcome]:
-        result = reward_func([row.query for row in rows], [row.prompt for row in rows], [row.label for row in rows])
+        columns = columns_of(rows)
+        if columns and not takes_columns:
+            raise TypeError("data.reward_columns is set, but reward_func has no argument named columns")
+        further = {"columns": columns} if takes_columns else {}
+        queries, prompts, labels = ([getattr(row, name) for row in rows] for name in ("query", "prompt", "label"))
+        result = reward_func(queries, prompts, labels, **further)
         if inspect.isawaitable(result):
             result = asyncio.run(wait_for(result))
         return outcomes(result, len(rows))
 
     return score
+
+
+def accepts_columns(function: Callable[..., Any]) -> bool:
+    """Whether a function has an argument `columns`, or takes any."""
+    known = inspect.signature(function).parameters.values()
+    return any(each.name == "columns" or each.kind is inspect.Parameter.VAR_KEYWORD for each in known)
 
 
 async def wait_for(result: Awaitable[Any]) -> Any:

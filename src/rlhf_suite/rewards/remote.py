@@ -1,7 +1,8 @@
 """Rewards from HTTP servers.
 
-A request is POST {"query": [...], "prompts": [...], "labels": [...]}, the answer {"rewards": [...], "scores"?: [...],
-"extra_logs"?: {name: [...]}}, all with one entry per response. `query` is prompt and response with special tokens.
+A request is POST {"query": [...], "prompts": [...], "labels": [...]}, with data.reward_columns also
+"columns": {name: [...]}. The answer is {"rewards": [...], "scores"?: [...], "extra_logs"?: {name: [...]}}. All have one
+entry per response. `query` is prompt and response with special tokens.
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
@@ -26,7 +27,7 @@ from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.answer import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, AnswerError, parsed, read_body
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, columns_of
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
 
@@ -148,11 +149,13 @@ class RemoteReward:
 
     async def _try(self, client: httpx.AsyncClient, url: str, rows: list[RewardRow]) -> Any:
         """What the server at `url` answers."""
-        body = {
+        body: dict[str, Any] = {
             "query": [row.query for row in rows],
             "prompts": [row.prompt for row in rows],
             "labels": [row.label for row in rows],
         }
+        if columns := columns_of(rows):
+            body["columns"] = columns
         limit = BASE_BYTES + BYTES_PER_ROW * len(rows)
         try:
             # a deadline for the whole: httpx's own limits each piece of an answer

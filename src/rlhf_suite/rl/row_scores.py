@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -10,7 +11,7 @@ from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, collate
-from rlhf_suite.data.render import label_text, text_of
+from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.responses import ResponseEncoder, has_open_end, reward_query, whole_text
 from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
 from rlhf_suite.data.row_range import Given, RowSource
@@ -73,7 +74,8 @@ def text_row(row: Row, data: ScoredRowsConfig, response_key: str | None) -> Rewa
         query = reward_query(row, data, prompt, response)
     label = "" if data.label_key is None else label_text(required(row, data.label_key))
     source = row.values.get("datasource")
-    return RewardRow(query, prompt, response, label, "default" if source is None else str(source))
+    columns = json.loads(columns_text(row, data.reward_columns))
+    return RewardRow(query, prompt, response, label, "default" if source is None else str(source), columns)
 
 
 class ModelJudge:

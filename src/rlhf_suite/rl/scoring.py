@@ -54,7 +54,7 @@ class Scorer:
         responses = self.tokenizer.batch_decode([t.response_ids for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
-            RewardRow(query, prompt.text, response, prompt.label, prompt.datasource)
+            RewardRow(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns))
             for query, response, prompt in zip(queries, responses, prompts, strict=True)
         ]
 

@@ -16,10 +16,7 @@ from rlhf_suite.config.sources import source_problems
 
 
 def has_prompts(run: GenerateRun) -> Iterator[Problem]:
-    columns = {"data.input_key": run.data.input_key}
-    if run.data.label_key is not None:
-        columns["data.label_key"] = run.data.label_key
-    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, columns)
+    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, rl.prompt_columns(run.data))
 
 
 def output_is_writable(run: GenerateRun) -> Iterator[Problem]:

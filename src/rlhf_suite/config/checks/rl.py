@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rlhf_suite.config.algo import GROUP_ESTIMATORS, ON_POLICY_DISTILL
 from rlhf_suite.config.checks.algo import RULES as ALGO_RULES
 from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
+from rlhf_suite.config.data import PromptTextConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.ref import ReferenceConfig
@@ -101,16 +102,20 @@ def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
 
 
 def has_prompts(run: PPORun) -> Iterator[Problem]:
-    columns = {"data.input_key": run.data.input_key}
-    if run.data.label_key is not None:
-        columns["data.label_key"] = run.data.label_key
-    data = run.data
+    data, columns = run.data, prompt_columns(run.data)
     yield from source_problems(
         "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
     )
     yield from evaluation_problems(run.eval, columns)
     if run.eval.dataset is not None and run.eval.steps == -1:
         yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
+
+
+def prompt_columns(data: PromptTextConfig) -> dict[str, str]:
+    """Return the flags that name columns of prompts, and the columns."""
+    named = {"data.input_key": data.input_key, "data.label_key": data.label_key, "data.tools_key": data.tools_key}
+    named["data.reward_columns"] = ",".join(data.reward_columns) or None
+    return {flag: column for flag, column in named.items() if column is not None}
 
 
 def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from rlhf_suite.config.sources import source_problems
 def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     data = run.data
     given = {"data.input_key": data.input_key, "data.output_key": data.output_key, "data.label_key": data.label_key}
+    given["data.reward_columns"] = ",".join(data.reward_columns) or None
     keys = {flag: column for flag, column in given.items() if column is not None}
     yield from source_problems("data.dataset", run.data.dataset, keys)
 
