@@ -1,6 +1,7 @@
 """The life of a run's Ray cluster: private, gone afterwards, ended by signals, never somebody else's."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,26 @@ try:
         ray.get(actor.nap.remote())
 finally:
     Path(sys.argv[1], "unwound").touch()
+"""
+
+
+# What another user of the machine tries on a session whose names have leaked; prints each thing that works.
+ATTACKS = """
+import os, socket, sys
+session, logs, sockets = sys.argv[1:4]
+def tried(name, attack):
+    try:
+        attack()
+        print(name)
+    except PermissionError:
+        pass
+tried("list", lambda: os.listdir(session))
+tried("read the token", lambda: open(session + "/token").read())
+tried("replace the token", lambda: os.rename(session + "/token", session + "/old"))
+tried("plant a link", lambda: os.symlink("/etc/passwd", logs + "/debug_state.txt.new"))
+tried("read a log", lambda: open(logs + "/raylet.out").read())
+for name in ("raylet", "plasma_store"):
+    tried(f"connect to {name}", lambda: socket.socket(socket.AF_UNIX).connect(f"{sockets}/{name}"))
 """
 
 
@@ -86,6 +107,18 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
     _, alive = psutil.wait_procs(started, timeout=5)
     assert alive == []
     assert not session.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may act as another user")
+def test_another_user_reaches_neither_token_nor_logs_nor_sockets(tmp_path):
+    with ray_cluster(CONFIG, tmp_path, slots=1):
+        node = ray._private.worker._global_node
+        session, logs = str(Path(node.get_temp_dir_path()).parent), node.get_logs_dir_path()
+        paths = [session, logs, node.get_sockets_dir_path()]
+        assert [Path(session, "token").exists(), Path(logs, "raylet.out").exists()] == [True, True]
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/env", "python3"]
+        attack = subprocess.run([*nobody, "-c", ATTACKS, *paths], capture_output=True, text=True, cwd="/", check=False)
+        assert (attack.returncode, attack.stdout) == (0, ""), attack.stderr
 
 
 def test_a_killed_driver_leaves_neither_process_nor_folder(tmp_path):
