@@ -57,7 +57,7 @@ def test_a_run_leaves_its_configuration_and_its_metrics(ends, tmp_path):
     [
         (UserError("data.dataset: no rows"), 2, "data.dataset: no rows"),
         (RunError("actor-0 died while training"), 1, "actor-0 died while training"),
-        (KeyboardInterrupt(), 130, "ckpt.load_enable=true"),
+        (KeyboardInterrupt(), 130, "no checkpoint was saved (ckpt.save_steps=-1), so it cannot be continued"),
         (KeyError("loss"), 1, "error.log"),
     ],
 )

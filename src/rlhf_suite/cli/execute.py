@@ -12,8 +12,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_config
 from rlhf_suite.config.resolve import fingerprint, save
-from rlhf_suite.config.run import ResumableRun
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.errors import RunError, UserError
@@ -27,7 +27,10 @@ def job(config: DictConfig) -> None:
     """What Hydra calls, with a configuration that the preflight has checked."""
     run, problems = to_run(config)
     assert not problems, problems
-    if code := execute(run, Path(HydraConfig.get().runtime.output_dir)):
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    if (end := finished(run, folder)) is not None:
+        tell(end, 0)
+    elif code := execute(run, folder):
         sys.exit(code)
 
 
@@ -47,22 +50,18 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
             if not serve_node(folder, run.launch):
                 train(run, folder)
     except Stopped as stop:
-        return say(f"{stop}{how_to_continue(run)}", 128 + stop.number)
+        return say(f"{stop}{how_to_continue(run, folder)}", 128 + stop.number)
     except UserError as error:
         return say(str(error), 2)
     except RunError as error:
         return say(str(error), 1)
     except KeyboardInterrupt:
-        return say(f"interrupted{how_to_continue(run)}", INTERRUPTED)
+        return say(f"interrupted{how_to_continue(run, folder)}", INTERRUPTED)
     except Exception as error:
         log = folder / "error.log"
         log.write_text(printable(traceback.format_exc(), TRACEBACK_LIMIT, keep_lines=True), encoding="utf-8")
         return say(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
     return 0
-
-
-def how_to_continue(run: Run) -> str:
-    return "; continue with the same command and ckpt.load_enable=true" if isinstance(run, ResumableRun) else ""
 
 
 def train(run: Run, folder: Path) -> None:
@@ -72,8 +71,9 @@ def train(run: Run, folder: Path) -> None:
     from rlhf_suite.train.run_folder import RunFolder
 
     record = RunFolder(folder)
-    save(run, record.config)
     record.start(fingerprint(run))
+    keep_other_config(run, record)
+    save(run, record.config)
     try:
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
+from rlhf_suite.config.resume import changes, is_allowed, load_earlier
 from rlhf_suite.config.runs import ResumableRun, Run, TrainedRun
 from rlhf_suite.disk import unwritable
+from rlhf_suite.errors import UserError
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.locks import LOCK, alone_in, holder_of
 from rlhf_suite.train.run_folder import RunFolder
@@ -73,7 +75,7 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
         return Problem("run_dir", f"{folder} cannot hold a run: {reason}", "choose another folder")
     if not is_first_node():
         return Place(folder)  # the run may have begun
-    if problem := busy(folder):
+    if problem := busy(folder) or damaged(folder):
         return problem
     if not (folder / LOCK).exists() and not RunFolder(folder).status_file.exists():
         if foreign := sorted(name for name in RUN_FILES if (folder / name).exists()):
@@ -98,6 +100,16 @@ def busy(folder: Path) -> Problem | None:
         return None
     fix = "wait for its end, stop that process, or choose another folder with run_dir=<folder>"
     return Problem("run_dir", f"another run works in {folder} ({holder})", fix)
+
+
+def damaged(folder: Path) -> Problem | None:
+    """The problem of a folder whose status cannot be read."""
+    try:
+        RunFolder(folder).status()
+    except UserError as error:
+        what, _, fix = str(error).rpartition(": ")
+        return Problem("run_dir", what, fix)
+    return None
 
 
 def for_sweep(found: Preflight) -> Path | Problem:
@@ -138,8 +150,20 @@ def fresh(wished: Path) -> Path:
 
 
 def newest_equal(run: Run, outputs: Path) -> Path | None:
-    """The newest folder whose run was configured as this one (apart from what may differ in a continuation)."""
-    wanted = fingerprint(run)
+    """Return the newest folder whose run was configured as this one, apart from what may differ in a continuation."""
     started = sorted(outputs.glob("*/status.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    folders = (path.parent for path in started)
-    return next((folder for folder in folders if RunFolder(folder).status()["fingerprint"] == wanted), None)
+    return next((path.parent for path in started if is_earlier(RunFolder(path.parent), run)), None)
+
+
+def is_earlier(record: RunFolder, run: Run) -> bool:
+    """Return whether the run in a folder is one that `run` may continue. A folder that cannot be read holds none."""
+    assert isinstance(run, ResumableRun)
+    try:
+        if record.status()["fingerprint"] == fingerprint(run):
+            return True
+    except UserError:
+        return False
+    if not run.ckpt.allow_changes or not record.config.exists():
+        return False
+    before = load_earlier(record.config)
+    return isinstance(before, Run) and all(is_allowed(each, run.ckpt.allow_changes) for each in changes(before, run))

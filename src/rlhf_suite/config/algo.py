@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FIXED, flag, group
 
 ON_POLICY_DISTILL = "on_policy_distill"
 ESTIMATORS = (
@@ -22,7 +22,10 @@ class AdvantageConfig:
     """Advantages"""
 
     estimator: str = flag(
-        "gae", "Advantage estimator; on_policy_distill: of no reward, of algo.distill alone", choices=ESTIMATORS
+        "gae",
+        "Advantage estimator; on_policy_distill: of no reward, of algo.distill alone",
+        choices=ESTIMATORS,
+        resume=FIXED,
     )
     gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
@@ -54,7 +57,7 @@ class KLConfig:
     unbiased_gradient: bool = flag(
         False, "With use_loss: the estimator's value, and the gradient of importance-weighted k2, which is unbiased"
     )
-    target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0)
+    target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0, resume=FIXED)
     horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1)
 
 

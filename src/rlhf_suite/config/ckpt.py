@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FREE, flag
 
 
 @dataclass
@@ -12,7 +12,15 @@ class ResumeConfig:
     """Going on where an earlier run stopped"""
 
     load_enable: bool = flag(
-        False, "Continue the newest run of this same configuration (or that in run_dir); none there: start fresh"
+        False,
+        "Continue the newest run of this same configuration (or that in run_dir); none there: start fresh",
+        resume=FREE,
+    )
+    allow_changes: list[str] = flag(
+        [],
+        "Flags that may differ from those of the run that is continued: [train.max_steps,actor.adam.lr]. The change is "
+        "recorded in the run folder",
+        resume=FREE,
     )
 
 
@@ -26,11 +34,12 @@ class CheckpointConfig(ResumeConfig):
     load_enable: bool = flag(
         False,
         "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh",
+        resume=FREE,
     )
-    save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1)
+    save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1, resume=FREE)
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
-    max_num: int = flag(3, "Periodic checkpoints kept", ge=1)
-    max_mem: float | None = flag(None, "Size limit of the checkpoint folder in GiB; null: none", gt=0)
+    max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE)
+    max_mem: float | None = flag(None, "Size limit of the checkpoint folder in GiB; null: none", gt=0, resume=FREE)
     best_metric_key: str | None = flag(
         None, "Evaluation metric whose best checkpoint is kept; null: the task's first; none: off"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FREE, flag
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
@@ -50,14 +50,18 @@ class DataConfig(TextConfig):
         ge=0,
         le=1,
     )
-    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0)
+    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0, resume=FREE)
     cache_enable: bool = flag(
         True,
         "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
         "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory",
+        resume=FREE,
     )
     cache_max_gb: float = flag(
-        50.0, "GiB of encoded rows kept; beyond it those that were not used for the longest time are removed", gt=0
+        50.0,
+        "GiB of encoded rows kept; beyond it those that were not used for the longest time are removed",
+        gt=0,
+        resume=FREE,
     )
 
 

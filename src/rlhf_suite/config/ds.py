@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FIXED, flag, group
 
 
 @dataclass
 class LoRAConfig:
     """Low-rank adapters"""
 
-    rank: int = flag(0, "Rank; 0: full fine-tuning", ge=0)
+    rank: int = flag(0, "Rank; 0: full fine-tuning", ge=0, resume=FIXED)
     alpha: int = flag(16, "Scale numerator: updates are scaled by alpha / rank", ge=1)
     dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1)
-    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear")
+    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear", resume=FIXED)
 
 
 @dataclass
@@ -22,7 +22,10 @@ class PrecisionConfig:
     """Precision"""
 
     param_dtype: str = flag(
-        "bf16", "Precision of parameters and activations; optimiser state is always fp32", choices=("bf16", "fp32")
+        "bf16",
+        "Precision of parameters and activations; optimiser state is always fp32",
+        choices=("bf16", "fp32"),
+        resume=FIXED,
     )
 
 
@@ -71,7 +74,7 @@ class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
 class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
-    zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3))
+    zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3), resume=FIXED)
     adam_offload: bool = flag(False, "Optimiser state in host memory")
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
     zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)
@@ -82,5 +85,7 @@ class DeepSpeedConfig(ForwardConfig):
         choices=("fp32", "bf16"),
     )
     use_liger_kernel: bool = flag(False, "Liger's fused layer kernels in trained models (GPU)")
-    load_in_4bit: bool = flag(False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)")
+    load_in_4bit: bool = flag(
+        False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
+    )
     lora: LoRAConfig = group(LoRAConfig)

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
 
+# What a flag may do when a run is continued: change without a word, change when ckpt.allow_changes names it, or never.
+FREE, NAMED, FIXED = "free", "named", "fixed"
+
 
 @dataclass(frozen=True)
 class Meta:
-    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds."""
+    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds; `resume`: whether a
+    continued run may have another value."""
 
     help: str
     choices: tuple[str | int, ...] | None = None
@@ -19,6 +23,7 @@ class Meta:
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
+    resume: str = NAMED
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,10 @@ def flag(  # noqa: PLR0913
     ge: float | None = None,
     lt: float | None = None,
     le: float | None = None,
+    resume: str = NAMED,
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item."""
-    meta = {"meta": Meta(help, choices, gt, ge, lt, le)}
+    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume)}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FREE, flag
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 SHARD = re.compile(r"(\d+)/(\d+)")
@@ -35,7 +35,10 @@ class GenerateConfig(OutputConfig):
     """What is written, and which rows this job takes"""
 
     chunk_size: int | None = flag(
-        None, "Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine", ge=1
+        None,
+        "Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine",
+        ge=1,
+        resume=FREE,
     )
 
 

@@ -241,6 +241,7 @@ NEEDS = (
         "eval.dataset=<source>",
     ),
     Needs(("algo.simpo_gamma",), "algo.loss", equals("simpo"), "algo.loss=simpo"),
+    Needs(("ckpt.allow_changes",), "ckpt.load_enable", bool, "ckpt.load_enable=true"),
     Needs(("ckpt.max_num", "ckpt.max_mem"), "ckpt.save_steps", is_positive, "ckpt.save_steps=<steps>"),
     Needs(("logger.wandb.project", "logger.wandb.org"), "logger.wandb.enable", bool, "logger.wandb.enable=true"),
     Needs(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FREE, flag
 
 
 @dataclass
 class LaunchConfig:
     """How the run is brought up"""
 
-    device: str = flag("auto", "Kind of device; auto: cuda when there is a GPU", choices=("auto", "cpu", "cuda"))
-    ray_address: str | None = flag(None, "Address of a running Ray cluster (auto: the local one); null: a private one")
-    num_cpus: int | None = flag(None, "CPU slots Ray may hand out; null: what this process may use", ge=1)
-    object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80)
+    device: str = flag(
+        "auto", "Kind of device; auto: cuda when there is a GPU", choices=("auto", "cpu", "cuda"), resume=FREE
+    )
+    ray_address: str | None = flag(
+        None, "Address of a running Ray cluster (auto: the local one); null: a private one", resume=FREE
+    )
+    num_cpus: int | None = flag(None, "CPU slots Ray may hand out; null: what this process may use", ge=1, resume=FREE)
+    object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80, resume=FREE)
     umask: str | None = flag(
         None,
         "Who else may read what the run writes: 027 its group only, 077 nobody; null: as the process's umask says",
         choices=("007", "027", "077"),
+        resume=FREE,
     )
-    timeout_s: float = flag(1800.0, "Deadline of each wait for an actor; on expiry the run ends and names it", gt=0)
+    timeout_s: float = flag(
+        1800.0, "Deadline of each wait for an actor; on expiry the run ends and names it", gt=0, resume=FREE
+    )

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FREE, flag, group
 
 
 @dataclass
 class WandbConfig:
     """Weights & Biases; the key comes from WANDB_API_KEY, without one the run is stored offline"""
 
-    enable: bool = flag(False, "Log to W&B")
-    project: str = flag("rlhf_suite", "Project")
-    org: str | None = flag(None, "Entity")
-    group: str | None = flag(None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name")
+    enable: bool = flag(False, "Log to W&B", resume=FREE)
+    project: str = flag("rlhf_suite", "Project", resume=FREE)
+    org: str | None = flag(None, "Entity", resume=FREE)
+    group: str | None = flag(
+        None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name", resume=FREE
+    )
     run_name: str | None = flag(
-        None, "Run name, in TensorBoard too; null: the run folder's name, in a sweep what varies: 0 train.seed=1"
+        None,
+        "Run name, in TensorBoard too; null: the run folder's name, in a sweep what varies: 0 train.seed=1",
+        resume=FREE,
     )
 
 
@@ -24,7 +28,7 @@ class WandbConfig:
 class LoggerConfig:
     """Metrics"""
 
-    logging_steps: int = flag(1, "Every so many steps", ge=1)
-    tensorboard_dir: str | None = flag(None, "TensorBoard root; null: off")
+    logging_steps: int = flag(1, "Every so many steps", ge=1, resume=FREE)
+    tensorboard_dir: str | None = flag(None, "TensorBoard root; null: off", resume=FREE)
     wandb: WandbConfig = group(WandbConfig)
-    progress: bool = flag(True, "Progress bar and tables on the console")
+    progress: bool = flag(True, "Progress bar and tables on the console", resume=FREE)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.actor import SupervisedActorConfig
 from rlhf_suite.config.ckpt import ResumeConfig
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FREE, flag, group
 from rlhf_suite.config.optim import DISABLE_DROPOUT, AdamConfig
 
 
@@ -73,4 +73,4 @@ class LoopCheckpointConfig(ResumeConfig):
     """Checkpoints within an iteration's training, and the final model"""
 
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
-    save_steps: int = flag(-1, "Every so many steps of a training; -1: never", ge=-1)
+    save_steps: int = flag(-1, "Every so many steps of a training; -1: never", ge=-1, resume=FREE)

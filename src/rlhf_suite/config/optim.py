@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FIXED, flag, group
 
 SCHEDULES = (
     "constant",
@@ -40,9 +40,11 @@ class TrainedModelConfig:
     """A model that is trained: where it starts, how it is optimised, on how many ranks"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1)
-    optim: str = flag("adam", "Optimiser", choices=("adam", "muon"))
+    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=FIXED)
+    num_gpus_per_node: int = flag(
+        1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=FIXED
+    )
+    optim: str = flag("adam", "Optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig)
     lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", choices=SCHEDULES)
@@ -50,7 +52,7 @@ class TrainedModelConfig:
     min_lr_ratio: float = flag(0.1, "Final over peak rate (cosine_with_min_lr)", ge=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
     freeze: list[str] = flag(
-        [], "Modules or parameters that are not trained, as regular expressions of their whole names"
+        [], "Modules or parameters that are not trained, as regular expressions of their whole names", resume=FIXED
     )
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
     aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)

@@ -10,11 +10,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlhf_suite.config.flags import FIXED, FREE, NAMED
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
-
-# What may differ between a run and its continuation.
-FREE = ("explain", "run_dir", "ckpt.load_enable", "data.cache_max_gb", "logger.", "launch.")
 
 
 def save(run: Run, path: Path) -> None:
@@ -38,7 +37,17 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def resume_of(key: str, task: str) -> str:
+    """Return whether a continued run of a task may have another value of a flag: FREE, NAMED or FIXED."""
+    if key == "task":
+        return FIXED
+    flags = flags_of(task)
+    if key in flags:
+        return flags[key].meta.resume
+    return next((info.meta.resume for name, info in flags.items() if key.startswith(f"{name}.")), NAMED)  # of a table
+
+
 def fingerprint(run: Run) -> str:
-    """Equal for two runs that would train the same: a digest of every flag except those in `FREE`."""
-    values = {key: value for key, value in flat(asdict(run)).items() if not key.startswith(FREE)}
+    """Equal for two runs that would train the same: a digest of every flag that a continuation may not change."""
+    values = {key: value for key, value in flat(asdict(run)).items() if resume_of(key, run.task) != FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import FREE, flag, group
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 
@@ -21,10 +21,10 @@ class Run:
 
     task: str = flag("", "The task; chosen with task=<name>")
     explain: bool = flag(
-        False, "Print the batch arithmetic, the placement and where each value comes from; run nothing"
+        False, "Print the batch arithmetic, the placement and where each value comes from; run nothing", resume=FREE
     )
     run_dir: str | None = flag(
-        None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>"
+        None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>", resume=FREE
     )
     launch: LaunchConfig = group(LaunchConfig)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FIXED, flag
 
 
 @dataclass
@@ -31,7 +31,9 @@ class RLTrainConfig(TrainConfig):
     micro_batch_size: int = flag(1, "Sequences per rank and forward", ge=1)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
-    enable_ema: bool = flag(False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema")
+    enable_ema: bool = flag(
+        False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED
+    )
     ema_beta: float = flag(0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1)
     colocate_all: bool | None = flag(
         None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"

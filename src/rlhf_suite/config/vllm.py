@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import FREE, flag
 
 
 @dataclass
@@ -18,8 +18,11 @@ class EngineConfig:
         "Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all",
         gt=0,
         le=1,
+        resume=FREE,
     )
-    kv_cache_mb: int | None = flag(None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1)
+    kv_cache_mb: int | None = flag(
+        None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1, resume=FREE
+    )
     max_num_seqs: int = flag(256, "Sequences an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "No CUDA graphs (always so on CPU)")
     enable_prefix_caching: bool = flag(False, "Share the KV of equal prefixes; reset at every weight sync")

@@ -6,9 +6,7 @@ evaluate, save. Every step is a call of one module beside this file and returns 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
@@ -22,7 +20,7 @@ from rlhf_suite.rl.publish import Publisher
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
 
 
@@ -109,9 +107,3 @@ def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:
     """Rollout steps of a run: its episodes, or train.max_steps if that is less."""
     steps = order.steps_per_epoch * train.num_episodes
     return min(steps, train.max_steps or steps)
-
-
-def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
-    values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
-    return {name: value for name, value in values.items() if name != "time" and not name.startswith("timing/")}

@@ -127,7 +127,10 @@ class Loop:
 
 def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
     """Run or continue a loop and return its last metrics; the model is in `<folder>/model`."""
-    with stages(folder) as steps, closing(MetricLogger(config.logger, RunFolder(folder), 0)) as sinks:
+    with (
+        stages(folder, config.ckpt.allow_changes) as steps,
+        closing(MetricLogger(config.logger, RunFolder(folder), 0)) as sinks,
+    ):
         loop = Loop(config, steps, recipe, sinks)
         metrics = loop.run(first_model(config))
         if config.logger.progress:

@@ -12,13 +12,15 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.resolve import fingerprint, flat, load, save
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
@@ -34,6 +36,7 @@ class Stages:
     """Runs stages in `folder`. Make one with `stages`."""
 
     folder: Path
+    allowed: Collection[str]  # ckpt.allow_changes
     lock: int  # inherited by the stages, so that nobody else works in the folder before they are gone
     state: dict[str, Any] = field(default_factory=lambda: {"stages": {}})
 
@@ -47,11 +50,12 @@ class Stages:
         stage = RunFolder(self.folder / name)
         begun = stage.status()["state"] != "new"
         if begun:
-            check_same(run, stage, name)
+            check_same(run, stage, name, self.allowed)
         if stage.status()["state"] != "done":
             self.tell(stages=self.state["stages"] | {name: "running"})
             stage.path.mkdir(parents=True, exist_ok=True)
-            save(replace(run, ckpt=replace(run.ckpt, load_enable=begun)), stage.path / "config.yaml")
+            ckpt = replace(run.ckpt, load_enable=begun, allow_changes=[*self.allowed])
+            save(replace(run, ckpt=ckpt), stage.config)
             command = [sys.executable, "-m", "rlhf_suite.cli.stage", str(stage.path), str(os.getpid())]
             code = run_child(command, keep=[self.lock])
             if code or stage.status()["state"] != "done":
@@ -80,19 +84,20 @@ class Stages:
 
 
 @contextmanager
-def stages(folder: Path) -> Iterator[Stages]:
-    """The stages in `folder`, for this process alone."""
+def stages(folder: Path, allowed: Collection[str] = ()) -> Iterator[Stages]:
+    """The stages in `folder`, for this process alone; `allowed`: flags that may differ from when they were begun."""
     with sole(folder / "loop.lock", ORPHAN_S) as lock:
-        yield Stages(folder.absolute(), lock)
+        yield Stages(folder.absolute(), allowed, lock)
 
 
-def check_same(run: ResumableRun, stage: RunFolder, name: str) -> None:
-    """Whether the stage that has begun is this run, apart from what may differ in a continuation."""
+def check_same(run: ResumableRun, stage: RunFolder, name: str, allowed: Collection[str]) -> None:
+    """Refuse a stage that has begun as another run, apart from what may differ in a continuation."""
     if stage.status()["fingerprint"] == fingerprint(run):
         return
-    before, now = flat(asdict(load(stage.path / "config.yaml"))), flat(asdict(run))
-    changed = [f"{key}={before.get(key)} (now {value})" for key, value in now.items() if before.get(key) != value]
-    raise UserError(f"{name} in {stage.path.parents[1]} was begun with {', '.join(changed)}: {OTHER}")
+    before = load_earlier(stage.config)
+    problem = before if isinstance(before, Problem) else refusal(changes(before, run), allowed, stage.config)
+    if problem is not None:
+        raise UserError(f"stage {name}: {problem.what}: {problem.fix}")
 
 
 def failure(name: str, stage: RunFolder, code: int) -> Exception:

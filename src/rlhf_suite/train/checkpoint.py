@@ -1,8 +1,8 @@
 """The one commit protocol of checkpoints: write aside, list with digests, sync, rename. What is not listed is nothing.
 
-Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, a folder per model, and
-`manifest.json`, which has the size and the SHA-256 of every other file. The sizes are compared at every look, the
-digests before a checkpoint is loaded.
+Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, the run's
+`config.yaml`, a folder per model, and `manifest.json`, which has the size and the SHA-256 of every other file. The
+sizes are compared at every look, the digests before a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.disk import file_digest, flush
 from rlhf_suite.errors import RunError
+from rlhf_suite.train.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
 KINDS = ("step", "best")
@@ -49,6 +50,11 @@ class Checkpoint:
         """Return what `commit` was given: step, metric, controller states, cursors."""
         state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
         return state
+
+    @property
+    def config(self) -> Path:
+        """The configuration of the run that wrote it."""
+        return self.path / "config.yaml"
 
     def check_sizes(self) -> dict[str, Entry]:
         """Return what the manifest says of each file.
@@ -166,6 +172,12 @@ class CheckpointStore:
             if stale.path == keep:
                 break
             remove(stale.path)
+
+
+def store_of(config: CheckpointConfig, folder: RunFolder) -> CheckpointStore:
+    """Return the checkpoints of a run in a folder: at ckpt.path, or below the folder."""
+    path = Path(config.path).expanduser() if config.path else folder.checkpoints
+    return CheckpointStore(config, path.resolve())
 
 
 def read_manifest(path: Path, step: int) -> dict[str, Entry]:

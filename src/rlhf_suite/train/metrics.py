@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,3 +126,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [json.loads(line) for line in whole]
+
+
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
+    values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
+    return {name: value for name, value in values.items() if name != "time" and not name.startswith("timing/")}

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.disk import DiskError, write_json, writing
+from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 
 ERROR_LIMIT = 20_000  # characters of the error in status.json
+
+NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class RunFolder:
         """Record where the model `name` of the run is."""
         self._update(outputs=self.status().get("outputs", {}) | {name: str(path)})
 
+    def resumed(self, step: int, source: Path, changed: Mapping[str, list[Any]]) -> None:
+        """Record that the run goes on after `step` from the checkpoint `source`; `changed`: flags, before and now."""
+        entry = {"time": _now(), "step": step, "from": str(source), "changed": dict(changed)}
+        self._update(resumes=[*self.status().get("resumes", []), entry])
+
     def step(self, step: int) -> None:
         """Record that optimiser step `step` (1-based) is done."""
         self._update(durable=False, last_step=step)
@@ -121,8 +129,13 @@ class RunFolder:
         """Return what status.json says: state, fingerprint, run (its id), host, pid, started, updated, last_step,
         error, metrics, outputs (where its models are)."""
         if not self.status_file.exists():
-            return {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
-        return json.loads(self.status_file.read_text())
+            return dict(NEW)
+        try:
+            status: dict[str, Any] = json.loads(self.status_file.read_text())
+            return NEW | status
+        except (ValueError, TypeError):
+            fix = "delete it, since a run continues from its checkpoints without it"
+            raise UserError(f"{self.status_file} is damaged, it is not JSON: {fix}") from None
 
     def _update(self, durable: bool = True, **values: Any) -> None:
         status = self.status() | values | {"updated": _now()}

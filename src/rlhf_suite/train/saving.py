@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.resolve import load
+from rlhf_suite.config.resume import Change, changes, refusal
 from rlhf_suite.disk import writing
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, requested
-from rlhf_suite.train.checkpoint import CheckpointStore
+from rlhf_suite.train.checkpoint import Checkpoint, store_of
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.run_folder import RunFolder
@@ -54,8 +56,7 @@ class Saver:
         self.config, self.folder, self.groups = config, folder, groups
         self.driver_state, self.driver_files = driver_state or {}, driver_files or {}
         self.metric = config.best_metric_key or default_metric
-        path = Path(config.path).expanduser() if config.path else folder.checkpoints
-        self.store = CheckpointStore(config, path.resolve())
+        self.store = store_of(config, folder)
         self.best: float | None = None
         self.saved = 0  # the last step of which there is a checkpoint
 
@@ -71,7 +72,9 @@ class Saver:
         checkpoint = self.store.newest_sound(say)
         if checkpoint is None:
             return 0
-        say(f"Resuming after step {checkpoint.step} from {checkpoint.path}")
+        changed = self.changes_since(checkpoint)
+        said = "".join(f"; {change}" for change in changed)
+        say(f"Resuming after step {checkpoint.step} from {checkpoint.path}{said}")
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
         state = checkpoint.state()
@@ -82,7 +85,21 @@ class Saver:
         for name, files in self.driver_files.items():
             files.load(checkpoint.path / name)
         self.saved = checkpoint.step
+        self.folder.resumed(checkpoint.step, checkpoint.path, {each.key: [each.before, each.now] for each in changed})
         return checkpoint.step
+
+    def changes_since(self, checkpoint: Checkpoint) -> list[Change]:
+        """Return the flags that are not what they were for this checkpoint; UserError where they may not be.
+
+        The command line was compared with the newest checkpoint; an older one may be of other flags again.
+        """
+        if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
+            return []
+        now, before = load(self.folder.config), load(checkpoint.config)
+        found = changes(before, now)
+        if problem := refusal(found, self.config.allow_changes, checkpoint.config):
+            raise UserError(f"{problem.what}: {problem.fix}")
+        return found
 
     def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
         """The periodic checkpoint, and the best one when this step's evaluation beats all before."""
@@ -135,6 +152,8 @@ class Saver:
             files.save(folder / name)
         if self.config.save_hf:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
+        if self.folder.config.exists():
+            shutil.copyfile(self.folder.config, folder / "config.yaml")
         state = {"step": step, "best": self.best, "run": self.folder.run_id}
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step

@@ -8,6 +8,7 @@ from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.launch.stop import deferred
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
 
 
@@ -27,6 +28,7 @@ class Trainer:
         """Train to the end; returns the last value of every metric."""
         start = self.saver.resume(self.journal.notice)
         self.journal.begin(start, self.total_steps)
+        self.last = last_values(read_rows(self.journal.folder.metrics))
         with deferred():
             for step in range(start, self.total_steps):
                 self.train_step(step)

@@ -14,6 +14,7 @@ from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.cli.inspections.models import models_fit
 from rlhf_suite.cli.inspections.outputs import OUTPUTS
+from rlhf_suite.cli.inspections.resume import resume_fits
 from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
 from rlhf_suite.cli.inspections.rewards import reward_files_define, reward_servers_answer
 from rlhf_suite.config.problems import Problem, distinct
@@ -23,6 +24,7 @@ from rlhf_suite.config.runs import Run
 Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
 INSPECTIONS: tuple[Inspection, ...] = (
+    resume_fits,
     machine,
     token_fits_a_header,
     reward_files_define,

@@ -12,6 +12,7 @@ from typing import TypeVar
 from rlhf_suite.config.checks import generate, loops, reward, rl, score, supervised
 from rlhf_suite.config.checks.frozen import offloads_fit
 from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
+from rlhf_suite.config.checks.resume import allowed_changes_are_flags
 from rlhf_suite.config.checks.tools import CHAT, MERGE
 from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.idle import idle
@@ -41,7 +42,7 @@ UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
 
 def check(run: Run, given: Iterable[str]) -> list[Problem]:
     """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
-    problems = [*idle(run, given), *broken(run, MODELS)]
+    problems = [*idle(run, given), *broken(run, MODELS), *allowed_changes_are_flags(run)]
     if isinstance(run, SupervisedRun):
         problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):

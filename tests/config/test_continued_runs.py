@@ -1,0 +1,184 @@
+"""A run that is continued: with the flags it had, or with those that the user names; refused before anything heavy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_config
+from rlhf_suite.cli.folders import Place, for_run
+from rlhf_suite.cli.inspections import inspect
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.resume import changes
+from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
+from rlhf_suite.train.checkpoint import store_of
+from rlhf_suite.train.run_folder import RunFolder
+
+PPO = "task=ppo demo=ppo actor.adam.lr=1e-6 rollout.batch_size=1024 train.max_steps=null train.micro_batch_size=8"
+
+
+def earlier(folder: Path, run: Run, steps: tuple[int, ...] = (3,)) -> RunFolder:
+    """Leave what a run that was killed leaves: its record and checkpoints of some steps."""
+    record = RunFolder(folder)
+    record.start(fingerprint(run))
+    save(run, record.config)
+    store = store_of(run.ckpt, record)
+    for step in steps:
+        save(run, store.begin(step) / "config.yaml")
+        store.commit(step, {"step": step})
+    return record
+
+
+def problems(checked, folder: Path, before: str, now: str) -> list[str]:
+    """What is said when a run of the command line `before` is to be continued by `now`."""
+    earlier(folder, checked(before).runs[0])
+    return [str(each) for each in inspect(checked(f"{now} ckpt.load_enable=true").runs, folder)]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("train.seed=7", "train.seed: 42 -> 7"),
+        ("actor.adam.lr=1e-5", "actor.adam.lr: 1e-06 -> 1e-05"),
+        ("rollout.batch_size=512", "rollout.batch_size: 1024 -> 512"),
+        ("data.prompt_dataset=builtin:sort", "data.prompt_dataset: 'builtin:reverse' -> 'builtin:sort'"),
+        ("train.max_steps=9", "train.max_steps: null -> 9"),
+    ],
+)
+def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name(checked, tmp_path, more, said):
+    key = said.partition(":")[0]
+    (problem,) = problems(checked, tmp_path, PPO, f"{PPO} {more}")
+    assert said in problem and "step_000003 is of a run with other flags" in problem
+    assert f"ckpt.allow_changes=[{key}]" in problem
+    assert ("schedule" in problem) == (key == "train.max_steps")
+    assert problems(checked, tmp_path, PPO, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
+
+
+FIXED = ["ds.zero_stage=3", "actor.num_gpus_per_node=2", "ds.lora.rank=8", "ds.param_dtype=bf16", "actor.optim=muon"]
+
+
+@pytest.mark.parametrize("more", FIXED)
+def test_what_a_checkpoint_cannot_be_loaded_with_is_never_allowed(checked, tmp_path, more):
+    key = more.partition("=")[0]
+    (problem,) = problems(checked, tmp_path, PPO, f"{PPO} {more}")
+    assert f"{key}: " in problem and f"({key} cannot change)" in problem
+    found = checked(f"{PPO} {more} ckpt.load_enable=true ckpt.allow_changes=[{key}]").problems
+    (problem,) = (each for each in found if each.key == "ckpt.allow_changes")
+    assert f"{key} can never change" in problem.what
+
+
+def test_another_task_is_refused_in_one_message(checked, tmp_path):
+    (problem,) = problems(checked, tmp_path, PPO, "task=sft actor.model_name_or_path=builtin:tiny data.dataset=x")
+    assert "task: 'ppo' -> 'sft'" in problem
+
+
+def test_what_changes_no_number_may_differ(checked, tmp_path):
+    more = "logger.progress=false launch.timeout_s=5 ckpt.save_steps=2 data.cache_enable=false ckpt.max_num=1"
+    assert problems(checked, tmp_path, PPO, f"{PPO} {more} vllm.kv_cache_mb=32") == []
+
+
+def test_a_checkpoint_is_compared_with_wherever_it_is(checked, tmp_path):
+    before = checked(f"{PPO} ckpt.path={tmp_path / 'kept'}").runs[0]
+    earlier(tmp_path / "first", before)
+    line = f"{PPO} ckpt.path={tmp_path / 'kept'} ckpt.load_enable=true"
+    assert inspect(checked(line).runs, tmp_path / "second") == []
+    assert len(inspect(checked(f"{line} train.seed=1").runs, tmp_path / "second")) == 1
+
+
+def test_a_run_that_has_saved_nothing_may_start_again_with_other_flags(checked, tmp_path):
+    earlier(tmp_path, checked(PPO).runs[0], steps=())
+    assert inspect(checked(f"{PPO} train.seed=1 ckpt.load_enable=true").runs, tmp_path) == []
+
+
+@pytest.mark.parametrize(("run", "begun"), [(GenerateRun(), "progress.json"), (RejectionSamplingRun(), "loop.json")])
+def test_jobs_without_checkpoints_are_compared_with_their_folder(tmp_path, run, begun):
+    run = replace(run, ckpt=replace(run.ckpt, load_enable=True))
+    other = replace(run, rollout=replace(run.rollout, temperature=0.5))
+    earlier_run = RunFolder(tmp_path)
+    save(run, earlier_run.config)
+    assert inspect([other], tmp_path) == []
+    (tmp_path / begun).write_text("{}")
+    assert inspect([run], tmp_path) == []
+    (problem,) = inspect([other], tmp_path)
+    assert "rollout.temperature: 1.0 -> 0.5" in problem.what
+
+
+def test_a_misspelled_flag_among_the_allowed_ones_is_found(checked):
+    (problem,) = checked(f"{PPO} ckpt.load_enable=true ckpt.allow_changes=[train.max_step]").problems
+    assert problem.key == "ckpt.allow_changes" and "did you mean train.max_steps" in problem.fix
+
+
+def test_load_enable_finds_the_run_whose_flags_may_change(checked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    earlier(tmp_path / "outputs/ppo/a", checked(PPO).runs[0])
+    line = f"{PPO} train.max_steps=9 ckpt.load_enable=true"
+    assert "starting afresh" in for_run(checked(line)).note
+    place = for_run(checked(f"{line} ckpt.allow_changes=[train.max_steps]"))
+    assert isinstance(place, Place) and place.folder == Path("outputs/ppo/a")
+
+
+def test_a_finished_run_says_so_with_its_result(checked, tmp_path):
+    record = earlier(tmp_path, checked(PPO).runs[0])
+    record.step(3)
+    record.done({"eval/pass1": 0.75, "train/reward": 0.5})
+    again = checked(f"{PPO} ckpt.load_enable=true").runs[0]
+    assert finished(again, tmp_path) is None, "its model is not there"
+    record.model.mkdir()
+    said = finished(again, tmp_path)
+    assert f"the run in {tmp_path} is finished after step 3, eval/pass1 0.75. Its result is {record.model}" in said
+    assert finished(checked(PPO).runs[0], tmp_path) is None
+    longer = checked(f"{PPO} ckpt.load_enable=true train.max_steps=9 ckpt.allow_changes=[train.max_steps]").runs[0]
+    assert finished(longer, tmp_path) is None
+
+
+def test_a_finished_run_without_checkpoints_is_not_made_again_with_other_flags(checked, tmp_path):
+    earlier(tmp_path, checked(PPO).runs[0], steps=()).done({})
+    assert len(inspect(checked(f"{PPO} train.seed=1 ckpt.load_enable=true").runs, tmp_path)) == 1
+
+
+def test_an_interrupted_run_says_from_where_it_goes_on(checked, tmp_path):
+    run = checked(f"{PPO} ckpt.save_steps=2").runs[0]
+    assert how_to_continue(run, tmp_path) == "; no checkpoint was saved, so it cannot be continued"
+    earlier(tmp_path, run, steps=(2, 4))
+    said = how_to_continue(run, tmp_path)
+    assert said == "; continue after step 4 with the same command and ckpt.load_enable=true"
+    assert how_to_continue(GenerateRun(), tmp_path) == "; nothing was saved yet"
+
+
+def test_the_configuration_of_before_a_change_is_kept(checked, tmp_path):
+    runs = [checked(f"{PPO} {more}").runs[0] for more in ("", "logger.progress=false", "train.seed=1", "train.seed=2")]
+    for run in runs:
+        keep_other_config(run, RunFolder(tmp_path))
+        save(run, RunFolder(tmp_path).config)
+    assert load(tmp_path / "config.1.yaml") == runs[1]
+    assert [str(each) for each in changes(load(tmp_path / "config.2.yaml"), runs[3])] == ["train.seed: 1 -> 2"]
+
+
+@pytest.mark.parametrize("text", ["task: ppo\ntrain: {sed: 1}\n", "task: [", "", "- a\n", "task: nothing\n", "\0"])
+def test_a_damaged_configuration_is_one_message(checked, tmp_path, text):
+    run = checked(f"{PPO} ckpt.load_enable=true").runs[0]
+    earlier(tmp_path, run, steps=()).done({})
+    (tmp_path / "config.yaml").write_text(text)
+    (problem,) = inspect([run], tmp_path)
+    assert f"{tmp_path / 'config.yaml'} cannot be read: " in problem.what
+    assert "\n" not in problem.what
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "running"', "\udcff"])
+def test_a_damaged_status_is_one_message(checked, tmp_path, monkeypatch, text):
+    run = checked(f"{PPO} ckpt.load_enable=true").runs[0]
+    record = earlier(tmp_path / "outputs/ppo/a", run)
+    record.status_file.write_bytes(text.encode(errors="surrogateescape"))
+    problem = for_run(checked(f"{PPO} ckpt.load_enable=true run_dir={record.path}"))
+    assert isinstance(problem, Problem)
+    assert f"{record.status_file} is damaged, it is not JSON" in problem.what
+    assert "delete it" in problem.fix
+    monkeypatch.chdir(tmp_path)
+    assert "starting afresh" in for_run(checked(f"{PPO} ckpt.load_enable=true")).note
+    record.status_file.unlink()
+    assert inspect([run], record.path) == []
+    assert json.loads((record.checkpoints / "step_000003/state.json").read_text()) == {"step": 3}
