@@ -11,27 +11,43 @@ import pytest
 
 from rlhf_suite.launch.stop import SIGNALS, Stopped, deferred, requested, shielded, stoppable
 
-BOTH = pytest.mark.parametrize("number", SIGNALS)
+EACH = pytest.mark.parametrize("number", SIGNALS)
+
+
+@pytest.fixture(autouse=True)
+def hangs_up():
+    """A test run under nohup inherits SIGHUP as ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@BOTH
+@EACH
 def test_a_signal_before_the_first_step_ends_the_run_at_once(number):
     with pytest.raises(Stopped) as stop, stoppable():
         send(number)
     assert (stop.value.number, stop.value.code, stop.value.saved) == (number, 128 + number, "")
 
 
-@BOTH
+@EACH
 def test_a_signal_during_a_step_is_only_noted(number):
     with stoppable(), deferred():
         assert requested() is None
         send(number)
         assert requested() == number
     assert requested() is None
+
+
+def test_a_hangup_that_the_user_ignores_is_ignored():
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stoppable(), deferred():
+        send(signal.SIGHUP)
+        assert requested() is None
 
 
 def test_a_signal_that_is_repeated_at_once_is_the_same_request():

@@ -1,9 +1,9 @@
-"""SIGTERM and SIGUSR2 ask a run to stop; its loops look for the request after every step, save, and end.
+"""SIGTERM, SIGUSR2 and SIGHUP ask a run to stop; its loops look for the request after every step, save, and end.
 
-Slurm sends these signals before a time limit and at a preemption; `docker stop` and `timeout` send SIGTERM. While a
-loop works on its steps (`deferred`), the first signal is only noted: the loop asks for it with `requested` at its next
-step boundary, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once, and so does a first
-signal where no loop is at work yet: during the start there is nothing to save.
+Slurm sends the first two before a time limit and at a preemption; `docker stop` and `timeout` send SIGTERM; a terminal
+that closes sends SIGHUP. While a loop works on its steps (`deferred`), the first signal is only noted: the loop asks
+for it with `requested` at its next step boundary, saves a checkpoint and raises `Stopped`. A second signal raises
+`Stopped` at once, and so does a first signal where no loop is at work yet: during the start there is nothing to save.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 # `timeout` sends its signal to the process and then to its group: what follows so soon is the same request.
 REPEATED_S = 1.0
 
@@ -58,7 +58,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _receive) for number in SIGNALS}
+    before = {number: signal.signal(number, _receive) for number in SIGNALS if not _is_ignored(number)}
     _state.depth += 1
     try:
         yield
@@ -103,6 +103,11 @@ def shielded() -> Iterator[None]:
             for number, handler in handlers.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_ignored(number: int) -> bool:
+    """Whether the user wants the signal ignored: `nohup` does so with SIGHUP."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:
