@@ -15,7 +15,7 @@ from pyarrow.parquet import write_table
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.inspections import hub as hub_inspection
 from rlhf_suite.cli.inspections import inspect
-from rlhf_suite.cli.inspections.network import unreachable
+from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.cli.preflight import preflight
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return [0.0] * len(queries)\n"
@@ -159,6 +159,15 @@ def test_servers_are_asked_together_and_a_name_that_does_not_exist_is_one_that_i
     assert {("127.0.0.1", closed_port), ("no-such-host.invalid", 80)} <= {*unreachable(servers, 5)}
 
 
+def test_a_proxy_of_the_environment_is_what_has_to_answer(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "near.example")
+    assert first_hop("http://far.example:5000/x") == ("proxy.example", 3128)
+    assert first_hop("http://near.example:5000/x") == ("near.example", 5000)
+    assert first_hop("http://127.0.0.1:5000/x") == ("127.0.0.1", 5000)
+    assert first_hop("http://near.example/x") == ("near.example", 80)
+
+
 def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
     path, judge = (
         model(tokenizer={"chat_template": "x"}),
@@ -272,7 +281,7 @@ def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, cl
         monkeypatch.delenv(name, raising=False)
     key, said = one(line, tmp_path)
     assert (
-        key == "actor.model_name_or_path" and f"127.0.0.1:{closed_port} cannot be reached: Connection refused" in said
+        key == "actor.model_name_or_path" and f"cannot be reached (127.0.0.1:{closed_port}: Connection refused)" in said
     )
     assert "hf download org/model" in said
     assert found(line) == []  # a sweep's parent does not ask the network

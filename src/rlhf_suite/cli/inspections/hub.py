@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE
 
 from rlhf_suite.cli.inspections.model_uses import model_uses
-from rlhf_suite.cli.inspections.network import unreachable
+from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import Run
@@ -81,9 +79,6 @@ def hub_problem() -> str | None:
     """Why nothing can be fetched from the hub; None when it can be connected to, directly or through a proxy."""
     if HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE forbids to fetch it"
-    parts = urlsplit(ENDPOINT)
-    proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
-    asked = urlsplit(proxy) if proxy else parts
-    server = (asked.hostname or "", asked.port or (443 if asked.scheme == "https" else 80))
+    server = first_hop(ENDPOINT)
     reason = unreachable([server], CONNECT_S).get(server)
-    return reason and f"{proxy or ENDPOINT} cannot be reached: {reason}"
+    return reason and f"{ENDPOINT} cannot be reached ({server[0]}:{server[1]}: {reason})"

@@ -6,8 +6,21 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 Server = tuple[str, int]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def first_hop(url: str) -> Server:
+    """Return the server that a request for a URL connects to: its own, or the proxy that the environment names."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    is_direct = host in LOOPBACK or bool(proxy_bypass(host))
+    proxy = None if is_direct else getproxies().get(parts.scheme)
+    asked = urlsplit(proxy) if proxy else parts
+    return asked.hostname or "", asked.port or (443 if asked.scheme == "https" else 80)
 
 
 def unreachable(servers: Iterable[Server], timeout_s: float) -> dict[Server, str]:

@@ -6,9 +6,8 @@ import ast
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from rlhf_suite.cli.inspections.network import unreachable
+from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.checks.reward import named
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import is_http, urls
@@ -84,14 +83,9 @@ def reward_servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
     for key, value in remote_urls(run).items():
         if not is_http(value):
             continue
-        failed = unreachable([server(url) for url in urls(value)], CONNECT_S)
-        if len(failed) == len({server(url) for url in urls(value)}):
+        servers = {first_hop(url) for url in urls(value)}
+        failed = unreachable(servers, CONNECT_S)
+        if len(failed) == len(servers):
             said = "; ".join(f"{host}:{port}: {reason}" for (host, port), reason in failed.items())
             fix = "start the server first (a served reward model says where it listens), or correct the address"
             yield Problem(key, f"no reward server accepts a connection: {said}", fix)
-
-
-def server(url: str) -> tuple[str, int]:
-    """Host and port of a URL."""
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
