@@ -37,3 +37,20 @@ def test_every_new_name_exists():
     known = flags_of(None)
     assert set(RENAMED.values()) <= set(known)
     assert all(renamed(old, known) == new for old, new in RENAMED.items())
+
+
+def test_defaults_that_openrlhf_has_under_the_same_names():
+    """docs/from_openrlhf.md names those that differ."""
+    expected = {
+        "train.max_epochs": {"sft": 2, "rm": 1, "dpo": 1, "kto": 1, "prm": 1, "distill": 1, "ppo": 1},
+        "train.micro_batch_size": {"sft": 8, "rm": 1, "dpo": 8, "kto": 8, "prm": 1, "distill": 8, "ppo": 1},
+        "data.max_len": {"sft": 2048, "rm": 512, "dpo": 512, "kto": 2048, "prm": 2048, "distill": 2048, "ppo": 2048},
+        "eval.split": dict.fromkeys(("sft", "rm", "ppo"), "train")
+        | dict.fromkeys(("dpo", "kto", "prm", "distill"), "test"),
+        "data.input_template": dict.fromkeys(("sft", "kto", "distill"), "User: {}\nAssistant: ")
+        | dict.fromkeys(("rm", "dpo", "prm", "ppo")),
+    }
+    for key, by_task in expected.items():
+        for task, value in by_task.items():
+            defaults = {info.key: info.default for info in walk(TASKS[task])}
+            assert defaults[key] == value, (task, key)

@@ -46,19 +46,19 @@ class AnswerEvalConfig(EvalConfig):
 
 
 @dataclass
-class LabelledEvalConfig(AnswerEvalConfig):
-    """Evaluation on answers that are desirable or not"""
-
-    label_key: list[str] | None = column("label_key")
-
-
-@dataclass
 class PairEvalConfig(EvalConfig):
     """Evaluation on pairs of answers"""
 
     prompt_key: list[str] | None = column("prompt_key")
     chosen_key: list[str] | None = column("chosen_key")
     rejected_key: list[str] | None = column("rejected_key")
+
+
+@dataclass
+class LabelledEvalConfig(PairEvalConfig, AnswerEvalConfig):
+    """Evaluation on answers that are desirable or not"""
+
+    label_key: list[str] | None = column("label_key")
 
 
 @dataclass

@@ -98,7 +98,8 @@ class RMRun(SupervisedRun):
 
     task: str = flag("rm", "The task; chosen with task=<name>")
     actor: RMActorConfig = group(RMActorConfig)
-    data: RewardPairDataConfig = group(RewardPairDataConfig)
+    data: RewardPairDataConfig = group(RewardPairDataConfig, max_len=512, input_template=None)
+    train: TrainConfig = group(TrainConfig, max_epochs=1, micro_batch_size=1)
     eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
@@ -110,8 +111,9 @@ class DPORun(SupervisedRun):
     task: str = flag("dpo", "The task; chosen with task=<name>")
     actor: DPOActorConfig = group(DPOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
-    data: PairDataConfig = group(PairDataConfig)
-    eval: PairEvalConfig = group(PairEvalConfig)
+    data: PairDataConfig = group(PairDataConfig, max_len=512, input_template=None)
+    train: TrainConfig = group(TrainConfig, max_epochs=1)
+    eval: PairEvalConfig = group(PairEvalConfig, split="test")
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
@@ -123,7 +125,8 @@ class KTORun(SupervisedRun):
     actor: KTOActorConfig = group(KTOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
-    eval: LabelledEvalConfig = group(LabelledEvalConfig)
+    train: TrainConfig = group(TrainConfig, max_epochs=1)
+    eval: LabelledEvalConfig = group(LabelledEvalConfig, split="test")
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
@@ -134,7 +137,8 @@ class PRMRun(SupervisedRun):
     task: str = flag("prm", "The task; chosen with task=<name>")
     actor: PRMActorConfig = group(PRMActorConfig)
     data: StepDataConfig = group(StepDataConfig)
-    eval: StepEvalConfig = group(StepEvalConfig)
+    train: TrainConfig = group(TrainConfig, max_epochs=1, micro_batch_size=1)
+    eval: StepEvalConfig = group(StepEvalConfig, split="test")
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
@@ -146,7 +150,8 @@ class DistillRun(SupervisedRun):
     actor: StudentConfig = group(StudentConfig)
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
-    eval: AnswerEvalConfig = group(AnswerEvalConfig)
+    train: TrainConfig = group(TrainConfig, max_epochs=1)
+    eval: AnswerEvalConfig = group(AnswerEvalConfig, split="test")
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 

@@ -12,6 +12,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.collect import Collector
+from rlhf_suite.rl.equal_rewards import EqualRewards
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
 from rlhf_suite.rl.scoring import Scorer
@@ -40,6 +41,7 @@ class Gatherer:
         sources: Sequence[str] = (),
     ) -> None:
         self.sources = sources  # that of each prompt; empty: there is one
+        self.equal_rewards = EqualRewards(config.algo, journal.notice)
         self.config, self.order, self.journal = config, order, journal
         self.collector, self.scorer, self.shaper = collector, scorer, shaper
         size = config.rollout.vllm_generate_batch_size or config.rollout.batch_size
@@ -55,7 +57,9 @@ class Gatherer:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped, self.sources)
-        if self.scorer.rewards.is_empty:
+        if not self.scorer.rewards.is_empty:
+            self.equal_rewards.look(shaped)
+        else:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 

@@ -27,6 +27,7 @@ from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.batch_job import BatchJob
+from rlhf_suite.train.notices import chat_template_notices
 
 
 def run(config: GenerateRun, folder: Path) -> dict[str, float]:
@@ -51,6 +52,8 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
     tokenizer = load_tokenizer(path, config.data)
     if job.left == job.rows:
         check_usable(PromptEncoder(tokenizer, config.data), source.chunks(job.rows, 1), config.data.on_bad_row)
+    for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
+        journal.notice(notice)
     device, vllm = device_kind(config.launch), config.vllm
     plan = Plan(device, (Pool((Role("engine", vllm.num_engines, vllm.tensor_parallel_size),)),))
     with ExitStack() as stack:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import ProcessRewardConfig, has_source, reward_model
 from rlhf_suite.config.runs import PPORun
@@ -29,6 +32,7 @@ from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 from rlhf_suite.rl.wiring import wired
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.journal import Journal
+from rlhf_suite.train.notices import batch_notices, chat_template_notices
 from rlhf_suite.train.run_folder import RunFolder
 
 
@@ -50,6 +54,8 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(config.logger, run_folder, config.task)))
         journal.say(prompts.notes)
+        for notice in notices(config, tokenizer, len(prompts.train)):
+            journal.notice(notice)
         journal.say("Starting " + "; ".join(placement.lines()))
         stack.enter_context(ray_cluster(config.launch, folder, placement.num_actors))
         slots = reserve(placement, config.launch.timeout_s)
@@ -65,6 +71,12 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
             process = process_source(actors.process, judge, config.reward.process.aggregate)
         rewards = TrajectoryRewards(sources, model, process)
         return wired(config, run_folder, journal, (tokenizer, prompts, order), actors, rewards).run()
+
+
+def notices(config: PPORun, tokenizer: PreTrainedTokenizerBase, prompts: int) -> Iterator[str]:
+    """What the user should know before the actors start."""
+    yield from chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path))
+    yield from batch_notices("rollout.batch_size", config.rollout.batch_size, prompts, "prompts")
 
 
 def checked_steps(config: PPORun, order: BatchOrder) -> int:

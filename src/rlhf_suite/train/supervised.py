@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.eval import columns_of_sets
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packed import PackedRows
@@ -22,6 +22,7 @@ from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.loader import StepLoader
+from rlhf_suite.train.notices import batch_notices, chat_template_notices
 from rlhf_suite.train.ranks import running
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
@@ -121,9 +122,12 @@ class SupervisedWorker(TrainedWorker):
 def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str, float]:
     """Encode the data, train, and return the last metrics."""
     assert config.actor.model_name_or_path is not None
-    task = make_task(config, load_tokenizer(config.actor.model_name_or_path, config.data))
+    tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+    task = make_task(config, tokenizer)
     run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
     data = encode(config, make_task, task, journal)
+    for notice in notices(config, tokenizer, len(data.train)):
+        journal.notice(notice)
     ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
     with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
         total_steps, steps_per_epoch = group.call("steps")[0]
@@ -151,6 +155,14 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
         held_out[name] = in_rows(own.assemble(loader.load(sources)), config, journal)
     journal.say(bad.summary())
     return Encoded(items, held_out)
+
+
+def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
+    """What the user should know before the run trains."""
+    pretrains = isinstance(config, SFTRun) and config.actor.pretrain_mode_enable
+    if not pretrains:
+        yield from chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path))
+    yield from batch_notices("train.batch_size", config.train.batch_size, rows, "rows")
 
 
 def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: dict[str, Any]) -> Task:

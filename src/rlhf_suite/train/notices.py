@@ -1,0 +1,25 @@
+"""What a run says once at its start, because it can go on but is probably not what its user means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.models.builtin import CHAT_TEMPLATE
+
+
+def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: RenderConfig, model: str) -> Iterator[str]:
+    """Say that the chat template of `model` is not used. The built-in models have one, but are not tuned on it."""
+    if not data.apply_chat_template and tokenizer.chat_template not in (None, CHAT_TEMPLATE):
+        yield (
+            f"actor.model_name_or_path={model} has a chat template, but data.apply_chat_template=false: prompts are "
+            "given as plain text. If this is a chat model and not a base model, add data.apply_chat_template=true"
+        )
+
+
+def batch_notices(flag: str, size: int, count: int, what: str) -> Iterator[str]:
+    """Say that a batch of `size` is larger than all the data."""
+    if size > count:
+        yield f"{flag}={size} is larger than the data: each step takes all {count} {what}"

@@ -1,0 +1,53 @@
+"""Rewards that tell no answers apart for several steps are said once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rl.equal_rewards import STEPS, EqualRewards
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+
+def step(*groups: list[float]) -> ScoredTrajectories:
+    """The rewards of the answers to each prompt."""
+    flat = [(number, reward) for number, rewards in enumerate(groups) for reward in rewards]
+    trajectories = [Trajectory.start(number, number, 0, [1]) for number, _ in flat]
+    values, texts = np.array([reward for _, reward in flat], np.float32), [""] * len(flat)
+    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, texts)
+
+
+@pytest.fixture
+def watch():
+    """What is said of the given steps under an estimator."""
+
+    def make(estimator: str, steps: list[ScoredTrajectories]) -> list[str]:
+        said: list[str] = []
+        rewards = EqualRewards(AlgoConfig(advantage=AdvantageConfig(estimator=estimator)), said.append)
+        for each in steps:
+            rewards.look(each)
+        return said
+
+    return make
+
+
+SAME, DIFFERENT = step([0, 0], [1, 1]), step([0, 1], [1, 1])
+
+
+def test_groups_without_a_spread_are_said_once(watch):
+    (said,) = watch("group_norm", [SAME] * (3 * STEPS))
+    assert f"In each of the last {STEPS} steps all answers to the same prompt had the same reward (mean 0.5)" in said
+    assert "data.label_key" in said
+
+
+def test_one_step_with_a_difference_begins_anew(watch):
+    steps = [SAME] * (STEPS - 1)
+    assert watch("group_norm", [*steps, DIFFERENT, *steps]) == []
+
+
+def test_other_estimators_compare_all_answers(watch):
+    assert watch("gae", [SAME] * STEPS) == []
+    (said,) = watch("gae", [step([1, 1], [1, 1])] * STEPS)
+    assert "all answers had the same reward" in said
