@@ -123,8 +123,22 @@ LAUNCH = [
     Mutation(
         "any bearer token opens a server",
         "launch/http_server.py",
-        "not hmac.compare_digest(given, expected)",
-        'not given.startswith(b"Bearer ")',
+        'not hmac.compare_digest(headers.get(b"authorization", b""), self.expected)',
+        'not headers.get(b"authorization", b"").startswith(b"Bearer ")',
+        BATCHER,
+    ),
+    Mutation(
+        "a web page reaches a server without a token under a name of its own",
+        "launch/http_server.py",
+        "host_name(host) not in LOOPBACK",
+        "not host_name(host)",
+        BATCHER,
+    ),
+    Mutation(
+        "every byte of a request buys its connection more time",
+        "launch/http_protocol.py",
+        "        elif self.deadline is None:\n",
+        "        else:\n            self.stop_watch()\n",
         BATCHER,
     ),
     Mutation(
