@@ -72,7 +72,7 @@ def test_what_a_checkpoint_cannot_be_loaded_with_is_never_allowed(checked, tmp_p
 
 
 def test_another_task_is_refused_in_one_message(checked, tmp_path):
-    (problem,) = problems(checked, tmp_path, PPO, "task=sft actor.model_name_or_path=builtin:tiny data.dataset=x")
+    (problem,) = problems(checked, tmp_path, PPO, "task=sft demo=sft")
     assert "task: 'ppo' -> 'sft'" in problem
 
 

@@ -7,10 +7,12 @@ import time
 
 import pytest
 
+from rlhf_suite.cli.folders import for_sweep
 from rlhf_suite.cli.local_jobs import gpu_slots, run_here
 from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
 from rlhf_suite.cli.summary import finish
 from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended
+from rlhf_suite.config.problems import Problem
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -134,3 +136,11 @@ def test_jobs_are_not_given_up_while_slurm_does_not_answer(tmp_path, capsys):
     silent = [{"7_0": "UNKNOWN"}] * (2 * GONE_POLLS)
     assert watched(tmp_path, [job], [*silent, *[{"7_0": "FAILED"}] * GONE_POLLS]) == 3 * GONE_POLLS
     assert capsys.readouterr().out.count("does not answer") == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"number": 1}]'])
+def test_a_damaged_record_of_a_sweep_is_one_message(checked, tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    problem = for_sweep(checked(f"-m task=sft demo=sft train.seed=1,2 run_dir={tmp_path}"))
+    assert isinstance(problem, Problem)
+    assert problem.what == f"{tmp_path / 'summary.json'} is damaged" and problem.fix.startswith("delete it")

@@ -305,3 +305,17 @@ def test_progress_is_told(tokenizer, tmp_path):
     path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
     Loader(encoder, SFT, 0, BadRows("skip"), lambda *told: seen.append(told)).load(Sources(str(path), "train"))
     assert seen == [(str(path), number) for number in range(1, 52)]
+
+
+def test_the_identity_of_sources_is_that_of_their_contents(tmp_path, tokenizer):
+    def identity(path, cache=True):
+        loader = Loader(ConversationEncoder(tokenizer, SFT), replace(SFT, cache_enable=cache), 0, BadRows("skip"))
+        loader.load(Sources(str(path), "train"))
+        return loader.identity
+
+    path = write(tmp_path / "a.jsonl")
+    first = identity(path)
+    assert identity(path, cache=False) == first
+    assert identity(path.rename(tmp_path / "b.jsonl")) == first
+    (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text().replace("a", "b", 1))
+    assert identity(tmp_path / "b.jsonl") != first

@@ -136,3 +136,25 @@ def test_a_column_that_parquet_cannot_hold_is_told_and_nothing_is_lost(tmp_path)
     with pytest.raises(UserError, match=r"choose a \.jsonl output"):
         part.finish()
     assert len((tmp_path / "out.parquet.part").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"next_row": -1}', '{"next": 3}', '{"next_row": "a"}', "\0"])
+def test_a_damaged_record_is_one_message(tmp_path, text):
+    path, record = tmp_path / "rows.jsonl", tmp_path / "progress.json"
+    PartFile(path, record, 0, resume=False).append([{"a": 1}], 1, {})
+    record.write_text(text)
+    with pytest.raises(
+        UserError, match=r"progress\.json is damaged, .* delete .*progress\.json and .*rows\.jsonl\.part"
+    ):
+        PartFile(path, record, 0, resume=True)
+
+
+def test_a_part_that_has_lost_rows_is_refused_and_not_filled_with_zeros(tmp_path):
+    path, record = tmp_path / "rows.jsonl", tmp_path / "progress.json"
+    PartFile(path, record, 0, resume=False).append([{"a": 1}, {"a": 2}], 2, {})
+    part = tmp_path / "rows.jsonl.part"
+    before = part.read_bytes()[:-3]
+    part.write_bytes(before)
+    with pytest.raises(UserError, match=r"rows\.jsonl\.part has 15 bytes of the 18 that were written"):
+        PartFile(path, record, 0, resume=True)
+    assert part.read_bytes() == before

@@ -4,6 +4,7 @@ import io
 import json
 import time
 
+import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -12,6 +13,7 @@ from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.resolve import save
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.train.console import Progress, headline
+from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.metrics import MetricLogger, read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -159,3 +161,22 @@ def test_every_evaluation_is_printed_with_and_without_a_terminal():
         shown.close()
         assert "ppo 7/40  evaluation: pass1 0.8926 ± 0.019  pass4 0.98" in out.getvalue()
         assert "512" not in out.getvalue()
+
+
+DAMAGED = [b"{\n", b"[]\n", b"\xff\xfe\x00\n", b'{"loss": 1.0}\n', b'{"step": "1"}\n', b"\n"]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_named_and_left_out_and_the_others_stay(tmp_path, capsys, line):
+    folder = RunFolder(tmp_path)
+    sound = [b'{"step": 1, "train/loss": 3.0}\n', b'{"step": 2, "train/loss": 2.0}\n']
+    folder.metrics.write_bytes(sound[0] + line + sound[1] + b'{"step": 3, "tra')
+    assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
+    journal = Journal(LoggerConfig(progress=False), folder, "sft")
+    journal.begin(2, 5)
+    journal.close()
+    said = capsys.readouterr().err.replace("\n", "")
+    assert said == f"{folder.metrics}:2 is damaged, not a row of metrics: it is left out", (
+        "and no word of the torn line"
+    )
+    assert folder.metrics.read_bytes() == b"".join(sound)

@@ -11,7 +11,7 @@ from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.group import LocalGroup
 from rlhf_suite.train.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.workers import Worker
 
 
@@ -70,10 +70,11 @@ def group(monkeypatch):
 
 @pytest.fixture
 def saver(tmp_path, group):
-    def make(**config) -> Saver:
+    def make(identity="abc", **config) -> Saver:
         folder, driver_state = RunFolder(tmp_path / "run"), {"beta": Beta()}
         parts = (driver_state, {"notes": Notes()})
-        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", *parts)
+        rows = TrainingRows("data.dataset", identity)
+        return Saver(CheckpointConfig(**config), folder, {"actor": group}, "eval/gpt_loss", rows, *parts)
 
     return make
 
@@ -147,6 +148,19 @@ def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, gr
         "differs)",
         f"Resuming after step 1 from {first.store.path / 'step_000001'}",
     ]
+
+
+def test_other_rows_under_the_same_name_are_refused_unless_they_are_allowed(saver, group):
+    saver(save_steps=1).save_if_due(1, {})
+    again = {"load_enable": True, "save_steps": 1}
+    group.call("set", 8)
+    with pytest.raises(
+        UserError, match=r"data\.dataset: the files have other contents .*allow_changes=\[data\.dataset"
+    ):
+        saver("other", **again).resume(print)
+    assert group.call("get") == [8], "nothing has been loaded"
+    assert saver("other", allow_changes=["data.dataset"], **again).resume(print) == 1
+    assert saver(**again).resume(print) == 1
 
 
 def test_a_fresh_run_starts_at_0_and_never_among_old_checkpoints(saver):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.cli.nodes import node_problem
+from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
 from rlhf_suite.config.resume import changes, is_allowed, load_earlier
@@ -103,9 +104,10 @@ def busy(folder: Path) -> Problem | None:
 
 
 def damaged(folder: Path) -> Problem | None:
-    """The problem of a folder whose status cannot be read."""
+    """The problem of a run or a sweep whose record cannot be read."""
     try:
         RunFolder(folder).status()
+        read(folder)
     except UserError as error:
         what, _, fix = str(error).rpartition(": ")
         return Problem("run_dir", what, fix)
@@ -117,7 +119,7 @@ def for_sweep(found: Preflight) -> Path | Problem:
     place = found.folder if found.chosen_folder else found.folder.parent
     if reason := unwritable(place):
         return Problem("run_dir", f"{place} cannot hold a sweep: {reason}", "add run_dir=<folder>")
-    return found.folder if found.chosen_folder else fresh(found.folder)
+    return (damaged(found.folder) or found.folder) if found.chosen_folder else fresh(found.folder)
 
 
 @contextlib.contextmanager

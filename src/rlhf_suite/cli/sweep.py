@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf_suite.disk import write_json
+from rlhf_suite.errors import UserError
 from rlhf_suite.train.run_folder import RunFolder
 
 # What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
@@ -69,7 +70,12 @@ def chosen_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
 def read(folder: Path) -> Sweep | None:
     """The record of a sweep, None where there is none."""
     path = folder / "summary.json"
-    return Sweep(folder, [Job(**row) for row in json.loads(path.read_text())]) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return Sweep(folder, [Job(**row) for row in json.loads(path.read_text())])
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged: delete it, since the folders of the jobs keep their results") from None
 
 
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -34,6 +36,12 @@ class Loader(Generic[Encoded]):
     seed: int
     bad: BadRows
     watch: Watch | None = None
+    contents: list[list[str]] = field(default_factory=list)  # of each source that was loaded, the digests of its files
+
+    @property
+    def identity(self) -> str:
+        """A digest of what is in the files of all sources loaded so far, wherever they are."""
+        return hashlib.sha256(json.dumps(self.contents).encode()).hexdigest()
 
     def load(self, sources: Sources) -> Sequence[Encoded]:
         """The items of all sources; what the cache holds beyond its bound goes."""
@@ -55,15 +63,16 @@ class Loader(Generic[Encoded]):
     def source(self, name: str, sources: Sources) -> Sequence[Encoded]:
         """All items of one source, from the disk where they are there; UserError if there are none."""
         located = locate(name, sources.split, sources.flags)
-        folder = self.folder(located, name, sources) if self.data.cache_enable else None
+        contents = [file_digest(file) for file in located.files]
+        self.contents.append(contents)
+        folder = self.folder(contents, name, sources) if self.data.cache_enable else None
         store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
         bad.check_share(self.data.max_skipped_share, f"{sources.flags.dataset}={name}")
         self.bad.merge(bad)
         return store
 
-    def folder(self, located: Located, name: str, sources: Sources) -> Path:
+    def folder(self, contents: list[str], name: str, sources: Sources) -> Path:
         """Where the items of a source are, or will be: by everything that they depend on."""
-        contents = [file_digest(file) for file in located.files]
         taken = (name, sources.split, sources.max_samples, contents)
         return cache_folder(KIND) / digest(self.encoder, self.data.on_bad_row, taken)
 

@@ -39,7 +39,7 @@ class PartFile:
         # what becomes the output by a rename: the part itself, or what it is converted to
         self.ready = self.part if path.suffix != ".parquet" else path.with_name(f"{path.name}.part.parquet")
         if resume and record.exists():
-            self.progress = Progress(**json.loads(record.read_text()))
+            self.progress = self._read()
         else:
             self.progress = self._fresh(first_row)
         if not self.progress.done and not self.part.exists() and not self.ready.exists():
@@ -50,6 +50,21 @@ class PartFile:
             self.file = self.part.open("r+b")
             self.file.truncate(self.progress.bytes)
             self.file.seek(self.progress.bytes)
+
+    def _read(self) -> Progress:
+        """Return how far the output is. Raises UserError where that or the output is damaged."""
+        again = f"Restore it, or delete {self.record} and {self.part} to start again"
+        try:
+            progress = Progress(**json.loads(self.record.read_text()))
+            is_right = progress.next_row >= 0 and progress.bytes >= 0 and isinstance(progress.totals, dict)
+        except (ValueError, TypeError):
+            is_right = False
+        if not is_right:
+            raise UserError(f"{self.record} is damaged, so it is not known how far the output is. {again}")
+        size = self.part.stat().st_size if self.part.exists() else progress.bytes
+        if size < progress.bytes and not progress.done:
+            raise UserError(f"{self.part} has {size} bytes of the {progress.bytes} that were written. {again}")
+        return progress
 
     def _fresh(self, first_row: int) -> Progress:
         """Make an empty part, then the record of it: whenever there is a record, there has been a part."""

@@ -27,6 +27,7 @@ class Prompts:
     held_out: Sequence[Prompt]
     held_out_sources: Sequence[str]
     notes: str
+    identity: str  # of the files that the training prompts come from
 
 
 def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
@@ -37,6 +38,7 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
     train, train_sources = loader.load_with_names(sources)
+    identity = loader.identity
     sets: list[Sequence[Prompt]] = []
     names = source_names(config.eval.dataset or "")
     for source, columns in zip(names, columns_of_sets(config.eval, len(names)), strict=True):
@@ -44,4 +46,4 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
         encoder = PromptEncoder(tokenizer, replace(data, **columns))
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(set_names(names), sets, strict=True) for _ in part]
-    return Prompts(train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary())
+    return Prompts(train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary(), identity)

@@ -25,7 +25,7 @@ from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.group import Group
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.saving import Saver, TrainingRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,7 +69,13 @@ def wired(
         publisher=publisher,
         evaluator=evaluator,
         saver=Saver(
-            config.ckpt, folder, trained, "eval/pass1", {"kl_controller": credit.controller}, {"samples": gatherer}
+            config.ckpt,
+            folder,
+            trained,
+            "eval/pass1",
+            TrainingRows("data.prompt_dataset", prompts.identity),
+            {"kl_controller": credit.controller},
+            {"samples": gatherer},
         ),
         journal=journal,
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.train.console import Progress
-from rlhf_suite.train.metrics import MetricLogger
+from rlhf_suite.train.metrics import MetricLogger, damaged_lines
 from rlhf_suite.train.run_folder import RunFolder
 
 LINE_LIMIT = 4000  # characters of a line for the console
@@ -28,6 +28,8 @@ class Journal:
 
     def begin(self, start: int, total: int) -> None:
         """Open the sinks; what they hold of steps after `start` is forgotten, since it will be made again."""
+        for number in damaged_lines(self.folder.metrics):
+            self.notice(f"{self.folder.metrics}:{number} is damaged, not a row of metrics: it is left out")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,11 +121,27 @@ class Wandb:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line torn by a killed run is left out."""
-    if not path.exists():
-        return []
-    whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in whole]
+    """Return the rows of a metrics.jsonl, without a last line torn by a killed run and without lines that are damaged
+    (`damaged_lines`)."""
+    return [row for _, row in numbered_rows(path) if row is not None]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """Return the numbers of the lines that are not rows of metrics."""
+    return [number for number, row in numbered_rows(path) if row is None]
+
+
+def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield each whole line's number and row; None in the place of a row that cannot be read."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield number, row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.resolve import load
@@ -38,22 +38,30 @@ class Filed(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
+class TrainingRows(NamedTuple):
+    """The flag that names the rows a run trains on, and a digest of the files they come from."""
+
+    flag: str
+    identity: str
+
+
 class Saver:
     """Saves every trained model with its optimiser and random states, and the driver's state.
 
     The data cursor, shuffles and sampling seeds are functions of the step, so the step number stands for them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a run saves is all that it is made of
         self,
         config: CheckpointConfig,
         folder: RunFolder,
         groups: Mapping[str, Group],
         default_metric: str,
+        rows: TrainingRows,
         driver_state: Mapping[str, Stateful] | None = None,
         driver_files: Mapping[str, Filed] | None = None,
     ) -> None:
-        self.config, self.folder, self.groups = config, folder, groups
+        self.config, self.folder, self.groups, self.rows = config, folder, groups, rows
         self.driver_state, self.driver_files = driver_state or {}, driver_files or {}
         self.metric = config.best_metric_key or default_metric
         self.store = store_of(config, folder)
@@ -72,12 +80,16 @@ class Saver:
         checkpoint = self.store.newest_sound(say)
         if checkpoint is None:
             return 0
-        changed = self.changes_since(checkpoint)
+        state, changed = checkpoint.state(), self.changes_since(checkpoint)
+        if state["rows"] != self.rows.identity and not {self.rows.flag, "data"} & {*self.config.allow_changes}:
+            raise UserError(
+                f"{self.rows.flag}: the files have other contents than when {checkpoint.path} was written. Restore "
+                f"them, or add 'ckpt.allow_changes=[{self.rows.flag}]' to continue with the new rows"
+            )
         said = "".join(f"; {change}" for change in changed)
         say(f"Resuming after step {checkpoint.step} from {checkpoint.path}{said}")
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
-        state = checkpoint.state()
         self.folder.continues(state["run"])
         self.best = state["best"]
         for name, part in self.driver_state.items():
@@ -154,7 +166,7 @@ class Saver:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
-        state = {"step": step, "best": self.best, "run": self.folder.run_id}
+        state = {"step": step, "best": self.best, "run": self.folder.run_id, "rows": self.rows.identity}
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step
 

@@ -25,7 +25,7 @@ from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.notices import batch_notices, chat_template_notices
 from rlhf_suite.train.ranks import running
 from rlhf_suite.train.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import Task
@@ -46,6 +46,7 @@ class Encoded:
 
     train: Sequence[Item]
     held_out: dict[str, Sequence[Item]]
+    identity: str = ""  # of the files that the training items come from
 
 
 class SupervisedWorker(TrainedWorker):
@@ -131,7 +132,8 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
     with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
         total_steps, steps_per_epoch = group.call("steps")[0]
-        saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}")
+        rows = TrainingRows("data.dataset", data.identity)
+        saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows)
         try:
             return Trainer(config, group, saver, journal, total_steps, steps_per_epoch).fit()
         finally:
@@ -146,6 +148,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
     loader = Loader(task.encoder, data, seed, bad, journal.encoding)
     items = in_rows(task.assemble(loader.load(sources)), config, journal)
+    identity = loader.identity
     held_out: dict[str, Sequence[Item]] = {}
     names = source_names(config.eval.dataset or "")
     for name, source, columns in zip(set_names(names), names, columns_of_sets(config.eval, len(names)), strict=True):
@@ -154,7 +157,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
         loader = replace(loader, encoder=own.encoder)
         held_out[name] = in_rows(own.assemble(loader.load(sources)), config, journal)
     journal.say(bad.summary())
-    return Encoded(items, held_out)
+    return Encoded(items, held_out, identity)
 
 
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:

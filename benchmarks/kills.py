@@ -1,0 +1,240 @@
+"""kill -9 at random instants, in every kind of run: each has to end in the bytes of a run that nothing disturbed.
+
+    python benchmarks/kills.py                       # 50 kills over all modes; a JSON line for each mode
+    python benchmarks/kills.py --kills 4 --modes sft dpo
+    python benchmarks/kills.py --write               # and writes docs/kills.md
+
+Of each mode there is one run without kills. Others are killed (the driver alone, with SIGKILL) at instants that are
+drawn uniformly from the duration of that run, wherever they fall: in the imports, a step, a checkpoint, the export.
+After each kill the same command goes on. What is compared: SHA-256 of every model, all metrics but the clock's, the
+rows of rollouts and evaluations, the answers and the training rows of generate and the loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from common import RESULTS, ROOT, scratch
+
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
+
+import jobs  # noqa: E402 - it is found by the line above
+
+from rlhf_suite.disk import file_digest  # noqa: E402
+from rlhf_suite.launch.environment import runtime_env  # noqa: E402
+from rlhf_suite.models.builtin import create_tiny  # noqa: E402
+from rlhf_suite.train.metrics import read_rows  # noqa: E402
+from rlhf_suite.train.run_folder import RunFolder  # noqa: E402
+
+POLL_S = 0.02
+KILLS_OF_A_RUN = 8  # then it may end
+# Some groups of answers get equal rewards, which dynamic filtering drops.
+REWARD = (
+    "def reward_func(queries, prompts, labels):\n    return [float(sum(map(ord, text)) % 3 == 0) for text in queries]\n"
+)
+
+EVERY = "logger.progress=false launch.device=cpu launch.timeout_s=600 ckpt.load_enable=true"
+SUPERVISED = (
+    "demo={task} data.max_samples=40 train.batch_size=8 train.micro_batch_size=4 train.max_epochs=3 train.max_steps=8 "
+    "eval.steps=4 eval.max_samples=8 ckpt.save_steps=1 ckpt.max_num=2 " + EVERY
+)
+SAMPLING = "data.max_samples=48 rollout.n_samples_per_prompt=4 reward.rule=null reward.remote_url={reward} " + EVERY
+PPO = (
+    "task=ppo demo=ppo rollout.batch_size=4 train.batch_size=8 train.micro_batch_size=4 rollout.micro_batch_size=4 "
+    "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 " + SAMPLING
+)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A kind of run, and how many of 100 kills it gets."""
+
+    name: str
+    share: int
+    line: str
+
+    def words(self, root: Path) -> list[str]:
+        """The command line, with a model that has random weights."""
+        task = next(word for word in self.line.split() if word.startswith("task=")).partition("=")[2]
+        line = self.line.format(task=task, reward=root / "reward.py")
+        return [*line.split(), f"actor.model_name_or_path={root / 'model'}"]
+
+
+MODES = (
+    Mode("sft", 16, f"task=sft {SUPERVISED}"),
+    Mode("sft, LoRA with dropout", 14, f"task=sft {SUPERVISED} ds.lora.rank=8 ds.lora.dropout=0.2"),
+    Mode("dpo", 14, f"task=dpo {SUPERVISED}"),
+    Mode(
+        "sft, 2 ranks, ZeRO-2",
+        10,
+        f"task=sft {SUPERVISED} actor.num_gpus_per_node=2 ds.zero_stage=2 train.micro_batch_size=2",
+    ),
+    Mode(
+        "ppo, gae with a critic",
+        14,
+        f"{PPO} algo.advantage.estimator=gae critic.save_value_network=true train.enable_ema=true algo.kl.target=0.02",
+    ),
+    Mode(
+        "ppo, group_norm with dynamic filtering",
+        12,
+        f"{PPO} algo.advantage.estimator=group_norm algo.dynamic_filtering_enable=true "
+        "rollout.vllm_generate_batch_size=8",
+    ),
+    Mode("generate", 10, f"task=generate demo=generate generate.chunk_size=4 {SAMPLING}"),
+    Mode(
+        "rejection_sampling",
+        10,
+        "task=rejection_sampling demo=rejection_sampling loop.num_iterations=2 loop.min_score=null train.batch_size=8 "
+        f"train.micro_batch_size=8 train.max_steps=4 eval.dataset=null ckpt.save_steps=1 {SAMPLING}",
+    ),
+)
+
+
+@dataclass
+class Result:
+    """The kills of one mode: at which second after its start and after which step each attempt was killed."""
+
+    mode: str
+    seed: int
+    whole_s: float
+    kills: int = 0
+    runs: int = 0
+    killed_at_s: list[float] = field(default_factory=list)
+    killed_after_step: list[int] = field(default_factory=list)
+    compared: int = 0  # files or series, over all runs
+    different: list[str] = field(default_factory=list)
+
+
+def outcome(folder: Path) -> dict[str, str]:
+    """What a run has made, each thing with a digest; clocks are left out."""
+    found = {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("model.safetensors"))}
+    found = {name: digest for name, digest in found.items() if "checkpoints" not in name}
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        found[str(path.relative_to(folder))] = digest_of(jobs.timeless(read_rows(path)))
+    for path in sorted(folder.rglob("*.parquet")):
+        found[str(path.relative_to(folder))] = digest_of(pq.read_table(path).to_pylist())
+    for name in ("generations.jsonl", "rows.jsonl"):
+        found |= {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob(name))}
+    return found
+
+
+def digest_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def killed_after(job: jobs.Job, seconds: float) -> bool:
+    """Kill a run so many seconds after its start; False if it has come to its end before."""
+    while time.monotonic() - job.began < seconds:
+        if (code := job.process.poll()) is not None:
+            assert code == 0, job.text()
+            return False
+        time.sleep(POLL_S)
+    job.kill()
+    return True
+
+
+def tried(mode: Mode, kills: int, seed: int, root: Path) -> Result:
+    """Kill runs of one mode `kills` times, and compare each at its end with one that was not killed."""
+    chance, words = random.Random(f"{seed} {mode.name}"), mode.words(root)
+    whole = jobs.Job(root / "whole", words).ended(deadline_s=3600)
+    assert whole.code == 0, whole.out + whole.err
+    result, expected = Result(mode.name, seed, round(whole.seconds, 1)), outcome(root / "whole")
+    while result.kills < kills:
+        folder, here, is_over = root / f"killed_{result.runs}", 0, False
+        result.runs += 1
+        while not is_over and here < KILLS_OF_A_RUN and result.kills < kills:
+            instant = chance.uniform(0, whole.seconds)
+            is_over = not killed_after(jobs.Job(folder, words), instant)
+            if not is_over:
+                here, result.kills = here + 1, result.kills + 1
+                result.killed_at_s.append(round(instant, 1))
+                result.killed_after_step.append(RunFolder(folder).status()["last_step"])
+        if not is_over:
+            end = jobs.Job(folder, words).ended(deadline_s=3600)
+            assert end.code == 0, end.out + end.err
+        made = outcome(folder)
+        result.compared += len(expected)
+        result.different += [
+            f"{folder.name}/{name}" for name in {**expected, **made} if expected.get(name) != made.get(name)
+        ]
+    return result
+
+
+def results(modes: Sequence[Mode], kills: int, seed: int) -> Iterator[Result]:
+    os.environ.update(runtime_env("cpu"))
+    total = sum(mode.share for mode in modes)
+    ends = [round(kills * sum(mode.share for mode in modes[: i + 1]) / total) for i in range(len(modes))]
+    for mode, end, start in zip(modes, ends, [0, *ends], strict=False):
+        with scratch() as root:
+            os.environ["XDG_CACHE_HOME"] = str(root / "cache")
+            create_tiny(root / "model", seed=0)
+            (root / "reward.py").write_text(REWARD)
+            yield tried(mode, end - start, seed, root)
+
+
+def page(found: Sequence[Result]) -> str:
+    """Return docs/kills.md."""
+    kills, compared = sum(each.kills for each in found), sum(each.compared for each in found)
+    different = sum(len(each.different) for each in found)
+    lines = [
+        "<!-- Written by: python benchmarks/kills.py --write -->",
+        "",
+        "# Killed at random instants",
+        "",
+        f"{kills} times `kill -9` of a run's driver, at instants drawn uniformly from the duration of a run that "
+        "nothing disturbs; after each the same command, with `ckpt.load_enable=true`, goes on. At the end "
+        f"{compared} models, series of metrics and files of samples were compared with those of the undisturbed runs: "
+        f"{'all are equal' if not different else f'{different} DIFFER'}. Models are compared by SHA-256, metrics "
+        "without the clock's. The last step is that of the run's record when it was killed, 0 where there was none.",
+        "",
+        "| run | seconds undisturbed | runs | kills | killed after seconds | last step then | compared | different |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        instants = ", ".join(f"{second:g}" for second in each.killed_at_s)
+        steps = ", ".join(map(str, each.killed_after_step))
+        cells = (each.mode, f"{each.whole_s:g}", each.runs, each.kills, instants, steps, each.compared)
+        lines.append(f"| {' | '.join(map(str, cells))} | {', '.join(each.different) or 'none'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="of all modes together")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    parser.add_argument("--modes", nargs="+", default=[mode.name for mode in MODES], help="names of modes")
+    parser.add_argument("--write", action="store_true", help="write docs/kills.md")
+    given = parser.parse_args()
+    found = []
+    for result in results([mode for mode in MODES if mode.name in given.modes], given.kills, given.seed):
+        print(json.dumps(asdict(result)), flush=True)
+        found.append(result)
+    if given.write:
+        write(found)
+    sys.exit(any(each.different for each in found))
+
+
+def write(found: Sequence[Result]) -> None:
+    """Put the results in the place of earlier ones of the same modes, and write the page of all of them."""
+    path = RESULTS / "kills.jsonl"
+    earlier = [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    by_mode = {each.mode: each for each in (*earlier, *found)}
+    ordered = [by_mode[mode.name] for mode in MODES if mode.name in by_mode]
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in ordered))
+    (ROOT / "docs" / "kills.md").write_text(page(ordered))
+
+
+if __name__ == "__main__":
+    main()
