@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from full_disk import small_disk
 from ranks import Ranks
 
 
@@ -22,3 +24,10 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield get
     for group in groups.values():
         group.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KB that belongs to this test."""
+    with small_disk(tmp_path / "disk", 64) as folder:
+        yield folder

@@ -9,33 +9,10 @@ import sys
 
 import pytest
 
+from full_disk import fill
 from rlhf_suite import disk
 from rlhf_suite.disk import DiskError, file_aside, free_bytes, put, unwritable, write_json, writing, written_aside
 from rlhf_suite.errors import UserError
-
-
-@pytest.fixture
-def full(tmp_path):
-    """A disk of its own with nothing free."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk is not permitted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder):
-    with (folder / "filler").open("wb", buffering=0) as file:
-        for size in (4096, 1):
-            try:
-                while file.write(bytes(size)) == size:
-                    pass
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
 
 
 def test_a_file_is_replaced_as_a_whole_with_the_rights_that_the_umask_gives(tmp_path):
@@ -86,18 +63,18 @@ def test_a_folder_beside_another_keeps_its_whole_name(tmp_path):
     assert put(tmp_path / "new", tmp_path / "qwen2.5-7b").name == "qwen2.5-7b-1"
 
 
-def test_a_full_disk_is_named_with_the_path_and_what_is_free(full):
-    fill(full)
-    assert free_bytes(full) == 0
-    message = rf"{full}/x cannot be written: the disk is full \(0.0 MB are free there\)"
-    with pytest.raises(DiskError, match=message), writing(full / "x"):
-        (full / "x").write_bytes(bytes(9000))
-    with pytest.raises(DiskError, match="the disk is full"), writing(full / "x"):
+def test_a_full_disk_is_named_with_the_path_and_what_is_free(small):
+    fill(small)
+    assert free_bytes(small) == 0
+    message = rf"{small}/x cannot be written: the disk is full \(0.0 MB are free there\)"
+    with pytest.raises(DiskError, match=message), writing(small / "x"):
+        (small / "x").write_bytes(bytes(9000))
+    with pytest.raises(DiskError, match="the disk is full"), writing(small / "x"):
         raise RuntimeError("unexpected pos 64 vs 0")  # PyTorch on a full disk
     with pytest.raises(DiskError, match="the disk is full"):
-        write_json(full / "y", {})
-    assert unwritable(full / "new" / "run") is not None
-    assert sorted(each.name for each in full.iterdir()) == ["filler", "x"]
+        write_json(small / "y", {})
+    assert unwritable(small / "new" / "run") is not None
+    assert sorted(each.name for each in small.iterdir()) == ["filler", "x"]
 
 
 def test_other_errors_are_not_taken_for_the_disks(tmp_path):

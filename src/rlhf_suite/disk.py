@@ -66,13 +66,18 @@ def disk_reason(error: BaseException, path: Path) -> str | None:
     """Why the disk refused a write at or below `path`; None for an error that is not the disk's."""
     if isinstance(error, UserError) or (isinstance(error, OSError) and is_elsewhere(error, path)):
         return None
-    is_full = isinstance(error, OSError) and error.errno in FULL
+    if (reason := full_reason(error, path)) is not None:
+        return reason
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno is not None else None
+
+
+def full_reason(error: BaseException, path: Path) -> str | None:
+    """What to say when the disk of `path` is full, or the error says that a disk is; else None."""
+    is_said = isinstance(error, OSError) and error.errno in FULL
     free = free_bytes(path)
-    if is_full or any(words in str(error) for words in FULL_WORDS) or (free is not None and free < FULL_BYTES):
+    if is_said or any(words in str(error) for words in FULL_WORDS) or (free is not None and free < FULL_BYTES):
         left = "" if free is None else f" ({free / 2**20:.1f} MB are free there)"
         return f"the disk is full{left}. Free some space, or choose a folder on another disk"
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
     return None
 
 

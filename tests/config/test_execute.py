@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import types
 
 import pytest
 
+from full_disk import fill
 from rlhf_suite.cli.execute import execute
 from rlhf_suite.config.resolve import fingerprint, load
 from rlhf_suite.config.runs import ChatRun, SFTRun
@@ -25,7 +27,7 @@ def a_run():
 def ends(monkeypatch, tmp_path):
     """Run a task that returns or raises what it is given; gives the exit code."""
 
-    def execute_with(end, config=None):
+    def execute_with(end, config=None, folder=tmp_path):
         def run(_, folder):
             assert RunFolder(folder).status()["state"] == "running"
             if isinstance(end, BaseException):
@@ -36,7 +38,7 @@ def ends(monkeypatch, tmp_path):
         task = types.ModuleType(f"rlhf_suite.tasks.{config.task}")
         task.run = run
         monkeypatch.setitem(sys.modules, task.__name__, task)
-        return execute(config, tmp_path)
+        return execute(config, folder)
 
     before = dict(os.environ)
     yield execute_with
@@ -86,3 +88,22 @@ def test_an_expected_error_leaves_no_error_log(ends, tmp_path):
 def test_an_interrupted_run_that_cannot_be_resumed_does_not_offer_it(ends, capsys):
     assert ends(KeyboardInterrupt(), ChatRun()) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_full_disk_is_one_message_and_the_status_says_failed(ends, small, tmp_path, capsys):
+    folder = small / "run"
+    folder.mkdir()
+    RunFolder(folder).start("abc")
+    (folder / "config.yaml").write_bytes(bytes(4096))
+    assert ends(OSError(errno.ENOSPC, "No space left on device"), folder=folder) == 1
+    fill(small)
+    assert ends(ValueError("a library on a full disk"), folder=folder) == 1
+    for said in capsys.readouterr().err.splitlines():
+        assert said.startswith(str(folder)) and "the disk is full" in said
+    assert RunFolder(folder).status()["state"] == "failed"
+
+
+def test_a_failure_that_cannot_be_written_down_is_shown(ends, tmp_path, capsys):
+    (tmp_path / "error.log").mkdir()
+    assert ends(KeyError("loss")) == 1
+    assert "Traceback" in capsys.readouterr().err

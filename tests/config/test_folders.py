@@ -183,3 +183,11 @@ def test_run_dir_is_one_folder_and_that_of_the_whole_sweep(checked, here):
     for line in ("-m task=sft run_dir=a,b", "task=sft run_dir=a hydra.run.dir=b"):
         (problem,) = checked(line).problems
         assert (problem.key, problem.what) == ("run_dir", "a and b")
+
+
+def test_the_jobs_of_a_sweep_write_different_models(checked, here):
+    refused = for_sweep(checked("-m task=sft ckpt.output_dir=out train.seed=1,2"))
+    assert isinstance(refused, Problem)
+    assert "2 jobs of the sweep would write" in refused.what and "${train.seed}" in refused.fix
+    assert isinstance(for_sweep(checked("-m task=sft ckpt.output_dir='out-${train.seed}' train.seed=1,2")), Path)
+    assert isinstance(for_sweep(checked("-m task=sft train.seed=1,2")), Path)

@@ -1,10 +1,14 @@
 """Device detection and the environment of the run's processes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
+from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limited_rights, runtime_env
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,2,5", 3), ("GPU-a,GPU-b", 2)])
@@ -50,3 +54,19 @@ def test_actors_on_gpus_share_the_cores_of_their_machine(monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         threads[len(visible.split(","))] = int(runtime_env("cuda")["OMP_NUM_THREADS"])
     assert threads == {gpus: max(1, cpu_count() // gpus) for gpus in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, 0o022), ("077", 0o077), ("007", 0o027)])
+def test_a_umask_is_added_to_the_processs_own_for_the_run_and_its_actors(value, expected, tmp_path):
+    before = os.umask(0o022)
+    try:
+        with limited_rights(LaunchConfig(umask=value)):
+            (tmp_path / "file").touch()
+            assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~expected
+            actor = runtime_env("cpu")
+        assert os.umask(0o022) == 0o022, "and no longer"
+        code = "import os; from rlhf_suite.launch.environment import adopt_umask; adopt_umask(); print(os.umask(0))"
+        foreign = subprocess.run([sys.executable, "-c", code], env=os.environ | actor, capture_output=True, check=True)
+        assert int(foreign.stdout) == expected, "also where a foreign cluster starts the actor"
+    finally:
+        os.umask(before)

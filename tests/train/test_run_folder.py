@@ -1,9 +1,12 @@
 """status.json through the life of a run."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from full_disk import fill
 from rlhf_suite.train.run_folder import RunFolder
 
 
@@ -53,3 +56,34 @@ def test_what_others_wrote_into_an_error_is_shown_and_bounded(folder):
     error = json.loads(folder.status_file.read_text())["error"]
     assert error.startswith("RuntimeError: \\x1b[2J\\ud800\nnext line xxx")
     assert error.endswith("characters)") and len(error) < 21_000
+
+
+def test_a_full_disk_still_takes_how_the_run_stands(small):
+    folder = RunFolder(small / "run")
+    folder.start("abc")
+    fill(small)
+    folder.step(3)
+    folder.failed(OSError("No space left on device"))
+    status = folder.status()
+    assert (status["state"], status["last_step"]) == ("failed", 3)
+    assert "No space left" in status["error"]
+
+
+def test_an_error_that_does_not_fit_is_cut(small):
+    folder = RunFolder(small / "run")
+    folder.start("abc")
+    fill(small)
+    folder.failed("x" * 9000)
+    assert folder.status()["state"] == "failed"
+    assert folder.status()["error"].startswith("xxx")
+
+
+def test_processes_that_write_the_status_at_once_do_not_disturb_each_other(folder):
+    folder.start("abc")
+    code = (
+        "import sys; from pathlib import Path; from rlhf_suite.train.run_folder import RunFolder\n"
+        "for step in range(200): RunFolder(Path(sys.argv[1])).step(step)"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, folder.path]) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert folder.status()["last_step"] == 199

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from full_disk import fill
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.disk import DiskError
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.group import LocalGroup
 from rlhf_suite.train.run_folder import RunFolder
@@ -191,3 +193,33 @@ def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):
     one.save_if_due(1, {})
     assert (tmp_path / "elsewhere" / "step_000001").is_dir()
     assert one.store.path.is_absolute()
+
+
+def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(small, group, monkeypatch):
+    folder = RunFolder(small / "run")
+    folder.start("abc")
+    one = Saver(CheckpointConfig(save_steps=1), folder, {"actor": group}, "eval/gpt_loss")
+    one.save(1, "step")
+
+    def save_state(self, place: Path) -> None:
+        fill(place)
+        (place / "number").write_text("more")
+
+    monkeypatch.setattr(Counter, "save_state", save_state)
+    with pytest.raises(DiskError, match=r"step_000002\.tmp cannot be written: the disk is full"):
+        one.save(2, "step")
+    assert names(one) == ["step_000001"], "what could not be written is gone, so there is room again"
+    folder.failed("full")
+    assert folder.status()["state"] == "failed"
+
+
+def test_a_resumed_run_is_the_run_whose_checkpoint_it_continues(saver, tmp_path):
+    first = saver(save_steps=1, path=str(tmp_path / "shared"))
+    first.folder.start("abc")
+    first.save(1, "step")
+    again = RunFolder(tmp_path / "again")
+    again.start("abc")
+    config = CheckpointConfig(path=str(tmp_path / "shared"), load_enable=True)
+    parts = ({"beta": Beta()}, {"notes": Notes()})
+    Saver(config, again, first.groups, "eval/gpt_loss", *parts).resume(lambda text: None)
+    assert again.run_id == first.folder.run_id

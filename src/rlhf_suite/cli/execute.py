@@ -16,6 +16,7 @@ from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_conf
 from rlhf_suite.config.resolve import fingerprint, save
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
+from rlhf_suite.disk import full_reason
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 
@@ -58,10 +59,20 @@ def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> in
     except KeyboardInterrupt:
         return say(f"interrupted{how_to_continue(run, folder)}", INTERRUPTED)
     except Exception as error:
-        log = folder / "error.log"
-        log.write_text(printable(traceback.format_exc(), TRACEBACK_LIMIT, keep_lines=True), encoding="utf-8")
-        return say(f"{type(error).__name__}: {error}\nthe traceback is in {log}", 1)
+        return say(unexpected(error, folder), 1)
     return 0
+
+
+def unexpected(error: Exception, folder: Path) -> str:
+    """Describe an error that nobody expected; its traceback goes to error.log, unless the disk is the error."""
+    if (reason := full_reason(error, folder)) is not None:
+        return f"{folder} cannot be written: {reason}"
+    said, log = f"{type(error).__name__}: {error}", folder / "error.log"
+    try:
+        log.write_text(printable(traceback.format_exc(), TRACEBACK_LIMIT, keep_lines=True), encoding="utf-8")
+    except OSError as refused:
+        return f"{said}\n{traceback.format_exc()}({log.name} cannot be written: {refused.strerror})"
+    return f"{said}\nthe traceback is in {log}"
 
 
 def train(run: Run, folder: Path) -> None:
@@ -72,18 +83,18 @@ def train(run: Run, folder: Path) -> None:
 
     record = RunFolder(folder)
     record.start(fingerprint(run))
-    keep_other_config(run, record)
-    save(run, record.config)
     try:
+        keep_other_config(run, record)
+        save(run, record.config)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+        record.done(metrics)
     except Stopped as stop:
         record.stopped(str(stop))
         raise
     except BaseException as error:
         record.failed(error)
         raise
-    record.done(metrics)
     if isinstance(run, TrainedRun | LoopRun):
         from rlhf_suite.report.summary import summarise
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.cli.inspections.outputs import targets
 from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.problems import Problem
@@ -115,7 +117,11 @@ def damaged(folder: Path) -> Problem | None:
 
 
 def for_sweep(found: Preflight) -> Path | Problem:
-    """The folder of a sweep that passed the preflight."""
+    """The folder of a sweep that passed the preflight, whose jobs each write somewhere else."""
+    for (key, path), jobs in Counter((each.key, each.path) for run in found.runs for each in targets(run)).items():
+        if jobs > 1:
+            fix = f"remove {key}, or name a flag in it that differs, for example {key}='{path}-${{train.seed}}'"
+            return Problem(key, f"{jobs} jobs of the sweep would write {path}", fix)
     place = found.folder if found.chosen_folder else found.folder.parent
     if reason := unwritable(place):
         return Problem("run_dir", f"{place} cannot hold a sweep: {reason}", "add run_dir=<folder>")

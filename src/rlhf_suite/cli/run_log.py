@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +23,7 @@ LINE_LIMIT = 20_000  # characters; a line that never ends is not kept whole
 class Recorded:
     """A console stream whose lines also go to a log. Everything but writing is the stream's own."""
 
-    def __init__(self, stream: TextIO, log: TextIO) -> None:
+    def __init__(self, stream: TextIO, log: FileIO) -> None:
         self._stream, self._log = stream, log
         self._line = ""
 
@@ -52,13 +53,14 @@ class Recorded:
         shown = ESCAPES.sub("", ERASE.split(line.rstrip("\r"))[-1]).rstrip()
         if shown:
             with suppress(OSError, ValueError):  # a full disk; a library that writes after the end
-                self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown}\n")
+                line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown}\n"
+                self._log.write(line.encode(errors="backslashreplace"))
 
 
 @contextmanager
 def recorded(path: Path) -> Iterator[None]:
     """Within it what is said on the console also goes to the file `path`, behind what is there."""
-    with path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as log:
+    with path.open("ab", buffering=0) as log:
         streams = sys.stdout, sys.stderr
         out, err = (Recorded(stream, log) for stream in streams)
         sys.stdout, sys.stderr = out, err  # type: ignore[assignment]

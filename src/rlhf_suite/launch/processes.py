@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.stop import Stopped, stoppable
+from rlhf_suite.locks import lock
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.1
@@ -58,16 +58,8 @@ def sole(path: Path, wait_s: float) -> Iterator[int]:
     """
     with path.open("a") as file:
         deadline = time.monotonic() + wait_s
-        while not _locked(file.fileno()):
+        while not lock(file):
             if time.monotonic() > deadline:
                 raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait for its end")
             time.sleep(POLL_S)
         yield file.fileno()
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

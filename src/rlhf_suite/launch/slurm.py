@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.session import session
@@ -64,10 +65,10 @@ def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator
     try:
         with _node(token, config, role) as daemon:
             _wait(lambda: _listens(host, port), daemon, "the head of Ray to listen")
-            _write(allocation.file(folder, "json"), json.dumps({"address": f"{host}:{port}"}))
+            write_json(allocation.file(folder, "json"), {"address": f"{host}:{port}"})
             yield f"{host}:{port}"
     finally:
-        _write(allocation.file(folder, "stop"), "")
+        write_text(allocation.file(folder, "stop"), "")
         token.unlink(missing_ok=True)
 
 
@@ -141,10 +142,3 @@ def _free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def _write(path: Path, text: str) -> None:
-    """Write so that a reader on another node sees all of it or nothing."""
-    aside = path.with_suffix(".tmp")
-    aside.write_text(text)
-    aside.rename(path)

@@ -15,8 +15,10 @@ from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.data.rows import source_names
 from rlhf_suite.errors import RunError
+from rlhf_suite.launch.processes import sole
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 
+WAIT_S = 3600.0  # for another process that warms the same model up
 RECIPE_TASK = "reverse"  # the built-in task that the recipes themselves name
 # What a recipe (conf/demo) is run by, and which form of a built-in task's rows it learns from.
 RECIPES = {"warm_start": ("sft", "_noisy"), "teacher": ("sft", ""), "prm": ("prm", "_steps")}
@@ -32,20 +34,28 @@ def warm_started(path: str | None, recipe: str = "warm_start", prompts: str | No
     assert path is not None
     if not path.startswith(PREFIX):
         return path
-    (task, form), words = RECIPES[recipe], []
+    (_, form), words = RECIPES[recipe], list[str]()
     if rows := same_tasks(prompts, form):
         # the recipe's max_steps fits its own rows; others are gone through as often as it says
         words = [f'data.dataset="{rows}"', "eval.dataset=null", "train.max_steps=null"]
     folder = warm_folder(path, conf_dir() / "demo" / f"{recipe}.yaml", words)
     if (folder / "config.json").exists():
         return str(folder)
+    with sole(folder.with_name(f".{folder.name}.lock"), WAIT_S):  # another run may be making the same model
+        if not (folder / "config.json").exists():
+            warm_up(path, recipe, folder, words)
+    return str(folder)
+
+
+def warm_up(path: str, recipe: str, folder: Path, words: Sequence[str]) -> None:
+    """Train the built-in model `path` by a recipe, as a run of its own; the model goes to `folder`."""
+    task, _ = RECIPES[recipe]
     told = " ".join([f"task={task}", f"demo={recipe}", *words[:1]])
     Console().print(f"Warming up {path} with {told} (once; kept in {folder})", markup=False, soft_wrap=True)
     command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
     command += [f"ckpt.output_dir={folder}", f"actor.model_name_or_path={path}"]
     if subprocess.run(command, check=False, env=os.environ).returncode:
         raise RunError(f"warming up {path} failed; run `{' '.join(command[1:])}` to see why")
-    return str(folder)
 
 
 def same_tasks(prompts: str | None, form: str) -> str:

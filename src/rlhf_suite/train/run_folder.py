@@ -23,6 +23,7 @@ from rlhf_suite.disk import DiskError, write_json, writing
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 
+SHORT_LIMIT = 300  # ... on a full disk
 ERROR_LIMIT = 20_000  # characters of the error in status.json
 
 NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
@@ -118,8 +119,10 @@ class RunFolder:
     def failed(self, error: BaseException | str) -> None:
         """Record that the run ended early, if the disk allows it at all: the error itself matters more."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        with suppress(OSError, DiskError):
-            self._update(state="failed", error=printable(said, ERROR_LIMIT, keep_lines=True))
+        for limit in (ERROR_LIMIT, SHORT_LIMIT):
+            with suppress(OSError, DiskError):
+                self._update(state="failed", error=printable(said, limit, keep_lines=True))
+                return
 
     def stopped(self, reason: str) -> None:
         """A signal asked the run to end; it can go on from its last checkpoint."""

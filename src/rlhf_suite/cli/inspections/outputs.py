@@ -188,7 +188,7 @@ def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
     except UserError as error:
         yield Problem(CACHE, str(error), fix)
         return
-    if reason is not None:
+    if reason is not None and not cache_root().is_dir():  # else what is in it may be all that is needed
         yield Problem(CACHE, f"the cache folder {cache_root()} cannot be written: {reason}", fix)
 
 
