@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.inspections import inspect
-from rlhf_suite.cli.inspections.outputs import outputs_change_nothing
+from rlhf_suite.cli.inspections.outputs import OUTPUTS, outputs_change_nothing
 from rlhf_suite.train.output import deliver
 from rlhf_suite.train.run_folder import RunFolder
 
@@ -35,12 +34,12 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def problems(checked, here):
-    """What the inspections say of a command line."""
+    """What the inspections of outputs say of a command line."""
 
     def look(line, folder=None):
         found = checked(line.format(here=here))
         assert not found.problems, found.problems
-        return inspect(found.runs, folder or here / "run")
+        return [problem for look in OUTPUTS for problem in look(found.runs[0], folder or here / "run")]
 
     return look
 

@@ -40,6 +40,6 @@ def test_the_output_replaces_neither_the_base_nor_the_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     words = ["task=merge_lora", f"lora.path={tmp_path}", f"ckpt.output_dir={tmp_path}"]
     found = preflight(parse([*words, "actor.model_name_or_path=builtin:tiny"]))
-    assert [problem.key for problem in inspect(found.runs)] == ["ckpt.output_dir"]
+    assert "ckpt.output_dir" in [problem.key for problem in inspect(found.runs)]
     (missing,) = [each for each in preflight(parse(words)).problems if each.key.startswith("actor")]
     assert missing.fix == "add actor.model_name_or_path=<HF folder or hub name>"
