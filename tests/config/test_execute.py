@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import types
 
@@ -107,3 +108,21 @@ def test_a_failure_that_cannot_be_written_down_is_shown(ends, tmp_path, capsys):
     (tmp_path / "error.log").mkdir()
     assert ends(KeyError("loss")) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_stop_that_a_library_turned_into_another_exit_is_recorded_as_a_stop(monkeypatch, tmp_path, capsys):
+    """Ray makes `SystemExit: 1` of what a signal handler raises during one of its calls."""
+
+    def run(_, folder):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            raise SystemExit(1) from None
+
+    task = types.ModuleType("rlhf_suite.tasks.sft")
+    task.run = run
+    monkeypatch.setitem(sys.modules, task.__name__, task)
+    assert execute(a_run(), tmp_path) == 143
+    status = RunFolder(tmp_path).status()
+    assert (status["state"], status["error"]) == ("stopped", "stopped by SIGTERM")
+    assert "SystemExit" not in capsys.readouterr().err

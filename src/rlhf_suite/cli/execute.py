@@ -78,7 +78,7 @@ def unexpected(error: Exception, folder: Path) -> str:
 def train(run: Run, folder: Path) -> None:
     """The task, between a status that says running and one that says how it ended; then what there is to look at."""
     from rlhf_suite.launch.environment import device_kind, runtime_env
-    from rlhf_suite.launch.stop import Stopped
+    from rlhf_suite.launch.stop import Stopped, stoppable
     from rlhf_suite.train.run_folder import RunFolder
 
     record = RunFolder(folder)
@@ -87,7 +87,8 @@ def train(run: Run, folder: Path) -> None:
         keep_other_config(run, record)
         save(run, record.config)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
-        metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+        with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
+            metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
         record.done(metrics)
     except Stopped as stop:
         record.stopped(str(stop))
