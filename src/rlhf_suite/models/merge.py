@@ -67,7 +67,10 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, say
     if trained_elsewhere(adapter, base):
         say(f"The adapter was trained on {adapter.config.base_model_name_or_path}")
     say(f"Merging {adapter.path}")
+    was_tied = model.config.get_text_config().tie_word_embeddings
     count = merge(model, adapter, base)
+    if was_tied and not model.config.tie_word_embeddings:
+        say("The adapter changes only one of embedding and head: the merged model has a matrix for each")
     trained_with = (adapter.path / "tokenizer_config.json").exists()  # it may have more tokens than the base's
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -108,6 +111,7 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
     """
     from peft.tuners.lora import LoraLayer
 
+    was_tied = untie(model)
     try:
         wrapped = PeftModel.from_pretrained(model, str(adapter.path), config=adapter.config)
     except (ValueError, RuntimeError) as error:
@@ -122,7 +126,6 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
     if trained_elsewhere(adapter, base) and adapted and max(adapted) + 1 < layers:
         raise other_base(base, adapter, f"the model has {layers} layers, the adapter is for {max(adapted) + 1}")
     count = sum(isinstance(module, LoraLayer) for module in wrapped.modules())
-    was_tied = untie(model)
     try:
         wrapped.merge_and_unload(safe_merge=True)
     except ValueError as error:
@@ -155,7 +158,13 @@ def untie(model: PreTrainedModel) -> bool:
     if head.weight is not embedding.weight:
         return False
     head.weight = nn.Parameter(head.weight.detach().clone())
+    say_tied(model, False)  # as long as they are apart; peft warns of any model that says otherwise
     return True
+
+
+def say_tied(model: PreTrainedModel, tied: bool) -> None:
+    """Write into the configuration whether head and embedding share a matrix."""
+    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = tied
 
 
 def tie_if_equal(model: PreTrainedModel) -> None:
@@ -164,4 +173,4 @@ def tie_if_equal(model: PreTrainedModel) -> None:
     tied = torch.equal(head.weight, embedding.weight)
     if tied:
         head.weight = embedding.weight
-    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = tied
+    say_tied(model, tied)
