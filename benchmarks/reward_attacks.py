@@ -26,6 +26,7 @@ from rlhf_suite.rewards.base import RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rewards.sandbox import Limits, run_checks
 
+SERVERS = "\n## What a reward server can do to a run\n"
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_MB = 512
 ADOPT_ORPHANS = 36  # prctl: processes whose parents died become our children
@@ -317,7 +318,9 @@ def main() -> None:
         print(json.dumps(asdict(result)), flush=True)
         found.append(result)
     if given.write:
-        (ROOT / "docs" / "reward_attacks.md").write_text(table(found, *limits))
+        page = ROOT / "docs" / "reward_attacks.md"
+        _, heading, of_servers = page.read_text().partition(SERVERS)  # benchmarks/server_attacks.py writes that part
+        page.write_text(table(found, *limits) + heading + of_servers)
 
 
 if __name__ == "__main__":

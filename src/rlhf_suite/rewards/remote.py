@@ -177,7 +177,7 @@ class RemoteReward:
         try:
             return parsed(content)
         except AnswerError as error:
-            raise failed(f"{url}: {error}: {quoted(content)!r}", passing=False) from None
+            raise failed(f"{url}: {error}: '{quoted(content)}'", passing=False) from None
 
 
 def failed(reason: str, passing: bool) -> GivenUp:
