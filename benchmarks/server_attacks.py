@@ -154,8 +154,8 @@ def section(found: list[dict[str, object]]) -> str:
     lines = [
         HEADING,
         "Written by `python benchmarks/server_attacks.py --write`. Each attack is the answer to a request for two",
-        f"rows, with `reward.http.timeout_s={DEADLINE_S:g}`. MiB are the memory that the process grew by. A failed row is an",
-        "outcome like any other: `reward.on_error` says what becomes of its group. Before: the first edition.",
+        f"rows, with `reward.http.timeout_s={DEADLINE_S:g}`. MiB are the memory that the process grew by. A failed row",
+        "is an outcome like any other: `reward.on_error` says what becomes of its group. Before: the first edition.",
         "",
         "| attack | what limits it | before | after | seconds | MiB |",
         "|---|---|---|---|---|---|",

@@ -52,6 +52,8 @@ def test_every_prompt_has_its_samples_in_order_beside_its_own_columns(whole):
         assert row["label"] == f"{row['id']:04d}"[::-1]
         assert row["score"] == float(row["response"] == row["label"])
         assert (row["finish_reason"] == "stop") == (row["num_tokens"] < 16)
+        end = "<|im_end|>" if row["finish_reason"] == "stop" else ""
+        assert row["reward_query"] == row["prompt"] + row["response"] + end
     assert len({row["response"] for row in rows}) > PROMPTS  # samples of a prompt differ
 
 

@@ -76,7 +76,9 @@ class Answered:
             finished = number % 4 != 0 or number == 4
             ids = [*self.tokenizer(text)["input_ids"], *[self.tokenizer.eos_token_id] * finished]
             reason = "stop" if finished else "length"
-            self.answers.append(Generation(number, np.array(ids, np.int64), np.zeros(len(ids)), reason, 0))
+            self.answers.append(
+                Generation(number, np.array(ids, np.int64), np.zeros(len(ids)), reason, np.zeros(len(ids)))
+            )
         self.trajectories = [self.trajectory(number) for number in range(COUNT)]
 
     def trajectory(self, number):
@@ -92,14 +94,14 @@ class Answered:
             self.trajectories
         )
 
-    def generated(self, folder):
-        """The file that task=generate writes of these answers."""
+    def generated(self, folder, scorer=None):
+        """The file that task=generate writes of these answers, and of their scores."""
         work = Work(
             range(len(self.rows)),
             [(n, row, prompt) for n, (row, prompt) in enumerate(zip(self.rows, self.prompts, strict=True))],
             dict(enumerate(self.answers)),
         )
-        made = Answerer(self.config, self.tokenizer, [], None, None).finished(work).rows
+        made = Answerer(self.config, self.tokenizer, [], None, scorer).finished(work).rows
         path = folder / "generated.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in made))
         return path
@@ -191,6 +193,25 @@ def test_a_file_is_asked_the_same_text_on_every_way(answered, tmp_path):
     assert seen() == wanted * 2  # each alone, then all as a batch
     ends = [text.endswith("<|im_end|>") for text in wanted]
     assert ends == [answer.finish_reason == "stop" for answer in answered.answers]
+
+
+def test_the_column_of_scores_means_the_same_on_every_way(answered, tmp_path):
+    """What an evaluation counts, where a reward says it apart from what is learned from; best of n are ranked by it."""
+    file = tmp_path / "two.py"
+    file.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': [-float(len(q)) for q in queries], 'scores': [len(q) % 7 / 7 for q in queries]}\n"
+    )
+    rewards = Rewards(RewardConfig(remote_url=str(file)), tmp_path / "reward.log")
+    scorer = Scorer(RewardConfig(), [], answered.tokenizer, TrajectoryRewards(rewards), None)
+    path = answered.generated(tmp_path, scorer)
+    rewards.close()
+    line = f"task=score data.dataset={path} reward.remote_url={file} score.output_path={tmp_path}"
+    batch_run(None, tmp_path / "a", f"{line}/scored.jsonl")
+    assert scores(tmp_path / "scored.jsonl") == scores(path)
+    batch_run(None, tmp_path / "b", f"{line}/best.jsonl score.best_of_n=true")
+    groups = [scores(path)[i : i + PER_PROMPT] for i in range(0, COUNT, PER_PROMPT)]
+    assert scores(tmp_path / "best.jsonl") == [max(group) for group in groups]
 
 
 def test_rows_with_an_empty_response_are_kept(ranks, model, served, tmp_path):

@@ -160,7 +160,7 @@ class RowScorer:
         for group, some, has_failed in zip(groups, by_group, failed, strict=True):
             if not has_failed:
                 known = [each for each in some if isinstance(each, Scored)]
-                scores += [each.reward for each in known]
+                scores += [each.score for each in known]
                 written += self.chosen([row.values for row, _ in group], known)
         sums = {
             "rows": len(outcomes),
@@ -195,7 +195,7 @@ class RowScorer:
 
     def chosen(self, rows: Sequence[dict[str, object]], scored: Sequence[Scored]) -> Iterator[dict[str, Any]]:
         """What is written of the rows of one prompt."""
-        score, scores = self.config.score, [each.reward for each in scored]
+        score, scores = self.config.score, [each.score for each in scored]
         if score.pairs:
             made = pair(rows, scores, self.config.data.output_key)
             if made is not None:
