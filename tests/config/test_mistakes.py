@@ -204,6 +204,12 @@ MISTAKES = [
     (SFT + "data.dataset=none/*.jsonl", "data.dataset", "no file matches none/*.jsonl"),
     (SFT + "data.tokenizer_chat_template=x", "data.tokenizer_chat_template", "add data.apply_chat_template=true"),
     (SFT + "eval.steps=5", "eval.dataset", "nothing to evaluate on"),
+    (SFT + "train.early_stopping_patience=2", "eval.dataset", "needs an evaluation"),
+    (
+        SFT + "train.early_stopping_patience=2 ckpt.best_metric_key=none eval.dataset=builtin:reverse_eval",
+        "ckpt.best_metric_key",
+        "leaves no metric",
+    ),
     (SFT + "ckpt.best_metric_key=eval/loss", "eval.dataset", "needs an evaluation"),
     (SFT + "data.multiturn=true", "data.multiturn", "add data.apply_chat_template=true"),
     (SFT + "actor.pretrain_mode_enable=true data.multiturn=true", "data.multiturn", "plain text"),

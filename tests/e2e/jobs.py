@@ -17,7 +17,7 @@ import psutil
 import pyarrow.parquet as pq
 
 import flag_reads
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.metrics import is_measured, read_rows
 from rlhf_suite.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -162,4 +162,4 @@ def column(rows: list[dict[str, Any]], name: str, dtype: type = np.float64) -> n
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of metrics without what clocks wrote."""
-    return [{k: v for k, v in row.items() if k != "time" and not k.startswith("timing/")} for row in rows]
+    return [{name: value for name, value in row.items() if not is_measured(name)} for row in rows]

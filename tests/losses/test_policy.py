@@ -103,6 +103,13 @@ def test_ppo_metrics_count_clipped_tokens_and_estimate_kl():
     assert not any(mean.total.requires_grad for mean in result.metrics.values())
 
 
+def test_the_clip_ratio_is_told_by_the_side_on_which_the_ratio_left_the_range():
+    """Ratios 1.5 and 2 with positive advantages are above the range, 0.5 with a negative one is below."""
+    metrics = run([1.5, 2.0, 0.5, 0.5, 1.0], [1.0, 1.0, -1.0, 1.0, 1.0])[0].metrics
+    shares = [float(metrics[f"ppo_clip_ratio{side}"].total) for side in ("", "_low", "_high")]
+    assert shares == [3, 1, 2]
+
+
 def test_unmasked_tokens_never_reach_the_policy_gradient():
     masked, gradient = run([1.1, 1.1], [1.0, 5.0], mask=[1.0, 0.0])
     unmasked, _ = run([1.1, 1.1], [1.0, 5.0])

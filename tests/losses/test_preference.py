@@ -10,6 +10,7 @@ import torch
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
 from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
 from rlhf_suite.losses.reduce import log1mexp
+from rlhf_suite.train.world import World
 
 
 def answers(log_probs, reference=0.0, tokens=4.0):
@@ -71,9 +72,20 @@ def test_reward_losses_by_hand():
     chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
     result = reward_loss(chosen, rejected, margin, torch.ones(2), "sigmoid")
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(0.5)))
-    values = {name: float(mean.total / mean.count) for name, mean in result.metrics.items()}
+    values = World(0, 1, torch.device("cpu")).combined({name: m.exact() for name, m in result.metrics.items()})
     assert values["acc"] == 0.5 and values["chosen_reward"] == 1.0 and values["reject_reward"] == 0.75
-    assert values["reward_mean"] == pytest.approx(3.5 / 4) and values["reward_square"] == pytest.approx(5.25 / 4)
+    assert values["reward_margin"] == 0.25
+    assert values["reward_mean"] == pytest.approx(3.5 / 4)
+    assert values["reward_std"] == pytest.approx(math.sqrt(5.25 / 4 - (3.5 / 4) ** 2))
+    assert (values["reward_p05"], values["reward_p50"], values["reward_p95"]) == pytest.approx((0.075, 0.75, 1.85))
+
+
+def test_the_metrics_of_a_pair_say_margin_and_log_probs():
+    chosen, rejected = answers([-2.0, -6.0]), answers([-5.0, -1.0])
+    metrics = preference_loss(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig()).metrics
+    assert float(metrics["chosen_logps"].total) == -2.0 and float(metrics["reject_logps"].total) == -5.0
+    margin = metrics["chosen_reward"].total - metrics["reject_reward"].total
+    assert float(metrics["reward_margin"].total) == pytest.approx(float(margin)) != 0
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "logexp"])

@@ -23,7 +23,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.tasks.sft import make_task
 from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.metrics import is_measured, read_rows
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.supervised import SupervisedWorker, encode
 
@@ -34,7 +34,7 @@ DEADLINE_S = 180
 def curves(folder: Path) -> list[dict[str, float]]:
     """All metrics but the clock's."""
     return [
-        {name: value for name, value in row.items() if name != "time" and not name.startswith("timing/")}
+        {name: value for name, value in row.items() if not is_measured(name)}
         for row in read_rows(RunFolder(folder).metrics)
     ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.train.metrics import is_measured, read_rows
 from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver
 from rlhf_suite.train.trainer import Trainer
@@ -20,6 +20,7 @@ class Model:
     """In place of the ranks of a model: counts its steps; its loss falls by one a step."""
 
     name, world_size = "actor", 1
+    improves_until = STEPS
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -31,10 +32,10 @@ class Model:
     def train_step(self, step: int) -> dict[str, float]:
         self.steps.append(step)
         self.trained += 1
-        return {"train/gpt_loss": 9.0 - self.trained}
+        return {"train/gpt_loss": 9.0 - self.trained, "train/tokens": 10.0}
 
     def evaluate(self) -> dict[str, float]:
-        return {"eval/gpt_loss": 10.0 - self.trained}
+        return {"eval/gpt_loss": 10.0 - min(self.trained, self.improves_until)}
 
     def save_state(self, folder: Path) -> None:
         (folder / "trained").write_text(str(self.trained))
@@ -44,18 +45,21 @@ class Model:
 
     def export(self, path: Path, *options: object) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        (path / "trained").write_text(str(self.trained))
 
 
 @pytest.fixture
 def fit(tmp_path):
     """Train to the end; gives the model and the rows of its metrics."""
 
-    def run(every: int = -1, **ckpt):
+    def run(every: int = -1, on_start: bool = True, patience: int | None = None, improves_until: int = STEPS, **ckpt):
         config = SFTRun()
+        config.eval.on_start, config.train.early_stopping_patience = on_start, patience
         config.eval.dataset, config.eval.steps, config.logger.progress = "held out", every, False
         for name, value in ckpt.items():
             setattr(config.ckpt, name, value)
         folder, model = RunFolder(tmp_path), Model()
+        model.improves_until = improves_until
         folder.start("")
         journal = Journal(config.logger, folder, "sft")
         saver = Saver(config.ckpt, folder, {"actor": model}, "eval/gpt_loss")
@@ -79,11 +83,11 @@ def test_every_step_is_trained_once_in_order(fit):
 
 
 def test_without_an_interval_the_end_of_every_epoch_and_of_the_run_is_evaluated(fit):
-    assert evaluations(fit()[1]) == {3: 7.0, 6: 4.0, 7: 3.0}
+    assert evaluations(fit()[1]) == {0: 10.0, 3: 7.0, 6: 4.0, 7: 3.0}
 
 
 def test_an_interval_of_evaluations_ends_with_the_last_step(fit):
-    assert evaluations(fit(every=2)[1]) == {2: 8.0, 4: 6.0, 6: 4.0, 7: 3.0}
+    assert evaluations(fit(every=2)[1]) == {0: 10.0, 2: 8.0, 4: 6.0, 6: 4.0, 7: 3.0}
 
 
 def test_a_checkpoint_has_the_number_of_the_steps_that_are_in_it(fit, tmp_path):
@@ -100,6 +104,44 @@ def test_a_resumed_run_takes_the_step_behind_its_checkpoint(fit, tmp_path):
     model, again = fit(save_steps=3, best_metric_key="none", load_enable=True)
     assert model.steps == [3, 4, 5, 6]
     for mine, theirs in zip(again, rows, strict=True):
-        assert {k: v for k, v in mine.items() if not k.startswith("tim")} == {
-            k: v for k, v in theirs.items() if not k.startswith("tim")
+        assert {k: v for k, v in mine.items() if not is_measured(k)} == {
+            k: v for k, v in theirs.items() if not is_measured(k)
         }
+
+
+def test_the_evaluation_before_the_first_step_can_be_switched_off(fit):
+    assert 0 not in evaluations(fit(on_start=False)[1])
+
+
+def test_a_run_stops_after_as_many_evaluations_without_improvement_as_asked_for(fit, capsys):
+    model, rows = fit(every=1, patience=2, improves_until=3)
+    assert model.steps == [0, 1, 2, 3, 4], "the best is that of step 3, and those of steps 4 and 5 are no better"
+    assert max(evaluations(rows)) == 5
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Stopped early after step 5: eval/gpt_loss has not improved for 2 evaluations, its best value is 7" in said
+
+
+def test_an_improvement_begins_the_count_anew(fit):
+    assert fit(every=1, patience=1)[0].steps == list(range(STEPS))
+
+
+def test_early_stopping_goes_on_counting_after_a_resume(fit, tmp_path):
+    import shutil
+
+    fit(every=1, patience=2, improves_until=3, save_steps=1)
+    shutil.rmtree(tmp_path / "checkpoints" / "step_000005")
+    model, _ = fit(every=1, patience=2, improves_until=3, save_steps=1, load_enable=True)
+    assert model.steps == [4]
+    model, _ = fit(every=1, patience=2, improves_until=3, save_steps=1, load_enable=True)
+    assert model.steps == [], "the run had stopped"
+
+
+def test_the_best_model_is_beside_the_last_one(fit, tmp_path):
+    fit(every=1, improves_until=3, best_metric_key="eval/gpt_loss")
+    assert (tmp_path / "model_best" / "trained").read_text() == "3"
+    assert (tmp_path / "model" / "trained").read_text() == "7"
+
+
+def test_there_is_no_best_model_unless_a_metric_is_named(fit, tmp_path):
+    fit(every=1, save_steps=3)
+    assert not (tmp_path / "model_best").exists()

@@ -41,5 +41,7 @@ class CheckpointConfig(ResumeConfig):
     max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE)
     max_mem: float | None = flag(None, "Size limit of the checkpoint folder in GiB; null: none", gt=0, resume=FREE)
     best_metric_key: str | None = flag(
-        None, "Evaluation metric whose best checkpoint is kept; null: the task's first; none: off"
+        None,
+        "Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; "
+        "null: the task's first, without a model folder of its own; none: off",
     )

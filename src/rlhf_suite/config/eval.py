@@ -10,11 +10,13 @@ from rlhf_suite.config.flags import flag
 
 # What each task measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
 # them with what evaluations return.
-LANGUAGE, PREFERENCE = ("gpt_loss", "aux_loss"), ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward")
+LANGUAGE = ("gpt_loss", "aux_loss")
+PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
+QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95")
 EVALUATED: dict[str, tuple[str, ...]] = {
     "sft": LANGUAGE,
-    "rm": (*PREFERENCE, "reward_mean", "reward_square"),
-    "dpo": (*PREFERENCE, "nll_loss"),
+    "rm": (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES),
+    "dpo": (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps"),
     "kto": ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc"),
     "prm": ("acc", "loss", "aux_loss", "auc"),
     "distill": (*LANGUAGE, "loss", "distil_loss"),
@@ -35,6 +37,7 @@ class EvalConfig:
     split: str = flag("train", "Split of sources that have several")
     steps: int = flag(-1, "Every so many optimiser steps; -1: once per epoch", ge=-1)
     max_samples: int | None = flag(None, "Rows taken of each source; null: all", ge=1)
+    on_start: bool = flag(True, "Evaluate before the first step too")
 
 
 @dataclass
@@ -81,7 +84,7 @@ class StepEvalConfig(EvalConfig):
 class RLEvalConfig(EvalConfig):
     """Evaluation by sampling: pass@1 and pass@k"""
 
-    steps: int = flag(-1, "Before the first, after the last and every so many RL steps; -1: never", ge=-1)
+    steps: int = flag(-1, "Every so many RL steps, and after the last; -1: never", ge=-1)
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0)
     input_key: list[str] | None = column("input_key")

@@ -230,7 +230,7 @@ NEEDS = (
     Needs(("data.reward_template",), "data.target_reward", is_set, "data.target_reward=<number>"),
     Needs(
         (
-            *("eval.split", "eval.max_samples", "eval.n_samples_per_prompt", "eval.temperature"),
+            *("eval.split", "eval.max_samples", "eval.on_start", "eval.n_samples_per_prompt", "eval.temperature"),
             *(
                 f"eval.{name}_key"
                 for name in ("input", "output", "label", "prompt", "chosen", "rejected", "margin", "steps")

@@ -17,6 +17,12 @@ class TrainConfig:
     max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch with dynamic_batch_enable", ge=1)
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
+    early_stopping_patience: int | None = flag(
+        None,
+        "Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) "
+        "did not improve; null: never",
+        ge=1,
+    )
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
     full_determinism_enable: bool = flag(False, "Deterministic kernels everywhere, at some cost in speed")
     on_nonfinite: str = flag(

@@ -35,6 +35,36 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """The standard deviation of values: their sum, the sum of their squares and their number are kept."""
+
+    total: Tensor  # scalar
+    squares: Tensor  # scalar
+    count: Tensor | float
+
+    def __add__(self, other: Deviation) -> Deviation:
+        return Deviation(self.total + other.total, self.squares + other.squares, self.count + other.count)
+
+    def exact(self) -> Deviation:
+        count = torch.as_tensor(self.count).detach().double().cpu()
+        return Deviation(self.total.detach().double().cpu(), self.squares.detach().double().cpu(), count)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The value below which a share of all values lies. It is not a mean over cases, so all of them are kept."""
+
+    values: Tensor  # [N]
+    share: float
+
+    def __add__(self, other: Quantile) -> Quantile:
+        return Quantile(torch.cat([self.values, other.values]), self.share)
+
+    def exact(self) -> Quantile:
+        return Quantile(self.values.detach().double().cpu(), self.share)
+
+
+@dataclass(frozen=True)
 class Ranking:
     """How well scores tell two classes apart. It is no mean over cases, so all of them are kept."""
 

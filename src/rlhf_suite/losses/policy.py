@@ -57,6 +57,7 @@ class TokenLosses:
 
     losses: Tensor
     clipped: Tensor | None = None  # bool: where the clip has a hand in it; None for losses without one
+    above: Tensor | None = None  # bool: where the ratio is above 1; None with `clipped`
 
 
 PolicyLoss = Callable[[PolicyTokens, PolicyConfig], TokenLosses]
@@ -69,7 +70,8 @@ def policy_loss(
 
     `correction` [T] multiplies each token's loss (`algo.correction`); the units stay those of all masked tokens.
     Metrics: `policy_loss`, a mean over `num_units` units; over masked tokens `ppo_kl` (mean of log pi_old - log pi)
-    and, of losses that clip, `ppo_clip_ratio` (share of the tokens where the clip has a hand in it).
+    and, of losses that clip, `ppo_clip_ratio` (share of the tokens where the clip has a hand in it) with its parts
+    `ppo_clip_ratio_low` and `ppo_clip_ratio_high`, by the side on which the ratio left the range.
     """
     result = POLICY_LOSSES[config.policy_loss_type](tokens, config)
     losses = result.losses if correction is None else result.losses * correction
@@ -78,8 +80,10 @@ def policy_loss(
         "policy_loss": Mean(total.detach(), num_units),
         "ppo_kl": masked_mean(-tokens.log_ratio, tokens.mask),
     }
-    if result.clipped is not None:
+    if result.clipped is not None and result.above is not None:
         metrics["ppo_clip_ratio"] = masked_mean(result.clipped.float(), tokens.mask)
+        metrics["ppo_clip_ratio_low"] = masked_mean((result.clipped & ~result.above).float(), tokens.mask)
+        metrics["ppo_clip_ratio_high"] = masked_mean((result.clipped & result.above).float(), tokens.mask)
     return LossSum(total, metrics)
 
 
@@ -125,7 +129,7 @@ def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     low, high = clip_range(config)
     ratio = bounded_ratio(tokens.log_ratio.detach())
     weight = ratio.clamp(1 - low, 1 + high)
-    return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio)
+    return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio, ratio > 1)
 
 
 def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
@@ -166,7 +170,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyConfig) -
     gain = torch.minimum(plain, clipped)
     if config.dual_clip is not None:
         gain = torch.where(advantages < 0, torch.maximum(gain, config.dual_clip * advantages), gain)
-    return TokenLosses(-gain, clipped < plain)
+    return TokenLosses(-gain, clipped < plain, ratio.detach() > 1)
 
 
 def kl_term(kl: Tensor, mask: Tensor, coef: float) -> LossSum:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.losses.metrics import Mean
-from rlhf_suite.losses.reduce import LossSum, counted_mean, counted_sum, log1mexp
+from rlhf_suite.losses.metrics import Mean, Metric, Quantile
+from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Answers:
     def log_ratios(self) -> Tensor:
         return self.log_probs - self.reference
 
+
+SHARES = (5, 25, 50, 75, 95)  # of the scores, in per cent: quantiles in the metrics
 
 PreferenceLoss = Callable[[Answers, Answers, DPOAlgoConfig], Tensor]
 
@@ -83,14 +86,17 @@ def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config:
     """Sum over counted pairs of the loss named `algo.loss` + `algo.nll_loss_coef` x (-log pi(y_c) / |y_c|).
 
     `counted` [P] of 0 and 1. Metrics, means over pairs: `loss`, `nll_loss`, `acc` (the chosen answer has the higher
-    reward), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref).
+    reward), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref), `reward_margin` their difference, and
+    `chosen_logps`, `reject_logps` = log pi.
     """
     nll = -chosen.mean_log_probs
     losses = LOSSES[config.loss](chosen, rejected, config) + config.nll_loss_coef * nll
     rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
     return LossSum(
         counted_sum(losses, counted),
-        pair_means({"loss": losses, "nll_loss": nll}, counted) | pair_metrics(rewards[0], rewards[1], counted),
+        pair_means({"loss": losses, "nll_loss": nll}, counted)
+        | pair_means({"chosen_logps": chosen.log_probs, "reject_logps": rejected.log_probs}, counted)
+        | pair_metrics(rewards[0], rewards[1], counted),
     )
 
 
@@ -100,22 +106,28 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
         sigmoid    -log sigmoid(r_c - r_r - margin)   (margins: Llama 2, arXiv:2307.09288, eq. 2)
         logexp     log(1 + exp(r_r - r_c))            as softplus, finite at any gap
 
-    Metrics, means over pairs: `loss`, `acc`, `chosen_reward`, `reject_reward`; over both answers `reward_mean`,
-    `reward_square`.
+    Metrics, means over pairs: `loss`, `acc`, `chosen_reward`, `reject_reward`, `reward_margin`; over both answers
+    `reward_mean`, `reward_std`, and the quantiles `reward_p05` to `reward_p95`, which say how they are spread.
     """
     gap = chosen - rejected
     losses = -F.logsigmoid(gap - margin) if kind == "sigmoid" else F.softplus(-gap)
-    both = {"reward_mean": (chosen + rejected) / 2, "reward_square": (chosen.square() + rejected.square()) / 2}
+    both, of_both = torch.cat([chosen, rejected]).detach(), torch.cat([counted, counted])
+    scores: dict[str, Metric] = {
+        "reward_mean": counted_mean(both, of_both),
+        "reward_std": counted_deviation(both, of_both),
+        **{f"reward_p{share:02d}": Quantile(both[of_both > 0], share / 100) for share in SHARES},
+    }
     return LossSum(
         counted_sum(losses, counted),
-        pair_means({"loss": losses, **both}, counted) | pair_metrics(chosen.detach(), rejected.detach(), counted),
+        pair_means({"loss": losses}, counted) | scores | pair_metrics(chosen.detach(), rejected.detach(), counted),
     )
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor, counted: Tensor) -> dict[str, Mean]:
     """Of the rewards of P pairs."""
     right = (chosen > rejected).float()
-    return pair_means({"acc": right, "chosen_reward": chosen, "reject_reward": rejected}, counted)
+    rewards = {"chosen_reward": chosen, "reject_reward": rejected, "reward_margin": chosen - rejected}
+    return pair_means({"acc": right, **rewards}, counted)
 
 
 def pair_means(values: dict[str, Tensor], counted: Tensor) -> dict[str, Mean]:

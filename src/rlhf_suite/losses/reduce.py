@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.config.actor import LOSS_AGG_MODES
-from rlhf_suite.losses.metrics import Mean, Metric
+from rlhf_suite.losses.metrics import Deviation, Mean, Metric
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ def counted_sum(values: Tensor, counted: Tensor) -> Tensor:
 def counted_mean(values: Tensor, counted: Tensor) -> Mean:
     """Their mean, without gradient: a metric."""
     return Mean(counted_sum(values.detach(), counted), counted.sum())
+
+
+def counted_deviation(values: Tensor, counted: Tensor) -> Deviation:
+    """Their standard deviation, without gradient: a metric."""
+    mean = counted_mean(values, counted)
+    return Deviation(mean.total, counted_sum(values.detach().square(), counted), mean.count)
 
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:

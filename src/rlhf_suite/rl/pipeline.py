@@ -54,10 +54,12 @@ class Pipeline:
             forget_after(made, start)
         with self.journal.phase("broadcast"):
             self.publisher.publish(version=start)
-        if start == 0:
+        if start == 0 and self.config.eval.on_start:
             self.evaluate(step=0)
         with deferred():
             for step in range(start, self.total_steps):
+                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.notice):
+                    break
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)
                 self.save(step + 1, evaluation)
@@ -79,6 +81,8 @@ class Pipeline:
         with journal.phase("broadcast"):
             publish_metrics = self.publisher.publish(version=step + 1, probe=experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | publish_metrics
+        metrics["train/tokens"] = float(experience.num_tokens)
+        metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
         write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
 

@@ -168,7 +168,8 @@ class TrainedRole(Role, TrainedWorker):
                 self.updated()
         found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
         means = {name: sum(values) / len(values) for name, values in found.items()}
-        return {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
+        result = {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}
+        return result | {f"perf/{self.prefix}memory_gb": self.world.peak_memory_gb()}
 
 
 class PolicyRole(TrainedRole):

@@ -147,4 +147,9 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
     values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
-    return {name: value for name, value in values.items() if name != "time" and not name.startswith("timing/")}
+    return {name: value for name, value in values.items() if not is_measured(name)}
+
+
+def is_measured(name: str) -> bool:
+    """Whether a value of metrics.jsonl is the clock's or the machine's: two runs that are the same differ in it."""
+    return name == "time" or name.startswith(("timing/", "perf/"))

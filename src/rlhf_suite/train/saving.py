@@ -66,6 +66,7 @@ class Saver:
         self.metric = config.best_metric_key or default_metric
         self.store = store_of(config, folder)
         self.best: float | None = None
+        self.evaluations_since_best = 0
         self.saved = 0  # the last step of which there is a checkpoint
 
     def resume(self, say: Callable[[str], None]) -> int:
@@ -91,7 +92,7 @@ class Saver:
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
         self.folder.continues(state["run"])
-        self.best = state["best"]
+        self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
             part.load_state_dict(state[name])
         for name, files in self.driver_files.items():
@@ -114,9 +115,12 @@ class Saver:
         return found
 
     def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """The periodic checkpoint, and the best one when this step's evaluation beats all before."""
+        """The periodic checkpoint, and the best one when this step's evaluation beats all before; the model of that
+        step too where ckpt.best_metric_key names a metric."""
         if self.is_best(evaluation):
             self.save(step, "best")
+            if self.config.best_metric_key is not None:
+                self.export(kind="best")
         if self.config.save_steps > 0 and step % self.config.save_steps == 0:
             self.save(step, "step")
 
@@ -138,11 +142,11 @@ class Saver:
             return False
         value = evaluation[self.metric]
         lower_is_better = "loss" in self.metric
-        if not math.isfinite(value):
+        is_worse = self.best is not None and (value >= self.best if lower_is_better else value <= self.best)
+        if is_worse or not math.isfinite(value):
+            self.evaluations_since_best += 1
             return False
-        if self.best is not None and (value >= self.best if lower_is_better else value <= self.best):
-            return False
-        self.best = value
+        self.best, self.evaluations_since_best = value, 0
         return self.config.save_steps > 0 or self.config.best_metric_key is not None
 
     def save(self, step: int, kind: str) -> None:
@@ -166,14 +170,31 @@ class Saver:
             self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
-        state = {"step": step, "best": self.best, "run": self.folder.run_id, "rows": self.rows.identity}
+        state = {
+            "step": step,
+            "best": self.best,
+            "evaluations_since_best": self.evaluations_since_best,
+            "run": self.folder.run_id,
+            "rows": self.rows.identity,
+        }
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step
 
-    def export(self, name: str = "actor") -> Path:
-        """Write the final model in HF format; others than the actor go beside it, with their name."""
+    def stops_early(self, step: int, patience: int | None, say: Callable[[str], None]) -> bool:
+        """Whether the last `patience` evaluations did not improve the metric, so that the run ends after `step`; says
+        so. Never for None."""
+        if patience is None or self.evaluations_since_best < patience:
+            return False
+        best = "no finite value" if self.best is None else f"its best value is {self.best:.6g}"
+        say(f"Stopped early after step {step}: {self.metric} has not improved for {patience} evaluations, {best}")
+        return True
+
+    def export(self, name: str = "actor", kind: str = "") -> Path:
+        """Write the final model in HF format. Others than the actor go beside it, with their name, and the best one
+        with `kind`."""
         output = final_folder(self.config.output_dir, self.folder)
-        path = output if name == "actor" else output.with_name(f"{output.name}_{name}")
+        suffix = kind or (name if name != "actor" else "")
+        path = output.with_name(f"{output.name}_{suffix}") if suffix else output
 
         def write(place: Path) -> None:
             self.groups[name].call("export", place, what=f"{name}: exporting")
@@ -181,4 +202,4 @@ class Saver:
                 adapter = place.with_name(f"{place.name}_adapter")
                 self.groups[name].call("export_adapter", adapter, what=f"{name}: exporting its adapter")
 
-        return deliver(write, path, self.folder, name)
+        return deliver(write, path, self.folder, kind or name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.eval import columns_of_sets
@@ -28,7 +29,7 @@ from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
-from rlhf_suite.train.task import Task
+from rlhf_suite.train.task import Task, counted_tokens
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.trainer import Trainer
 from rlhf_suite.train.world import seed_process
@@ -93,10 +94,14 @@ class SupervisedWorker(TrainedWorker):
 
     def train_step(self, step: int) -> dict[str, float]:
         """Optimiser step `step` (0-based)."""
-        batches = self.prepare(self.loader.step(step))
+        loaded = self.loader.step(step)
+        world, batches = self.model.world, self.prepare(loaded)
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
         metrics = optimizer_step(self.model, self.task, batches, step, policy, name)
-        return {f"train/{name}": value for name, value in metrics.items()}
+        metrics["tokens"] = float(world.sum(torch.stack([counted_tokens(batch) for batch in loaded]).sum()))
+        metrics["samples"] = float(len(self.loader.order.indices(step)))
+        result = {f"train/{name}": value for name, value in metrics.items()}
+        return result | {"perf/memory_gb": world.peak_memory_gb()}
 
     def evaluate(self) -> dict[str, float]:
         """The task's metrics on the held-out sets."""
@@ -116,8 +121,7 @@ class SupervisedWorker(TrainedWorker):
         """Mean and standard deviation of the scores of the held-out sets, or of the training set without one."""
         sets = self.data.held_out or {"train": self.data.train}
         metrics = evaluate(self.model, self.task, sets, self.config.train, self.prepare)
-        mean = metrics["eval/reward_mean"]
-        return mean, math.sqrt(max(metrics["eval/reward_square"] - mean**2, 1e-16))
+        return metrics["eval/reward_mean"], max(metrics["eval/reward_std"], 1e-8)
 
 
 def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str, float]:

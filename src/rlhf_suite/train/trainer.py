@@ -29,8 +29,12 @@ class Trainer:
         start = self.saver.resume(self.journal.notice)
         self.journal.begin(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
+        if start == 0 and self.config.eval.on_start:
+            self.evaluate(step=0)
         with deferred():
             for step in range(start, self.total_steps):
+                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.notice):
+                    break
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)
                 with self.journal.phase("save"):
@@ -43,10 +47,11 @@ class Trainer:
         """One optimiser step (0-based)."""
         with self.journal.phase("train"):
             metrics = self.group.call("train_step", step, what=f"step {step + 1}")[0]
+        metrics["perf/tokens_per_s"] = metrics["train/tokens"] / self.journal.seconds["train"]
         self.log(step + 1, metrics | {"train/epoch": (step + 1) / self.steps_per_epoch})
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluation loss every eval.steps (else once per epoch), and after the last step."""
+        """Evaluation loss before the first step, every eval.steps (else once per epoch), and after the last step."""
         every = self.config.eval.steps if self.config.eval.steps > 0 else self.steps_per_epoch
         if self.config.eval.dataset is None or (step % every and step != self.total_steps):
             return {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.losses.metrics import Mean, Metric, Ranking
+from rlhf_suite.losses.metrics import Deviation, Mean, Metric, Quantile, Ranking
 
 T = TypeVar("T")
 
@@ -53,6 +55,14 @@ class World:
         dist.all_gather_object(everyones, values)
         return list(chain.from_iterable(everyones))
 
+    def peak_memory_gb(self) -> float:
+        """The most memory that any rank has used so far, in GiB: allocated on the GPU, or resident on a CPU."""
+        if self.device.type == "cuda":
+            used = torch.cuda.max_memory_allocated()
+        else:
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux gives KiB
+        return float(self.max(torch.tensor(float(used)))) / 2**30
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -63,13 +73,24 @@ class World:
         local = [[float(mean.total), float(mean.count)] for mean in means.values()]
         pairs = self.sum(torch.tensor(local, dtype=torch.float64)).tolist() if means else []
         result = {name: total / count for name, (total, count) in zip(means, pairs, strict=True) if count > 0}
-        for name, ranking in sorted(metrics.items()):
-            if isinstance(ranking, Ranking):
-                scores = torch.tensor(self.gather(ranking.scores.tolist()), dtype=torch.float64)
-                positive = torch.tensor(self.gather(ranking.positive.tolist()), dtype=torch.bool)
-                auc = Ranking(scores, positive).auc()
-                result |= {} if auc is None else {name: auc}
+        for name, metric in sorted(metrics.items()):
+            value = None if isinstance(metric, Mean) else self._combined(metric)
+            result |= {} if value is None else {name: value}
         return result
+
+    def _combined(self, metric: Metric) -> float | None:
+        """A metric that is not a mean over all ranks; None where it has no case."""
+        if isinstance(metric, Deviation):
+            parts = torch.stack([metric.total, metric.squares, torch.as_tensor(metric.count).double()])
+            total, squares, count = self.sum(parts).tolist()
+            return math.sqrt(max(squares / count - (total / count) ** 2, 0.0)) if count > 0 else None
+        if isinstance(metric, Quantile):
+            values = torch.tensor(self.gather(metric.values.tolist()), dtype=torch.float64)
+            return float(values.quantile(metric.share)) if len(values) else None
+        assert isinstance(metric, Ranking), metric
+        scores = torch.tensor(self.gather(metric.scores.tolist()), dtype=torch.float64)
+        positive = torch.tensor(self.gather(metric.positive.tolist()), dtype=torch.bool)
+        return Ranking(scores, positive).auc()
 
 
 def seed_process(config: TrainConfig, rank: int) -> None:

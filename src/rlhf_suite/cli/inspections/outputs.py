@@ -65,10 +65,14 @@ def targets(run: Run) -> Iterator[Target]:
 def model_suffixes(run: Run) -> list[str]:
     """The endings of the folders of a run's models: of the policy or the one model, and of those beside it."""
     suffixes = [""]
+    if isinstance(run, TrainedRun) and run.ckpt.best_metric_key not in (None, "none"):
+        suffixes += ["_best"]
+    averages = [f"{suffix}_ema" for suffix in suffixes if isinstance(run, PPORun) and run.train.enable_ema]
     if isinstance(run, PPORun):
-        suffixes += ["_ema"] * run.train.enable_ema + ["_critic"] * run.critic.save_value_network
+        suffixes += ["_critic"] * run.critic.save_value_network
     if isinstance(run, TrainedRun) and run.ckpt.save_adapter:
-        suffixes += [f"{suffix}_adapter" for suffix in suffixes if suffix != "_ema"]
+        suffixes += [f"{suffix}_adapter" for suffix in suffixes]
+    suffixes += averages
     return suffixes
 
 

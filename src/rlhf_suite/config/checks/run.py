@@ -222,6 +222,14 @@ def evaluation_has_data(run: AnyRun) -> Iterator[Problem]:
         yield Problem("eval.dataset", "eval.steps is set, but nothing to evaluate on", "add eval.dataset=<source>")
     elif run.ckpt.best_metric_key not in (None, "none"):
         yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
+    elif run.train.early_stopping_patience is not None:
+        yield Problem("eval.dataset", "train.early_stopping_patience needs an evaluation", "add eval.dataset=<source>")
+
+
+def stopping_has_a_metric(run: AnyRun) -> Iterator[Problem]:
+    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == "none":
+        what = "none leaves no metric for train.early_stopping_patience"
+        yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")
 
 
 def best_metric_is_measured(run: AnyRun) -> Iterator[Problem]:
@@ -256,4 +264,5 @@ COMMON: tuple[Callable[[AnyRun], Iterable[Problem]], ...] = (
     *TEXT,
     evaluation_has_data,
     best_metric_is_measured,
+    stopping_has_a_metric,
 )
