@@ -16,7 +16,7 @@ def step(*groups: list[float]) -> ScoredTrajectories:
     flat = [(number, reward) for number, rewards in enumerate(groups) for reward in rewards]
     trajectories = [Trajectory.start(number, number, 0, [1]) for number, _ in flat]
     values, texts = np.array([reward for _, reward in flat], np.float32), [""] * len(flat)
-    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, texts)
+    return ScoredTrajectories(trajectories, values, values, *[texts] * 5)
 
 
 @pytest.fixture

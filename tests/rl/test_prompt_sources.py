@@ -61,7 +61,7 @@ def scored(sources: list[str], scores: list[float]) -> ScoredTrajectories:
         trajectory.append_model(np.array([3, 4]), np.zeros(2, np.float32), 0)
         trajectories.append(trajectory)
     values, texts = np.array(scores, np.float32), [""] * len(sources)
-    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, ["default"] * len(sources), [{}] * 4)
+    return ScoredTrajectories(trajectories, values, values, texts, texts, texts, ["default"] * 4, texts, [{}] * 4)
 
 
 def test_training_metrics_tell_prompt_files_apart():
