@@ -198,7 +198,9 @@ def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):
 def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(small, group, monkeypatch):
     folder = RunFolder(small / "run")
     folder.start("abc")
-    one = Saver(CheckpointConfig(save_steps=1), folder, {"actor": group}, "eval/gpt_loss")
+    one = Saver(
+        CheckpointConfig(save_steps=1), folder, {"actor": group}, "eval/gpt_loss", TrainingRows("data.dataset", "all")
+    )
     one.save(1, "step")
 
     def save_state(self, place: Path) -> None:
@@ -220,6 +222,6 @@ def test_a_resumed_run_is_the_run_whose_checkpoint_it_continues(saver, tmp_path)
     again = RunFolder(tmp_path / "again")
     again.start("abc")
     config = CheckpointConfig(path=str(tmp_path / "shared"), load_enable=True)
-    parts = ({"beta": Beta()}, {"notes": Notes()})
+    parts = (first.rows, {"beta": Beta()}, {"notes": Notes()})
     Saver(config, again, first.groups, "eval/gpt_loss", *parts).resume(lambda text: None)
     assert again.run_id == first.folder.run_id

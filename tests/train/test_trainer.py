@@ -10,7 +10,7 @@ from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.metrics import is_measured, read_rows
 from rlhf_suite.train.run_folder import RunFolder
-from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trainer import Trainer
 
 STEPS, PER_EPOCH = 7, 3
@@ -62,7 +62,7 @@ def fit(tmp_path):
         model.improves_until = improves_until
         folder.start("")
         journal = Journal(config.logger, folder, "sft")
-        saver = Saver(config.ckpt, folder, {"actor": model}, "eval/gpt_loss")
+        saver = Saver(config.ckpt, folder, {"actor": model}, "eval/gpt_loss", TrainingRows("data.dataset", "all"))
         Trainer(config, model, saver, journal, STEPS, PER_EPOCH).fit()
         journal.close()
         return model, read_rows(folder.metrics)
