@@ -6,7 +6,8 @@
 
 Of each mode there is one run without kills. Others are killed (the driver alone, with SIGKILL) at instants that are
 drawn uniformly from the duration of that run, wherever they fall: in the imports, a step, a checkpoint, the export.
-After each kill the same command goes on. What is compared: SHA-256 of every model, all metrics but the clock's, the
+After each kill the same command goes on. Runs of one process are forked from this one, so that the imports are paid
+once; runs on Ray are processes of their own. What is compared: SHA-256 of every model, all metrics but the clock's, the
 rows of rollouts and evaluations, the answers and the training rows of generate and the loops.
 """
 
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +35,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 
 import jobs  # noqa: E402 - it is found by the line above
 
+from rlhf_suite.cli.app import main as main_of_the_suite  # noqa: E402
 from rlhf_suite.disk import file_digest  # noqa: E402
 from rlhf_suite.launch.environment import runtime_env  # noqa: E402
 from rlhf_suite.models.builtin import create_tiny  # noqa: E402
@@ -39,6 +43,7 @@ from rlhf_suite.train.metrics import read_rows  # noqa: E402
 from rlhf_suite.train.run_folder import RunFolder  # noqa: E402
 
 POLL_S = 0.02
+DEADLINE_S = 3600.0  # of a run that is not killed
 KILLS_OF_A_RUN = 8  # then it may end
 # Some groups of answers get equal rewards, which dynamic filtering drops.
 REWARD = (
@@ -64,6 +69,7 @@ class Mode:
     name: str
     share: int
     line: str
+    on_ray: bool = True
 
     def words(self, root: Path) -> list[str]:
         """The command line, with a model that has random weights."""
@@ -73,9 +79,9 @@ class Mode:
 
 
 MODES = (
-    Mode("sft", 16, f"task=sft {SUPERVISED}"),
-    Mode("sft, LoRA with dropout", 14, f"task=sft {SUPERVISED} ds.lora.rank=8 ds.lora.dropout=0.2"),
-    Mode("dpo", 14, f"task=dpo {SUPERVISED}"),
+    Mode("sft", 16, f"task=sft {SUPERVISED}", on_ray=False),
+    Mode("sft, LoRA with dropout", 14, f"task=sft {SUPERVISED} ds.lora.rank=8 ds.lora.dropout=0.2", on_ray=False),
+    Mode("dpo", 14, f"task=dpo {SUPERVISED}", on_ray=False),
     Mode(
         "sft, 2 ranks, ZeRO-2",
         10,
@@ -134,36 +140,82 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def killed_after(job: jobs.Job, seconds: float) -> bool:
+class Forked:
+    """A run of the same command line in a process forked from this one: the imports are paid once, not by each kill."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.began, self.log = time.monotonic(), folder.with_name(f"{folder.name}.log")
+        self.pid = os.fork()
+        if self.pid:
+            return
+        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os._exit(main_of_the_suite([*words, f"run_dir={folder}"]))
+
+    def poll(self) -> int | None:
+        done, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if done else None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+
+class Process(Forked):
+    """A run as users start it: `python run.py`."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.job = jobs.Job(folder, words)
+        self.began = self.job.began
+
+    def poll(self) -> int | None:
+        return self.job.process.poll()
+
+    def kill(self) -> None:
+        self.job.kill()
+
+    def text(self) -> str:
+        return self.job.text()
+
+
+def start(mode: Mode, folder: Path, words: list[str]) -> Forked:
+    return Process(folder, words) if mode.on_ray else Forked(folder, words)
+
+
+def killed_after(run: Forked, seconds: float) -> bool:
     """Kill a run so many seconds after its start; False if it has come to its end before."""
-    while time.monotonic() - job.began < seconds:
-        if (code := job.process.poll()) is not None:
-            assert code == 0, job.text()
+    while time.monotonic() - run.began < seconds:
+        if (code := run.poll()) is not None:
+            assert code == 0, run.text()
             return False
         time.sleep(POLL_S)
-    job.kill()
+    run.kill()
     return True
 
 
 def tried(mode: Mode, kills: int, seed: int, root: Path) -> Result:
     """Kill runs of one mode `kills` times, and compare each at its end with one that was not killed."""
     chance, words = random.Random(f"{seed} {mode.name}"), mode.words(root)
-    whole = jobs.Job(root / "whole", words).ended(deadline_s=3600)
-    assert whole.code == 0, whole.out + whole.err
-    result, expected = Result(mode.name, seed, round(whole.seconds, 1)), outcome(root / "whole")
+    whole = start(mode, root / "whole", words)
+    assert not killed_after(whole, DEADLINE_S), whole.text()
+    whole_s = time.monotonic() - whole.began
+    result, expected = Result(mode.name, seed, round(whole_s, 1)), outcome(root / "whole")
     while result.kills < kills:
         folder, here, is_over = root / f"killed_{result.runs}", 0, False
         result.runs += 1
         while not is_over and here < KILLS_OF_A_RUN and result.kills < kills:
-            instant = chance.uniform(0, whole.seconds)
-            is_over = not killed_after(jobs.Job(folder, words), instant)
+            instant = chance.uniform(0, whole_s)
+            is_over = not killed_after(start(mode, folder, words), instant)
             if not is_over:
                 here, result.kills = here + 1, result.kills + 1
                 result.killed_at_s.append(round(instant, 1))
                 result.killed_after_step.append(RunFolder(folder).status()["last_step"])
         if not is_over:
-            end = jobs.Job(folder, words).ended(deadline_s=3600)
-            assert end.code == 0, end.out + end.err
+            assert not killed_after(start(mode, folder, words), DEADLINE_S), "it does not come to its end"
         made = outcome(folder)
         result.compared += len(expected)
         result.different += [
@@ -174,6 +226,8 @@ def tried(mode: Mode, kills: int, seed: int, root: Path) -> Result:
 
 def results(modes: Sequence[Mode], kills: int, seed: int) -> Iterator[Result]:
     os.environ.update(runtime_env("cpu"))
+    for name in ("deepspeed", "rlhf_suite.tasks.sft", "rlhf_suite.tasks.dpo"):
+        importlib.import_module(name)  # for the forks
     total = sum(mode.share for mode in modes)
     ends = [round(kills * sum(mode.share for mode in modes[: i + 1]) / total) for i in range(len(modes))]
     for mode, end, start in zip(modes, ends, [0, *ends], strict=False):

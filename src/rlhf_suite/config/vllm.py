@@ -11,7 +11,7 @@ from rlhf_suite.config.flags import FREE, flag
 class EngineConfig:
     """vLLM engines, one Ray actor each"""
 
-    num_engines: int = flag(1, "Number of engines", ge=1)
+    num_engines: int = flag(1, "Number of engines", ge=1, resume=FREE)
     tensor_parallel_size: int = flag(1, "GPUs per engine", ge=1)
     gpu_memory_utilization: float | None = flag(
         None,

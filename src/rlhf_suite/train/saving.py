@@ -82,7 +82,8 @@ class Saver:
         if checkpoint is None:
             return 0
         state, changed = checkpoint.state(), self.changes_since(checkpoint)
-        if state["rows"] != self.rows.identity and not {self.rows.flag, "data"} & {*self.config.allow_changes}:
+        allowed = {self.rows.flag, "data"} & {*self.config.allow_changes}
+        if state["rows"] != self.rows.identity and not allowed:
             raise UserError(
                 f"{self.rows.flag}: the files have other contents than when {checkpoint.path} was written. Restore "
                 f"them, or add 'ckpt.allow_changes=[{self.rows.flag}]' to continue with the new rows"
