@@ -48,7 +48,7 @@ def test_an_sft_run_saves_its_step_and_ends_with_the_code_of_the_signal(stopped_
     step = status["last_step"]
     assert status["state"] == "stopped"
     assert status["error"] == f"stopped by SIGTERM; everything up to step {step} is saved"
-    assert "continue with the same command and ckpt.load_enable=true" in ended.err
+    assert f"continue after step {step} with the same command and ckpt.load_enable=true" in ended.err
     assert [path.name for path in (runs / "stopped_sft" / "checkpoints").iterdir()] == [f"step_{step:06d}"]
 
 
