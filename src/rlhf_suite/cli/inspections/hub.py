@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE
-
 from rlhf_suite.cli.inspections.model_uses import model_uses
 from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
@@ -18,6 +16,12 @@ from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
 from rlhf_suite.launch.slurm import allocation
 
+# As huggingface_hub reads them. Importing it here would fix its settings before the run has made its own.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+HF_HOME = Path(os.environ.get("HF_HOME") or CACHE / "huggingface").expanduser()
+HF_HUB_CACHE = Path(os.environ.get("HF_HUB_CACHE") or HF_HOME / "hub").expanduser()
+HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+ENDPOINT = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?(@.*)?")
 DATA = ("data.dataset", "data.prompt_dataset", "eval.dataset")
 CONNECT_S = 3.0
