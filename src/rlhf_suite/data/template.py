@@ -26,6 +26,7 @@ CLOSED = "reasoning that the generation prompt begins closed empty: the answer h
 NO_REASONING = "reasoning_content left out: the chat template does not render it"
 OPENED = re.compile(r"<(\w+)>\s*\Z")  # what a generation prompt leaves open: <think>
 SHUT = re.compile(r"</(\w+)>\s*\Z")  # ... or has closed already
+TAIL = 64  # characters of a prompt that are searched for them
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"  # stands for an answer
 
 
@@ -67,7 +68,7 @@ class ChatTemplate:
         before = self.text(prompt, row, tools, generation_prompt=True)
         full = self.text([*prompt, *answer], row, tools)
         if full.startswith(before):
-            written, opened = full[len(before) :], OPENED.search(before)
+            written, opened = full[len(before) :], OPENED.search(before[-TAIL:])
             shown = opened[0] + written if opened else written
             if all(holds(shown, message) for message in answer):
                 self.check_calls(written, answer, row)
@@ -119,7 +120,7 @@ def continued(before: str, head: str, message: Message, row: Row) -> tuple[str, 
     """The text of an answer behind the generation prompt that ends `before`, and what is to be said of it. Reasoning
     that this prompt opens goes on in the answer and is closed there. `head`: how the template begins once answered."""
     content, reasoning = message["content"].strip(), str(message.get("reasoning_content") or "").strip()
-    opened, shut = OPENED.search(before), SHUT.search(before)
+    opened, shut = OPENED.search(before[-TAIL:]), SHUT.search(before[-TAIL:])
     if opened is None or head.rstrip().endswith(f"<{opened[1]}>"):
         if shut and (reasoning or f"</{shut[1]}>" in content):
             what = "the answer has reasoning, but the generation prompt says that there is none"
