@@ -57,15 +57,15 @@ CONFIG = [
     Mutation(
         "a run with another learning rate is the same run",
         "config/resolve.py",
-        '"logger.", "launch.")',
-        '"logger.", "launch.", "actor.adam.")',
+        "resume_of(key, run.task) != FREE",
+        "resume_of(key, run.task) == FIXED",
         RESOLVE,
     ),
     Mutation(
         "a run with another logger is another run",
         "config/resolve.py",
-        '"logger.", "launch.")',
-        '"launch.")',
+        "return flags[key].meta.resume",
+        "return NAMED",
         RESOLVE,
     ),
     Mutation(

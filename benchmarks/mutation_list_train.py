@@ -252,8 +252,8 @@ TRAIN = [
     Mutation(
         "a run that goes on is still called failed",
         "train/run_folder.py",
-        "error=None, **process",
-        "**process",
+        "error=None, run=run, **process",
+        "run=run, **process",
         ("tests/train/test_run_folder.py",),
     ),
     Mutation(
