@@ -38,7 +38,7 @@ RECORDING = """
 import json
 from pathlib import Path
 
-def reward_func(queries, prompts, labels):
+def reward_func(queries, prompts, labels, columns):
     with Path(__file__).with_suffix(".asked").open("a") as file:
         file.writelines(json.dumps(query) + "\\n" for query in queries)
     return [float(len(query)) for query in queries]
@@ -199,7 +199,7 @@ def test_the_column_of_scores_means_the_same_on_every_way(answered, tmp_path):
     """What an evaluation counts, where a reward says it apart from what is learned from; best of n are ranked by it."""
     file = tmp_path / "two.py"
     file.write_text(
-        "def reward_func(queries, prompts, labels):\n"
+        "def reward_func(queries, prompts, labels, columns):\n"
         "    return {'rewards': [-float(len(q)) for q in queries], 'scores': [len(q) % 7 / 7 for q in queries]}\n"
     )
     rewards = Rewards(RewardConfig(remote_url=str(file)), tmp_path / "reward.log")
