@@ -16,14 +16,14 @@ RL_STEP = [
         "rl/experience.py",
         "temperature = self.config.rollout.temperature",
         "temperature = 1.0",
-        PIPELINE,
+        EXPERIENCE,
     ),
     Mutation(
         "the score is trained on, without penalties",
         "rl/experience.py",
         "torch.from_numpy(scored.rewards)",
         "torch.from_numpy(scored.scores)",
-        PIPELINE,
+        EXPERIENCE,
     ),
     Mutation(
         "tokens of older weights are compared with the weights of now",

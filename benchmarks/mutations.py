@@ -2,7 +2,8 @@
 `python benchmarks/mutations.py` writes docs/mutations.md; with words, only the mutations whose names have one of them,
 beside the rows that the page has.
 
-Every run is forked from this process, so that the heavy imports are paid once.
+Every run is forked from this process, so that the heavy imports are paid once: the ranks that tests ask for are in it,
+too, unless there are several of them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import argparse
 import os
 import re
 import shutil
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -108,6 +112,7 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        keep_single_ranks_here()
         code = pytest.main(["-x", "-rfE", *tests])
         sys.stdout.flush()
         os._exit(code)
@@ -121,8 +126,45 @@ def first_failure(place: Path, tests: tuple[str, ...]) -> str | None:
     return found[1]
 
 
+def keep_single_ranks_here() -> None:
+    """Have the tests' `ranks(1)` be this process, which has imported everything, instead of one that has to."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import ranks
+
+    several = ranks.Ranks
+    ranks.Ranks = lambda size: Here() if size == 1 else several(size)
+
+
+class Here:
+    """One rank in this process, asked as `tests/ranks.py` asks processes of their own."""
+
+    size, alive = 1, True
+
+    def __init__(self) -> None:
+        from rlhf_suite.launch.environment import runtime_env
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(runtime_env("cpu") | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        import torch
+
+        from rlhf_suite.train.strategy import join_world
+
+        torch.set_num_threads(1)
+        self.world = join_world(0, 1, "cpu")
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return [function(self.world, *args)]
+
+    def close(self) -> None:
+        """Nothing is held: the process ends after its tests."""
+
+
 if __name__ == "__main__":
-    import torch  # noqa: F401 - for the forks
+    os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+    import deepspeed  # noqa: F401 - for the forks
     import transformers  # noqa: F401
 
     main()

@@ -127,7 +127,7 @@ def small(**changes: Any) -> PPORun:
         "algo.kl.target": 0.5,
         "algo.kl.horizon": 100,
         "reward.rule": "length",
-        "reward.rules.length_limit": 3,
+        "reward.rules.length_limit": 4,
         "reward.stop_properly_penalty_coef": 0.5,
         "data.prompt_dataset": "builtin:reverse",
         "data.input_key": "input",

@@ -47,3 +47,42 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
     samples = ScoredTrajectories(made, nothing, nothing, [], [], [], [])
     found = maker().mismatch(batch, samples, version=5)
     assert found["mismatch/mean"] == found["mismatch/max"] == pytest.approx(2e-5, rel=0.02)
+
+
+class Asked:
+    """In place of a worker group: says of each token what the engine said, and keeps what it was asked."""
+
+    name, world_size = "actor", 1
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def start_sharded(self, method, shards, *numbers):
+        self.asked.append((method, *numbers))
+        return [shard.tokens["engine_log_probs"] for shard in shards]
+
+    def wait(self, refs, what):
+        return refs
+
+
+def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
+    """A maker with a policy and a reference; two samples with shaped rewards beside their scores."""
+    answers = [Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2)]
+    for one in answers:
+        one.append_model(np.array([7]), np.array([-1.0], np.float32), 3)
+    rewards, scores = np.array([0.5, -0.25], np.float32), np.array([1.0, 0.0], np.float32)
+    maker = ExperienceMaker(small(**flags), Asked(), Asked(), None, None)
+    return maker, ScoredTrajectories(answers, rewards, scores, [], [], [], [])
+
+
+def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
+    maker, samples = made(rollout__temperature=0.7)
+    maker.make(samples, version=3)
+    assert maker.policy.asked == maker.frozen["ref_log_probs"].asked == [("log_probs", 0.7)]
+
+
+def test_shaped_rewards_are_learned_from():
+    maker, samples = made()
+    batch, _ = maker.make(samples, version=3)
+    assert batch.rows["reward"].tolist() == [0.5, -0.25]
+    assert {"old_log_probs", "ref_log_probs", "engine_log_probs", "mask"} == batch.tokens.keys()
