@@ -12,7 +12,8 @@ PLACEMENT = ("tests/rl/test_placement.py",)
 RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu or divide")
 SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
-WAIT = ("tests/train/test_workers.py", "-k", "death or hung")
+WAIT = ("tests/train/test_workers.py", "-k", "death")
+HANGS = ("tests/train/test_workers.py", "-k", "hung")
 
 LAUNCH = [
     Mutation(
@@ -104,7 +105,7 @@ LAUNCH = [
         "launch/wait.py",
         "raise _expired([member[ref] for ref in pending], what, timeout_s)",
         "raise _expired(list(actors), what, timeout_s)",
-        WAIT,
+        HANGS,
     ),
     Mutation(
         "a call takes one text more than it may",

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from mutation_list import MUTATIONS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutations.md"
 PACKAGE = Path("src/rlhf_suite")
+HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
 `python benchmarks/mutations.py` writes this page. Each mistake is made alone, in a copy of the sources; the same tests
@@ -164,7 +166,6 @@ class Here:
 
 if __name__ == "__main__":
     os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    import deepspeed  # noqa: F401 - for the forks
-    import transformers  # noqa: F401
-
+    for name in HEAVY:
+        import_module(name)
     main()

@@ -156,3 +156,10 @@ def test_cpu_slots_grow_with_the_actors_unless_they_are_set(tmp_path):
     with ray_cluster(LaunchConfig(device="cpu", object_store_mb=80), tmp_path, slots=many):
         assert ray.cluster_resources()["CPU"] == many / 4
         assert "GPU" not in ray.cluster_resources()
+
+
+def test_the_last_actor_has_a_slot_though_it_fills_no_core():
+    cores = cpu_count()
+    assert [_num_cpus(LaunchConfig(), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [
+        cores, cores + 1, cores + 1, cores + 2
+    ]  # fmt: skip
