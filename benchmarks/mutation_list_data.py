@@ -70,8 +70,8 @@ DATA = [
     Mutation(
         "what a user says in a conversation is trained on",
         "data/chat.py",
-        "Segment(before[len(done) :], False)",
-        "Segment(before[len(done) :], True)",
+        "Segment(turn.before[done:], False)",
+        "Segment(turn.before[done:], True)",
         CHAT,
     ),
     Mutation(
@@ -98,8 +98,8 @@ DATA = [
     Mutation(
         "every prompt has the default data source",
         "data/chat.py",
-        'Prompt(ids, text, label, "default" if source is None else str(source), row.where)',
-        'Prompt(ids, text, label, "default", row.where)',
+        '"default" if source is None else str(source)',
+        '"default"',
         PROMPTS,
     ),
     Mutation(

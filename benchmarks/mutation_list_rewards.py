@@ -87,7 +87,7 @@ REWARDS = [
     Mutation(
         "a reward that is not finite is 0",
         "rewards/reply.py",
-        'raise ResultError(f"{name} is {value}")',
+        'raise ResultError(f"{name} is {result}")',
         "return 0.0",
         FILE,
     ),

@@ -15,7 +15,8 @@ import ray
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.ray_cluster import ray_cluster
+from rlhf_suite.launch.environment import cpu_count
+from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
