@@ -189,8 +189,8 @@ TRAIN = [
     Mutation(
         "a resumed run forgets its best evaluation",
         "train/saving.py",
-        'self.best = state["best"]',
-        "pass",
+        'self.best, self.evaluations_since_best = state["best"],',
+        "self.best, self.evaluations_since_best = None,",
         SAVING,
     ),
     Mutation(
