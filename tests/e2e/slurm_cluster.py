@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -91,8 +92,13 @@ class Slurm:
     def stop(self) -> None:
         """End the jobs and the daemons."""
         subprocess.run(["scancel", "--user", getpass.getuser()], env=self.environment, check=False)
-        for pid in self.folder.glob("*.pid"):
-            subprocess.run(["kill", pid.read_text().strip()], check=False)
+        daemons = list[psutil.Process]()
+        for file in self.folder.glob("*.pid"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                daemons.append(psutil.Process(int(file.read_text())))
+                daemons[-1].terminate()
+        for daemon in psutil.wait_procs(daemons, timeout=10)[1]:  # it waits for a job that does not end
+            daemon.kill()
 
     def lose(self, node: str, pid: int) -> None:
         """The node dies with all that runs on it, the process `pid` of a job for one; Slurm is told."""
