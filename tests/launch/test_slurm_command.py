@@ -22,3 +22,9 @@ def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, resta
 def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
     with pytest.raises(RunError, match="exit code 2"):
         Command(["task=nothing"])()
+
+
+def test_a_tool_without_a_state_starts_again():
+    words = ["task=merge_lora", "actor.model_name_or_path=builtin:tiny"]
+    assert not Command(words).can_resume()
+    assert Command(PRINTS).can_resume()

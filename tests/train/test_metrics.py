@@ -12,7 +12,7 @@ from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.resolve import save
 from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.train.console import Progress, headline
+from rlhf_suite.train.console import Progress, headline, results
 from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.metrics import MetricLogger, read_rows
 from rlhf_suite.train.run_folder import RunFolder
@@ -180,3 +180,9 @@ def test_a_damaged_line_is_named_and_left_out_and_the_others_stay(tmp_path, caps
         "and no word of the torn line"
     )
     assert folder.metrics.read_bytes() == b"".join(sound)
+
+
+def test_the_only_evaluation_set_is_not_shown_twice():
+    assert results({"eval/a/b.jsonl/acc": 0.5, "eval/acc": 0.5, "eval/reward_p05": 0.1}) == "acc 0.5"
+    two = {"eval/a/acc": 0.25, "eval/b/acc": 0.75, "eval/acc": 0.5}
+    assert results(two) == "a/acc 0.25  b/acc 0.75  acc 0.5"

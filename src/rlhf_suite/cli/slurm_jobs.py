@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.cli.sweep import Job, Sweep
+from rlhf_suite.config.run import ResumableRun
+from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.train.run_folder import RunFolder
@@ -43,13 +45,18 @@ class Command:
         from rlhf_suite.cli.app import main
 
         restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        code = main([*self.words, *(["ckpt.load_enable=true"] if restarted else [])])
+        code = main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
         if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
             signal.raise_signal(signal.SIGUSR2)
         if code < 0:  # of the same handler, when the signal came before the run could act upon it
             sys.exit(code)
         if code:
             raise RunError(f"exit code {code}")
+
+    def can_resume(self) -> bool:
+        """Return whether the task keeps a state to resume from; a tool such as merge_lora starts again."""
+        task = next((word.partition("=")[2] for word in self.words if word.startswith("task=")), None)
+        return task in TASKS and issubclass(TASKS[task], ResumableRun)
 
     def checkpoint(self) -> Any:
         """Asked by submitit before the time limit: the same command, queued again."""

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from rlhf_suite.config.runs import LoopRun, TrainedRun
 from rlhf_suite.report.curves import Points, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
-from rlhf_suite.train.console import HEADLINES, NOT_RESULTS
+from rlhf_suite.train.console import HEADLINES, evaluation_results
 from rlhf_suite.train.run_folder import RunFolder
 
 SAMPLES = 8
@@ -36,7 +36,8 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
 
 def changes(found: dict[str, Points]) -> list[str]:
     """Return a line per headline metric: its first and last value, and of evaluations the best one."""
-    names = [name for name in found if is_headline(name)]
+    shown = {*evaluation_results(found), *(name for name in found if name.startswith("train/"))}
+    names = [name for name in found if name in shown and is_headline(name)]
     width = max(map(len, names), default=0)
     return [f"{name:<{width}}  {change(name, found)}" for name in sorted(names, key=order)]
 
@@ -44,7 +45,7 @@ def changes(found: dict[str, Points]) -> list[str]:
 def is_headline(name: str) -> bool:
     """Return whether the summary shows a metric: those of the progress line, and every pass@k."""
     last = name.rpartition("/")[2]
-    return name.startswith(("train/", "eval/")) and (last in HEADLINES or PASS_AT_K.fullmatch(last) is not None)
+    return last in HEADLINES or PASS_AT_K.fullmatch(last) is not None
 
 
 def order(name: str) -> tuple[bool, str]:
@@ -57,7 +58,7 @@ def change(name: str, found: dict[str, Points]) -> str:
     text = " -> ".join(f"{value:.4g}" for _, value in (points if len(points) == 1 else (points[0], points[-1])))
     if errors:
         text += f" (standard error {errors[-1][1]:.2g})"
-    if name.startswith("eval/") and not name.endswith(NOT_RESULTS):
+    if name.startswith("eval/"):
         best = min if "loss" in name else max
         step, value = best(points, key=lambda point: point[1])
         if value != points[-1][1]:

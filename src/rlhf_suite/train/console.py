@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from rlhf_suite.config.eval import QUANTILES
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.foreign_text import printable
 
@@ -30,8 +31,8 @@ HEADLINES = (
 )
 SHOWN = 4
 LINES_PER_RUN = 20
-# Of an evaluation's metrics, by the end of their name: what describes the evaluation and not the model.
-NOT_RESULTS = ("_stderr", "/num_samples")
+# Of an evaluation's metrics, by the end of their name: what describes the evaluation, or is too much for one line.
+NOT_RESULTS = ("_stderr", "/num_samples", *QUANTILES)
 
 
 class Progress:
@@ -124,8 +125,18 @@ def headline(metrics: Mapping[str, float]) -> str:
 def results(metrics: Mapping[str, float]) -> str:
     """The results of an evaluation, with standard errors where they are known: `pass1 0.89 ± 0.02  pass4 0.98`."""
     shown = []
-    for name, value in metrics.items():
-        if name.startswith("eval/") and not name.endswith(NOT_RESULTS):
-            error = f" ± {metrics[f'{name}_stderr']:.2g}" if f"{name}_stderr" in metrics else ""
-            shown.append(f"{name.removeprefix('eval/')} {value:.4g}{error}")
+    for name in evaluation_results(metrics):
+        error = f" ± {metrics[f'{name}_stderr']:.2g}" if f"{name}_stderr" in metrics else ""
+        shown.append(f"{name.removeprefix('eval/')} {metrics[name]:.4g}{error}")
     return "  ".join(shown)
+
+
+def evaluation_results(names: Iterable[str]) -> list[str]:
+    """Return the names of an evaluation's results among metrics. `eval/acc` stands for all sets together;
+    `eval/<set>/acc` is left out where there is only one set, since it says the same."""
+    found = [name for name in names if name.startswith("eval/") and not name.endswith(NOT_RESULTS)]
+    overall = {name for name in found if name.count("/") == 1}
+    endings = tuple(name.removeprefix("eval") for name in overall)
+    of_sets = {name: name.rpartition("/")[0] for name in found if name not in overall and name.endswith(endings)}
+    only_one = len(set(of_sets.values())) == 1
+    return [name for name in found if not (only_one and name in of_sets)]
