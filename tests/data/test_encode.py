@@ -27,7 +27,7 @@ def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
     assert bad.count == 3 and bad.noted.total() == sum(example.truncated for example in examples) == 3
     assert bad.summary() == (
         "3 of 25 rows skipped: 3 x column 'output' is empty (first set.jsonl:3); "
-        "3 of 25 rows changed: 3 x cut off at data.max_len (first set.jsonl:4)"
+        "changed of 25 rows: 3 x cut off at data.max_len (first set.jsonl:4)"
     )
 
 

@@ -319,3 +319,9 @@ def test_the_identity_of_sources_is_that_of_their_contents(tmp_path, tokenizer):
     assert identity(path.rename(tmp_path / "b.jsonl")) == first
     (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text().replace("a", "b", 1))
     assert identity(tmp_path / "b.jsonl") != first
+
+
+def test_max_samples_counts_rows_also_where_a_row_makes_several_items(tokenizer, tmp_path):
+    config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
+    items = load(LabelledEncoder(tokenizer, config), write(tmp_path / "a.jsonl"), config, max_samples=10)
+    assert [item.numbers["label"] for item in items] == [1.0, 0.0] * 10

@@ -107,7 +107,7 @@ def test_a_blank_step_is_left_out_with_its_label_and_said(tokenizer):
     bad = BadRows("stop")
     row = Row(LISTED | {"steps": steps, "labels": labels}, "f", 1)
     assert list(encode_rows(step_encoder(tokenizer), [row], bad)) == [example]
-    assert bad.summary() == f"1 of 1 rows changed: 1 x {example.notes[0]} (first f:1)"
+    assert bad.summary() == f"changed of 1 rows: 1 x {example.notes[0]} (first f:1)"
 
 
 @pytest.mark.parametrize(

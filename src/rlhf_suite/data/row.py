@@ -146,8 +146,11 @@ class BadRows:
 
     def summary(self) -> str:
         """For a log: `3 of 60 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`; empty when there is nothing."""
-        kinds = [("skipped", self.bad), ("left out", self.left_out), ("changed", self.noted)]
-        return "; ".join(self._describe(verb, reasons) for verb, reasons in kinds if reasons)
+        kinds = [("skipped", self.bad), ("left out", self.left_out)]
+        parts = [self._describe(verb, reasons) for verb, reasons in kinds if reasons]
+        if self.noted:  # a row may be changed in several ways, so there is no sum
+            parts.append(f"changed{f' of {self.rows} rows' if self.rows else ''}: {self._reasons(self.noted)}")
+        return "; ".join(parts)
 
     def _stop(self, where: str, reason: str) -> None:
         if self.policy == "stop":

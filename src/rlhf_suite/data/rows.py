@@ -110,8 +110,10 @@ def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Seq
     if sources.probs is not None:
         which, index = mixture(lengths, sources.probs, seed)[:limit].T
         return Combined(parts, np.cumsum([0, *lengths])[which] + index)
+    if len(parts) == 1:  # its rows are counted already, and a row may make several items
+        return parts[0]
     if limit is None or sum(lengths) <= limit:
-        return parts[0] if len(parts) == 1 else Combined(parts)
+        return Combined(parts)
     chosen = np.random.default_rng(seed).choice(sum(lengths), size=limit, replace=False)
     return Combined(parts, np.sort(chosen))
 
