@@ -45,7 +45,7 @@ class Scores:
         prompts = [HELD_OUT[t.prompt] for t in trajectories]
         texts = [prompt.text for prompt in prompts]
         sources = [prompt.datasource for prompt in prompts]
-        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts, texts, sources), {}
+        return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts, texts, sources, texts), {}
 
 
 @pytest.fixture

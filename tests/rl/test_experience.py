@@ -44,7 +44,7 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
     batch = to_batch(made)
     batch.tokens["old_log_probs"] = torch.tensor([9, 9, -3.0, 9, 9, -1.00002])
     nothing = np.zeros(2, np.float32)
-    samples = ScoredTrajectories(made, nothing, nothing, [], [], [], [])
+    samples = ScoredTrajectories(made, nothing, nothing, *[[]] * 5)
     found = maker().mismatch(batch, samples, version=5)
     assert found["mismatch/mean"] == found["mismatch/max"] == pytest.approx(2e-5, rel=0.02)
 
@@ -72,7 +72,7 @@ def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
         one.append_model(np.array([7]), np.array([-1.0], np.float32), 3)
     rewards, scores = np.array([0.5, -0.25], np.float32), np.array([1.0, 0.0], np.float32)
     maker = ExperienceMaker(small(**flags), Asked(), Asked(), None, None)
-    return maker, ScoredTrajectories(answers, rewards, scores, [], [], [], [])
+    return maker, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
 
 
 def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
