@@ -32,9 +32,8 @@ def encoded(tmp_path):
         config.data.input_key, config.data.output_key, config.data.cache_enable = "input", "output", False
         config.data.max_samples, config.eval.max_samples = flags.get("train"), flags.get("test")
         tokenizer = load_tokenizer("builtin:tiny", config.data)
-        data = encode(
-            config, make_task(config, tokenizer), Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "sft")
-        )
+        task, journal = make_task(config, tokenizer), Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "sft")
+        data = encode(config, make_task, task, journal)
         texts = lambda items: [tokenizer.decode(item.ids) for item in items]  # noqa: E731 - two lines of it
         return texts(data.train), {name: texts(items) for name, items in data.held_out.items()}
 
