@@ -44,9 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--quick", action="store_true", help="take it that the tests pass without mutations")
+    parser.add_argument("--missing", action="store_true", help="only those that the page does not have yet")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if not arguments.words or any(word in m.name for word in arguments.words)]
     known = known_rows()
+    chosen = [m for m in chosen if not arguments.missing or m.name not in known]
     with TemporaryDirectory(prefix="rlhf-suite-mutations-") as folder:
         if not arguments.quick:
             must_pass(Path(folder) / "unchanged", chosen)

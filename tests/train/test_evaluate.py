@@ -121,3 +121,22 @@ def test_what_each_task_measures_is_what_the_preflight_takes_for_the_best_metric
     assert {task: names - {"aux_loss"} for task, names in measured.items()} == {
         task: set(EVALUATED[task]) - {"aux_loss"} for task in measured
     }
+
+
+def watched(world, folder, sets):
+    """Whether the model was in training mode at each loss of an evaluation, and whether it is after it."""
+    modes = []
+
+    class Watching(NextToken):
+        def loss(self, model, batch):
+            modes.append(model.module.training)
+            return super().loss(model, batch)
+
+    model = steps.build(world, folder, steps.Setup())
+    evaluate(model, Watching(), sets, TrainConfig(batch_size=4, micro_batch_size=2))
+    return modes, model.module.training
+
+
+def test_an_evaluation_draws_no_dropout_and_training_goes_on_with_it(ranks, folder, batch):
+    ((modes, after),) = ranks(1).call(watched, folder, {"set": examples(batch, (0, 2, 5))})
+    assert modes == [False, False] and after

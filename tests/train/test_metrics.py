@@ -81,6 +81,16 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 2.5), (3, 3.5)]
 
 
+def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_behind_it(tmp_path):
+    folder, config = RunFolder(tmp_path / "my-run"), LoggerConfig(tensorboard_dir=str(tmp_path / "tb"))
+    log_steps(folder, 0, 3, 0.5, config)
+    log_steps(folder, 2, 4, 0.25, config)
+    events = EventAccumulator(str(tmp_path / "tb" / "my-run")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
+        (1, 1.5), (2, 2.5), (3, 3.25), (4, 4.25)
+    ]  # fmt: skip
+
+
 def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = RunFolder(tmp_path / "my-run")
