@@ -288,3 +288,10 @@ def publish(name: str, result: dict[str, Any], save: bool) -> None:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / f"{name}.jsonl").open("a") as file:
             file.write(line + "\n")
+
+
+def write_section(page: Path, heading: str, text: str) -> None:
+    """Put `text`, which begins with `heading`, in the place of the page's section of that heading, or at its end."""
+    before, _, after = page.read_text().partition(heading)
+    following = after.find("\n## ")
+    page.write_text(before + text + ("" if following < 0 else after[following:]))

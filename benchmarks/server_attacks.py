@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common import write_section
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reward_attacks.md"
 HEADING = "\n## What a reward server can do to a run\n"
 LARGE = 512 << 20  # bytes of the large answers
@@ -197,7 +199,7 @@ def main() -> None:
         found.append(tried(name))
         print(json.dumps(found[-1]), flush=True)
     if given.write:
-        PAGE.write_text(PAGE.read_text().partition(HEADING)[0] + section(found))
+        write_section(PAGE, HEADING, section(found))
 
 
 if __name__ == "__main__":
