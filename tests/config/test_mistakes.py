@@ -389,7 +389,7 @@ MISTAKES = [
     (RM + "algo.beta=0.1", "algo.beta", "it belongs to task=dpo"),
     (RM + "algo.loss=sigmod", "algo.loss", "did you mean algo.loss=sigmoid?"),
     (RM + "algo.loss=logexp data.margin_key=margin", "data.margin_key", "takes no margins"),
-    (RM + "train.max_tokens_per_gpu=3000 " + DYNAMIC, "train.max_tokens_per_gpu", "the 2 sequences of a row"),
+    (RM + "train.max_tokens_per_gpu=1000 " + DYNAMIC, "train.max_tokens_per_gpu", "the 2 sequences of a row"),
     (RM + "actor.pretrain_mode_enable=true", "actor.pretrain_mode_enable", "it belongs to task=sft"),
     (DPO + "algo.loss=ipo algo.label_smoothing=0.1", "algo.label_smoothing", "write algo.label_smoothing=0"),
     (DPO + "algo.label_smoothing=0.5", "algo.label_smoothing", "is not < 0.5"),
