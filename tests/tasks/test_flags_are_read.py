@@ -19,7 +19,7 @@ FEW = (
 MORE = (
     "task=sft demo=sft ckpt.save_steps=1 ckpt.load_enable=true ds.zero_stage=3 ds.lora.rank=4 "
     "train.dynamic_batch_enable=true train.max_tokens_per_gpu=600 actor.lr_scheduler=cosine_with_min_lr "
-    f"actor.gradient_checkpointing_enable=true {FEW}"
+    f"actor.gradient_checkpointing_enable=true data.cache_enable=false {FEW}"
 )
 READ_ELSEWHERE = {
     "explain": "the command line shows the plan instead of running",
@@ -27,6 +27,8 @@ READ_ELSEWHERE = {
     "launch.object_store_mb": "as launch.num_cpus",
     "launch.ray_address": "as launch.num_cpus",
     "launch.timeout_s": "as launch.num_cpus",
+    "launch.umask": "the command line takes it over before the task begins, tests/launch/test_environment.py",
+    "run_dir": "the command line names the folder of the run",
 }
 
 

@@ -39,6 +39,18 @@ class EvalConfig:
     max_samples: int | None = flag(None, "Rows taken of each source; null: all", ge=1)
     on_start: bool = flag(True, "Evaluate before the first step too")
 
+    def column_flags(self) -> dict[str, list[str]]:
+        """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
+        names = [field.name for field in fields(self) if field.name.endswith("_key")]
+        return {name: columns for name in names if (columns := getattr(self, name)) is not None}
+
+    def columns_of_sets(self, count: int) -> Iterator[dict[str, Any]]:
+        """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data, as
+        keyword arguments of `dataclasses.replace`."""
+        given = self.column_flags()
+        for place in range(count):
+            yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}
+
 
 @dataclass
 class AnswerEvalConfig(EvalConfig):
@@ -100,17 +112,3 @@ class LoopEvalConfig:
     max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1)
     input_key: str | None = flag(None, "Column of the prompt in the held-out sources; null: data.input_key")
     label_key: str | None = flag(None, "Column of the label in the held-out sources; null: data.label_key")
-
-
-def column_flags(config: EvalConfig) -> dict[str, list[str]]:
-    """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
-    names = [field.name for field in fields(config) if field.name.endswith("_key")]
-    return {name: columns for name in names if (columns := getattr(config, name)) is not None}
-
-
-def columns_of_sets(config: EvalConfig, count: int) -> Iterator[dict[str, Any]]:
-    """Yield for each of `count` evaluation sets the columns that it calls otherwise than the training data, as keyword
-    arguments of `dataclasses.replace`."""
-    given = column_flags(config)
-    for place in range(count):
-        yield {name: columns[place] if len(columns) > 1 else columns[0] for name, columns in given.items()}

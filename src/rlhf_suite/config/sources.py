@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from rlhf_suite.config.eval import EvalConfig, column_flags, columns_of_sets
+from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.problems import Problem
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
@@ -61,14 +61,14 @@ def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Itera
     if config.dataset is None:
         return
     sources = [name.strip() for name in config.dataset.split(",") if name.strip()]
-    uneven = {name: given for name, given in column_flags(config).items() if len(given) not in (1, len(sources))}
+    uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
     for name, given in uneven.items():
         what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
         yield Problem(f"eval.{name}", what, "write one for all of them, or one for each")
     if uneven or not sources:
         yield from source_problems("eval.dataset", config.dataset, {})
         return
-    for source, own in zip(sources, columns_of_sets(config, len(sources)), strict=True):
+    for source, own in zip(sources, config.columns_of_sets(len(sources)), strict=True):
         others = {flag: column for flag, column in columns.items() if flag.removeprefix("data.") not in own}
         named = {f"eval.{name}": column for name, column in own.items()}
         yield from source_problems("eval.dataset", source, others | named)

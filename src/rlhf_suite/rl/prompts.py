@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.eval import columns_of_sets
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt, PromptEncoder
 from rlhf_suite.data.load import Loader
@@ -41,7 +40,7 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     identity = loader.identity
     sets: list[Sequence[Prompt]] = []
     names = source_names(config.eval.dataset or "")
-    for source, columns in zip(names, columns_of_sets(config.eval, len(names)), strict=True):
+    for source, columns in zip(names, config.eval.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
         encoder = PromptEncoder(tokenizer, replace(data, **columns))
         sets.append(replace(loader, encoder=encoder).load(sources))

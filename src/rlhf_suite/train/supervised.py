@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.config.eval import columns_of_sets
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
@@ -155,7 +154,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     identity = loader.identity
     held_out: dict[str, Sequence[Item]] = {}
     names = source_names(config.eval.dataset or "")
-    for name, source, columns in zip(set_names(names), names, columns_of_sets(config.eval, len(names)), strict=True):
+    for name, source, columns in zip(set_names(names), names, config.eval.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
         own = with_columns(config, make_task, task, columns)
         loader = replace(loader, encoder=own.encoder)
