@@ -83,7 +83,7 @@ def test_a_time_limit_is_survived(slurm, undisturbed, runs):
     slurm.start_again_now(job.id)
     job.ended()
     assert digest(job.run.path) == digest(undisturbed)
-    assert [row["step"] for row in read_rows(job.run.metrics)] == [*range(1, STEPS + 1), STEPS]  # one evaluation
+    assert [row["step"] for row in read_rows(job.run.metrics)] == [*range(STEPS + 1), STEPS]  # evaluations
 
 
 def test_a_preemption_is_survived(slurm, undisturbed, runs):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -74,6 +75,8 @@ def test_what_a_killed_driver_and_its_killed_watcher_left_is_cleared_by_the_next
     driver, folder, member = start(root)
     watcher = watcher_of(driver)
     watcher.kill()
+    while watcher.status() != psutil.STATUS_ZOMBIE:  # its driver does not wait for it, so it stays one
+        time.sleep(0.01)
     kill(driver)
     assert folder.exists() and member.status() == psutil.STATUS_STOPPED
     with session() as place:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -23,7 +23,7 @@ def hangs_up():
 
 
 def send(number: int) -> None:
-    os.kill(os.getpid(), number)
+    signal.pthread_kill(threading.get_ident(), number)  # another thread of a test process must not take it
 
 
 @EACH

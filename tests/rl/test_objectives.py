@@ -57,9 +57,10 @@ def test_on_policy_the_loss_is_minus_the_advantages(model, batch):
 
 
 def test_only_what_is_asked_for_is_computed_and_reported(model, batch):
-    assert set(objective().loss(model, batch).metrics) == {"policy_loss", "ppo_clip_ratio", "ppo_kl"}
+    clip = {"ppo_clip_ratio", "ppo_clip_ratio_low", "ppo_clip_ratio_high"}
+    assert set(objective().loss(model, batch).metrics) == {"policy_loss", "ppo_kl", *clip}
     more = objective(KLConfig(use_loss=True, estimator="k2"), entropy_coef=0.0).loss(model, batch)
-    assert set(more.metrics) == {"policy_loss", "ppo_clip_ratio", "ppo_kl", "kl_loss", "entropy"}
+    assert set(more.metrics) == {"policy_loss", "ppo_kl", "kl_loss", "entropy", *clip}
     assert float(more.metrics["kl_loss"].total) == 0
 
 

@@ -120,7 +120,8 @@ def never_killed(world, folder):
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     from rlhf_suite.models.load import load_tokenizer
 
-    data = encode(config, make_task(config, load_tokenizer("builtin:tiny", config.data)), journal)
+    task = make_task(config, load_tokenizer("builtin:tiny", config.data))
+    data = encode(config, make_task, task, journal)
     worker = SupervisedWorker(world.rank, world.size, address, port, "cpu", config, make_task, data)
     losses = [worker.train_step(step)["train/gpt_loss"] for step in range(worker.steps()[0])]
     worker.export(folder / "model")
