@@ -50,15 +50,17 @@ REWARD = (
     "def reward_func(queries, prompts, labels):\n    return [float(sum(map(ord, text)) % 3 == 0) for text in queries]\n"
 )
 
-EVERY = "logger.progress=false launch.device=cpu launch.timeout_s=600 ckpt.load_enable=true"
+EVERY = "launch.device=cpu launch.timeout_s=600 ckpt.load_enable=true"
+QUIET = f"logger.progress=false {EVERY}"
 SUPERVISED = (
     "demo={task} data.max_samples=40 train.batch_size=8 train.micro_batch_size=4 train.max_epochs=3 train.max_steps=8 "
-    "eval.steps=4 eval.max_samples=8 ckpt.save_steps=1 ckpt.max_num=2 " + EVERY
+    "eval.steps=4 eval.max_samples=8 ckpt.save_steps=1 ckpt.max_num=2 " + QUIET
 )
 SAMPLING = "data.max_samples=48 rollout.n_samples_per_prompt=4 reward.rule=null reward.remote_url={reward} " + EVERY
 PPO = (
     "task=ppo demo=ppo rollout.batch_size=4 train.batch_size=8 train.micro_batch_size=4 rollout.micro_batch_size=4 "
-    "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 " + SAMPLING
+    "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 "
+    "logger.progress=false " + SAMPLING
 )
 
 
@@ -103,7 +105,8 @@ MODES = (
         "rejection_sampling",
         10,
         "task=rejection_sampling demo=rejection_sampling loop.num_iterations=2 loop.min_score=null train.batch_size=8 "
-        f"train.micro_batch_size=8 train.max_steps=4 eval.dataset=null ckpt.save_steps=1 {SAMPLING}",
+        "train.micro_batch_size=8 train.max_steps=4 eval.dataset=null ckpt.save_steps=1 logger.progress=false "
+        + SAMPLING,
     ),
 )
 
