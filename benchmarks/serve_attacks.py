@@ -66,7 +66,8 @@ class Server:
             answer = httpx.post(self.url, content=body, headers=headers, timeout=ASK_S, trust_env=False)
         except httpx.HTTPError as error:
             return f"{type(error).__name__} after {time.perf_counter() - began:.2f} s"
-        reason = answer.text[:100] if answer.status_code != 200 or "errors" in answer.json() else ""
+        is_right = answer.status_code == 200 and not any(answer.json()["errors"])
+        reason = "" if is_right else answer.text[:100]
         return f"{answer.status_code} after {time.perf_counter() - began:.2f} s {reason}".strip()
 
     def send(self, data: bytes) -> socket.socket:
