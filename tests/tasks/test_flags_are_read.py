@@ -13,13 +13,13 @@ from rlhf_suite.models.builtin import create_tiny
 DEADLINE_S = 500
 FEW = (
     "train.max_steps=2 eval.max_samples=8 data.max_samples=24 train.batch_size=8 train.micro_batch_size=4 "
-    "logger.progress=false launch.device=cpu"
+    "logger.progress=false launch.device=cpu data.cache_enable=false"  # rows from the cache are not encoded
 )
 # What is read only where it is switched on; resumed once.
 MORE = (
     "task=sft demo=sft ckpt.save_steps=1 ckpt.load_enable=true ds.zero_stage=3 ds.lora.rank=4 "
     "train.dynamic_batch_enable=true train.max_tokens_per_gpu=600 actor.lr_scheduler=cosine_with_min_lr "
-    f"actor.gradient_checkpointing_enable=true data.cache_enable=false {FEW}"
+    f"actor.gradient_checkpointing_enable=true {FEW} data.cache_enable=true"
 )
 READ_ELSEWHERE = {
     "explain": "the command line shows the plan instead of running",
