@@ -14,14 +14,14 @@ STAGES = ("tests/config/test_loop_stages.py",)
 CONFIG = [
     Mutation(
         "a bound that is excluded is allowed",
-        "config/spelling.py",
+        "config/formatting.py",
         "value > bound",
         "value >= bound",
         ("tests/config/test_mistakes.py", "-k", "temperature"),
     ),
     Mutation(
         "a bound that is included is refused",
-        "config/spelling.py",
+        "config/formatting.py",
         "value >= bound",
         "value > bound",
         ("tests/config/test_flags.py",),
@@ -35,21 +35,21 @@ CONFIG = [
     ),
     Mutation(
         "a flag that was switched off is told to be without effect",
-        "config/idle.py",
+        "config/unused_flags.py",
         "if flags[key] in OFF or needs.holds(flags):",
         "if needs.holds(flags):",
         BORDERS,
     ),
     Mutation(
         "a flag that two others need is told to be without effect",
-        "config/idle.py",
+        "config/unused_flags.py",
         " or any(value not in OFF for value in others)",
         "",
         BORDERS,
     ),
     Mutation(
         "a flag of one of several sources is told to be without effect",
-        "config/idle.py",
+        "config/unused_flags.py",
         "for key in (flag, *named)]",
         "for key in (flag,)]",
         BORDERS,

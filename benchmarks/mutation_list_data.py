@@ -132,14 +132,14 @@ DATA = [
     ),
     Mutation(
         "encoded rows are found again under another data.max_len",
-        "data/identity.py",
+        "data/fingerprint.py",
         '"cache_enable", "cache_max_gb",',
         '"cache_enable", "cache_max_gb", "max_len",',
         LOADING,
     ),
     Mutation(
         "encoded rows are found again with another chat template",
-        "data/identity.py",
+        "data/fingerprint.py",
         'f"{file.name} {file_digest(file)}"',
         'f"{file.name}"',
         LOADING,
@@ -160,7 +160,7 @@ DATA = [
     ),
     Mutation(
         "the cache removes what was used last",
-        "data/room.py",
+        "data/cache_eviction.py",
         "key=lambda each: (each / mark).stat().st_mtime)",
         "key=lambda each: -(each / mark).stat().st_mtime)",
         ("tests/data/test_room.py",),
@@ -202,10 +202,10 @@ DATA = [
     ),
     Mutation(
         "a continued output keeps half a row of the killed run",
-        "data/part_file.py",
+        "offline/part_file.py",
         "self.file.truncate(self.progress.bytes)",
         "pass",
-        ("tests/data/test_part_file.py",),
+        ("tests/offline/test_part_file.py",),
     ),
     Mutation(
         "a solution that lost its last steps is not called cut",
@@ -230,10 +230,10 @@ DATA = [
     ),
     Mutation(
         "of equal answers the last is the best",
-        "data/scored_rows.py",
+        "offline/scored_rows.py",
         "(scores[index], -index)",
         "(scores[index], index)",
-        ("tests/data/test_scored_rows.py",),
+        ("tests/offline/test_scored_rows.py",),
     ),
     Mutation(
         "the first question of a conversation carries the reward",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from mutation import Mutation
 
 ACTOR_LOG = ("tests/launch/test_actor_log.py",)
-BATCHER = ("tests/launch/test_http_server.py",)
+BATCHER = ("tests/serving/test_http_server.py",)
 ENVIRONMENT = ("tests/launch/test_environment.py",)
 JOBS = ("tests/launch/test_slurm_command.py",)
 PLACEMENT = ("tests/rl/test_placement.py",)
 RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu or divide")
 SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
-WAIT = ("tests/train/test_workers.py", "-k", "death")
-HANGS = ("tests/train/test_workers.py", "-k", "hung")
+WAIT = ("tests/distributed/test_workers.py", "-k", "death")
+HANGS = ("tests/distributed/test_workers.py", "-k", "hung")
 
 LAUNCH = [
     Mutation(
@@ -60,21 +60,21 @@ LAUNCH = [
     ),
     Mutation(
         "a reference runs without a KL term",
-        "rl/placement.py",
+        "launch/run_placement.py",
         "config.algo.kl.init_coef > 0",
         "config.algo.kl.init_coef >= 0",
         PLACEMENT,
     ),
     Mutation(
         "ranks of further nodes are forgotten",
-        "rl/placement.py",
+        "launch/run_placement.py",
         "return section.num_nodes * section.num_gpus_per_node",
         "return section.num_gpus_per_node",
         PLACEMENT,
     ),
     Mutation(
         "an actor on several nodes sends weights through one node's memory",
-        "rl/placement.py",
+        "launch/run_placement.py",
         "config.actor.num_nodes == 1",
         "config.actor.num_nodes >= 1",
         PLACEMENT,
@@ -109,35 +109,35 @@ LAUNCH = [
     ),
     Mutation(
         "a call takes one text more than it may",
-        "launch/batcher.py",
+        "serving/batcher.py",
         "len(batch) < self.max_rows",
         "len(batch) <= self.max_rows",
         BATCHER,
     ),
     Mutation(
         "a call that would be exactly full is not filled",
-        "launch/batcher.py",
+        "serving/batcher.py",
         "tokens + len(ids) > self.max_tokens",
         "tokens + len(ids) >= self.max_tokens",
         BATCHER,
     ),
     Mutation(
         "any bearer token opens a server",
-        "launch/http_server.py",
+        "serving/http_server.py",
         'not hmac.compare_digest(headers.get(b"authorization", b""), self.expected)',
         'not headers.get(b"authorization", b"").startswith(b"Bearer ")',
         BATCHER,
     ),
     Mutation(
         "a web page reaches a server without a token under a name of its own",
-        "launch/http_server.py",
+        "serving/http_server.py",
         "host_name(host) not in LOOPBACK",
         "not host_name(host)",
         BATCHER,
     ),
     Mutation(
         "every byte of a request buys its connection more time",
-        "launch/http_protocol.py",
+        "serving/http_protocol.py",
         "        elif self.deadline is None:\n",
         "        else:\n            self.stop_watch()\n",
         BATCHER,

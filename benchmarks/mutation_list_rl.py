@@ -134,7 +134,7 @@ RL = [
     ),
     Mutation(
         "accepted groups that no step has taken yet are dropped",
-        "rl/gather.py",
+        "rl/rollout.py",
         "self.held[:wanted], self.held[wanted:]",
         "self.held[:wanted], []",
         ("tests/rl/test_gather.py",),

@@ -8,7 +8,7 @@ EXPERIENCE = ("tests/rl/test_experience.py",)
 PIPELINE = ("tests/rl/test_pipeline.py",)
 ROLES = ("tests/rl/test_roles.py",)
 UPDATE = ("tests/rl/test_update.py",)
-SYNC = ("tests/rl/test_weight_sync.py",)
+SYNC = ("tests/weight_sync/test_weight_sync.py",)
 
 RL_STEP = [
     Mutation(
@@ -174,7 +174,7 @@ RL_STEP = [
     ),
     Mutation(
         "two parts of a large tensor may change places",
-        "rl/sync/digests.py",
+        "weight_sync/digests.py",
         ".sum() + start * total",
         ".sum()",
         SYNC,

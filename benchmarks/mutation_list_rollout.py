@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-ANSWERS = ("tests/rl/test_answers.py",)
+ANSWERS = ("tests/offline/test_answers.py",)
 COLLECT = ("tests/rl/test_collect.py",)
 EVALUATION = ("tests/rl/test_evaluation.py",)
 GATHER = ("tests/rl/test_gather.py",)
@@ -14,35 +14,35 @@ SCORING = ("tests/rl/test_scoring.py",)
 ROLLOUT = [
     Mutation(
         "every step draws with the same seeds",
-        "rl/collect.py",
+        "rl/sampling.py",
         "self.config.train.seed, *stream, ",
         "self.config.train.seed, ",
         COLLECT,
     ),
     Mutation(
         "every sample of a group has the same seed",
-        "rl/collect.py",
+        "rl/sampling.py",
         "trajectory.prompt, trajectory.sample)",
         "trajectory.prompt)",
         COLLECT,
     ),
     Mutation(
         "an evaluation draws with the seeds of training",
-        "rl/collect.py",
+        "rl/sampling.py",
         "TRAINING, EVALUATION = 0, 1",
         "TRAINING, EVALUATION = 0, 0",
         COLLECT,
     ),
     Mutation(
         "a response may be longer than data.max_len allows",
-        "rl/collect.py",
+        "rl/sampling.py",
         "self.config.data.max_len - tokens",
         "self.config.data.max_len",
         COLLECT,
     ),
     Mutation(
         "the greedy baseline is drawn",
-        "rl/collect.py",
+        "rl/sampling.py",
         "self.sampling(0.0)",
         "self.sampling(rollout.temperature)",
         COLLECT,
@@ -133,21 +133,21 @@ ROLLOUT = [
     ),
     Mutation(
         "every round of filtering draws with the same seeds",
-        "rl/gather.py",
+        "rl/rollout.py",
         "indices(self.rounds), self.rounds)",
         "indices(self.rounds), 0)",
         GATHER,
     ),
     Mutation(
         "groups are filtered by their shaped rewards",
-        "rl/gather.py",
+        "rl/rollout.py",
         "zip(group.scores, group.trajectories",
         "zip(group.rewards, group.trajectories",
         GATHER,
     ),
     Mutation(
         "the pass rate of the filter is that of the last round",
-        "rl/gather.py",
+        "rl/rollout.py",
         "sampled, accepted = sampled + len(fresh), accepted + len(kept)",
         "sampled, accepted = len(fresh), len(kept)",
         GATHER,
@@ -161,21 +161,21 @@ ROLLOUT = [
     ),
     Mutation(
         "a response has the version of the newest weights that had a part in it",
-        "rl/engine/generation.py",
+        "engines/generation.py",
         "self.versions.min()",
         "self.versions.max()",
         COLLECT,
     ),
     Mutation(
         "all samples of a row are drawn alike",
-        "rl/answers.py",
+        "offline/answers.py",
         "self.config.rollout.seed, number, sample)",
         "self.config.rollout.seed, number)",
         ANSWERS,
     ),
     Mutation(
         "answers to the first row of a chunk go to the chunk before",
-        "rl/answers.py",
+        "offline/answers.py",
         'side="right"',
         'side="left"',
         ANSWERS,

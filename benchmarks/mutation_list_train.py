@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-BATCH_JOB = ("tests/train/test_batch_job.py",)
+BATCH_JOB = ("tests/offline/test_batch_job.py",)
 CHECKPOINT = ("tests/train/test_checkpoint.py", "-k", "not kill")
 EVALUATE = ("tests/train/test_evaluate.py",)
-JOURNAL = ("tests/train/test_journal.py",)
+JOURNAL = ("tests/tracking/test_journal.py",)
 LOADER = ("tests/train/test_loader.py",)
-METRICS = ("tests/train/test_metrics.py",)
+METRICS = ("tests/tracking/test_metrics.py",)
 OPTIM = ("tests/train/test_optim.py", "-k", "hand or rounding or decay or flags")
 RATES = ("tests/train/test_optim.py", "-k", "rate_of_its_own")
 SAVING = ("tests/train/test_saving.py",)
@@ -27,7 +27,7 @@ TRAIN = [
     ),
     Mutation(
         "every rank draws the same dropout",
-        "train/world.py",
+        "distributed/world.py",
         "config.seed + rank",
         "config.seed",
         WORLD,
@@ -223,49 +223,49 @@ TRAIN = [
     ),
     Mutation(
         "a resume makes the last step's metrics disappear",
-        "train/metrics.py",
+        "tracking/metrics.py",
         'row["step"] <= start',
         'row["step"] < start',
         METRICS,
     ),
     Mutation(
         "TensorBoard hides the step that a resume begins after",
-        "train/metrics.py",
+        "tracking/metrics.py",
         "purge_step=start + 1",
         "purge_step=start",
         METRICS,
     ),
     Mutation(
         "the seconds of a step are added to those of the next",
-        "train/journal.py",
+        "tracking/journal.py",
         "self.seconds.clear()",
         "pass",
         JOURNAL,
     ),
     Mutation(
         "an evaluation between two logged steps is lost",
-        "train/journal.py",
+        "tracking/journal.py",
         "if always or step",
         "if step",
         JOURNAL,
     ),
     Mutation(
         "a run that goes on is still called failed",
-        "train/run_folder.py",
+        "tracking/run_folder.py",
         "error=None, run=run, **process",
         "run=run, **process",
-        ("tests/train/test_run_folder.py",),
+        ("tests/tracking/test_run_folder.py",),
     ),
     Mutation(
         "the share of responses cut off is per prompt",
-        "train/batch_job.py",
+        "offline/batch_job.py",
         'totals["truncated"] / totals["samples"]',
         'totals["truncated"] / totals["prompts"]',
         BATCH_JOB,
     ),
     Mutation(
         "a continued job begins with its first row again",
-        "train/batch_job.py",
+        "offline/batch_job.py",
         "range(self.part.progress.next_row, self.rows.stop)",
         "range(self.rows.start, self.rows.stop)",
         BATCH_JOB,

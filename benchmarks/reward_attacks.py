@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
-from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scored
 from rlhf_suite.rewards.pool import Rewarder
-from rlhf_suite.rewards.sandbox import Limits, run_checks
+from rlhf_suite.sandbox import jail
+from rlhf_suite.sandbox.programs import Limits, run_checks
 
 SERVERS = "\n## What a reward server can do to a run\n"
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,9 +9,9 @@ from pathlib import Path
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.flags import walk
-from rlhf_suite.config.idle import NEEDS
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import Run
+from rlhf_suite.config.unused_flags import NEEDS
 
 RECORDING = Path(__file__).parent / "recording"
 Read = tuple[str, str]  # (section class, field)

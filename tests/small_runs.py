@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.train.metrics import read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:

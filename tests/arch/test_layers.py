@@ -14,13 +14,13 @@ import rlhf_suite
 
 SOURCE = Path(rlhf_suite.__file__).parent
 ROOMS = {
-    "ray": ("rl/", "launch/", "train/workers.py"),
-    "vllm": ("rl/engine/actor.py", "rl/sync/receiver.py"),
+    "ray": ("rl/", "launch/", "distributed/workers.py"),
+    "vllm": ("engines/actor.py", "weight_sync/receiver.py"),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "config/"),
     "omegaconf": ("cli/", "config/"),
     "submitit": ("cli/slurm_jobs.py",),
-    "wandb": ("train/metrics.py",),
+    "wandb": ("tracking/metrics.py",),
 }
 
 

@@ -15,7 +15,7 @@ from rlhf_suite.cli.execute import execute
 from rlhf_suite.config.resolve import fingerprint, load
 from rlhf_suite.config.runs import ChatRun, SFTRun
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def a_run():

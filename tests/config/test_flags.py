@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlhf_suite.config.flag_types import kind
 from rlhf_suite.config.flags import walk
-from rlhf_suite.config.kinds import kind
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import value_problems

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.cli.inspections.outputs import OUTPUTS, outputs_change_nothing
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver
-from rlhf_suite.train.run_folder import RunFolder
 
 SFT = "task=sft actor.model_name_or_path={here}/base data.dataset={here}/data/rows.jsonl data.output_key=output"
 MERGE = "task=merge_lora actor.model_name_or_path={here}/base lora.path={here}/adapter"

@@ -14,7 +14,7 @@ from rlhf_suite.cli.summary import finish
 from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.errors import UserError
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def a_job(tmp_path, number, words=("--help",), done=None, error=None):

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf_suite.cli import main
 from rlhf_suite.rl import actors
 from rlhf_suite.rl.roles import PolicyRole
-from rlhf_suite.rl.sync.digests import Manifest
+from rlhf_suite.weight_sync.digests import Manifest
 
 TENSOR = "model.layers.1.mlp.gate_proj.weight"
 

@@ -17,8 +17,8 @@ import psutil
 import pyarrow.parquet as pq
 
 import flag_reads
-from rlhf_suite.train.metrics import is_measured, read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import is_measured, read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0

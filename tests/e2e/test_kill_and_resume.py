@@ -13,7 +13,7 @@ import jobs
 import pyarrow.parquet as pq
 import pytest
 
-from rlhf_suite.train.metrics import is_measured, read_rows
+from rlhf_suite.tracking.metrics import is_measured, read_rows
 
 STEPS = 5
 KILLED_AFTER = (2, 5)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_suite.config.eval import EVALUATED
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.tracking.metrics import read_rows
 
 PHASES = ("generation", "reward", "make_experience", "ppo_train", "broadcast", "step_total")
 METRICS = {

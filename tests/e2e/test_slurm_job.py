@@ -11,8 +11,8 @@ import jobs
 import pytest
 import slurm_cluster
 
-from rlhf_suite.train.metrics import read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(
     slurm_cluster.missing() is not None, reason=f"{slurm_cluster.missing()} is not installed: nox -s slurm"

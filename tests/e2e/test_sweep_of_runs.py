@@ -10,7 +10,7 @@ import jobs
 import pytest
 
 from rlhf_suite.config.resolve import load
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("launcher", [[], ["hydra/launcher=local", "hydra.launcher.parallel=2"]])

@@ -15,8 +15,8 @@ from rlhf_suite.config.optim import AdamConfig
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.tasks import sft
-from rlhf_suite.train.metrics import read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 # `python -m pytest tests/golden -s` prints the curve of today.
 CURVE = [5.58893, 4.93214, 4.64977, 4.48499, 4.31727]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.distributed.world import World
 from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
 from rlhf_suite.losses.reduce import log1mexp
-from rlhf_suite.train.world import World
 
 
 def answers(log_probs, reference=0.0, tokens=4.0):

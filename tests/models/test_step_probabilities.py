@@ -16,7 +16,7 @@ from rlhf_suite.data.batch import collate
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
-from rlhf_suite.models.process import KEY, scores_of, solution_encoder, step_probabilities
+from rlhf_suite.models.process_reward_model import KEY, scores_of, solution_encoder, step_probabilities
 
 SOLUTIONS = [
     ("reverse 2616 =", "6162"),

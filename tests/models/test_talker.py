@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.talker import Talker
+from rlhf_suite.models.chat_model import Talker
 
 GREEDY = ChatConfig(temperature=0, max_new_tokens=12, max_len=256)
 

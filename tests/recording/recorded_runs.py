@@ -16,7 +16,7 @@ import sitecustomize
 
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 def recorded(line: str, folder: Path, reads: Path) -> int:

@@ -12,8 +12,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_curves, panels, running_mean, series
 from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
 from rlhf_suite.report.summary import before_and_after, changes, time_spent
-from rlhf_suite.train.metrics import MetricLogger
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import MetricLogger
+from rlhf_suite.tracking.run_folder import RunFolder
 
 PNG = b"\x89PNG"
 

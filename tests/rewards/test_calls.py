@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from rlhf_suite.rewards.calls import check, free_names, serve
+from rlhf_suite.sandbox.calls import check, free_names, serve
 
 STACK = (
     "class Stack:\n def __init__(s): s.held = []\n def push(s, x): s.held.append(x)\n def pop(s): return s.held.pop()"

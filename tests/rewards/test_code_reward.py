@@ -9,7 +9,7 @@ import pytest
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 from rlhf_suite.rewards.code import make_code
-from rlhf_suite.rewards.sandbox import Limits, run_python
+from rlhf_suite.sandbox.programs import Limits, run_python
 
 PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 ADDS = "print(sum(map(int, input().split())))"

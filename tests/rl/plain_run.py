@@ -15,21 +15,21 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.distributed.group import LocalGroup
+from rlhf_suite.engines.generation import Generation, GenerationRequest
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
-from rlhf_suite.rl.engine.generation import Generation, GenerationRequest
+from rlhf_suite.rl.build import wired
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole
-from rlhf_suite.rl.sync.digests import Manifest, SyncReport
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
-from rlhf_suite.rl.wiring import wired
-from rlhf_suite.train.group import LocalGroup
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 FLAG = "actor.model_name_or_path"
 

@@ -8,8 +8,8 @@ from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
-from rlhf_suite.rl.collect import EVALUATION, Collector
-from rlhf_suite.rl.engine.generation import Generation
+from rlhf_suite.engines.generation import Generation
+from rlhf_suite.rl.sampling import EVALUATION, Collector
 
 PROMPTS = [Prompt([1] * length, "p" * length, "", "default", f"rows:{length}") for length in (3, 5, 17)]
 

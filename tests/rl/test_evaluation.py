@@ -11,10 +11,10 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.chat import Prompt
-from rlhf_suite.rl.collect import Collector
-from rlhf_suite.rl.engine.generation import Generation
+from rlhf_suite.engines.generation import Generation
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.sampling import Collector
 
 TRAINING = [Prompt([9], "t", "", "math", "t:1")]
 HELD_OUT = [

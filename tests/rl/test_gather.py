@@ -15,12 +15,12 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
-from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.rollout import Gatherer
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.train.journal import Journal
+from rlhf_suite.tracking.journal import Journal
 
 PROMPTS = 8
 
@@ -132,7 +132,7 @@ class Answers:
 def gatherer(tmp_path):
     """3 prompts a step, sampled 4 at a time from 8 of which 4 teach something."""
     from rlhf_suite.config.logger import LoggerConfig
-    from rlhf_suite.train.run_folder import RunFolder
+    from rlhf_suite.tracking.run_folder import RunFolder
 
     def make(**algo):
         config = PPORun(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.models.process import StepScores
+from rlhf_suite.models.process_reward_model import StepScores
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.reward_sources import model_source, outcome
 

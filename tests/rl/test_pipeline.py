@@ -12,7 +12,7 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.errors import RunError
-from rlhf_suite.train.metrics import read_rows
+from rlhf_suite.tracking.metrics import read_rows
 
 STEPS = 4
 EVALUATION = {

@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
-from rlhf_suite.rl.placement import plan, settled, sync_backend
+from rlhf_suite.launch.run_placement import plan, settled, sync_backend
 
 
 def sizes(config: PPORun) -> list[list[tuple[str, int]]]:

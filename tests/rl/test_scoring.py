@@ -18,8 +18,8 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import FAILURES, Scorer
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 
 # The reward of a response is its digits as a number, its score a tenth of that; an x has none.
 REWARD = """

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf_suite.cli import main
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 FILE = """
 def reward_func(queries, prompts, labels):

@@ -20,8 +20,8 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.report.curves import draw_curves
 from rlhf_suite.tasks import conditional_sft, iterative_dpo, rejection_sampling
 from rlhf_suite.tasks.loop import apart, shares_of
-from rlhf_suite.train.metrics import read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 DATA = RowRangeConfig(prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
 SECTIONS = {

@@ -22,14 +22,14 @@ from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.chat import PromptEncoder
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.engines.generation import Generation
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.judge import Judge
+from rlhf_suite.models.reward_model import Judge
+from rlhf_suite.offline.answers import Answerer, Work
+from rlhf_suite.offline.scores import text_row
 from rlhf_suite.rewards.base import RewardRow
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.answers import Answerer, Work
-from rlhf_suite.rl.engine.generation import Generation
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
-from rlhf_suite.rl.row_scores import text_row
 from rlhf_suite.rl.scoring import Scorer
 from small_runs import batch_run
 

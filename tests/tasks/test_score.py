@@ -14,7 +14,7 @@ from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.process import KEY
+from rlhf_suite.models.process_reward_model import KEY
 from small_runs import batch_run
 
 SAMPLES = 3

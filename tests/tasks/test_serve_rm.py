@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.serve import ServeConfig
-from rlhf_suite.launch.http_server import BadRequest
 from rlhf_suite.models.builtin import builtin_folder
-from rlhf_suite.models.judge import Judge
+from rlhf_suite.models.reward_model import Judge
+from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.tasks.serve_rm import Service
 
 

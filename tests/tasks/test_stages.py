@@ -13,7 +13,7 @@ from rlhf_suite.config.resolve import fingerprint, load, save
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import failure, stages
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 RUN = SFTRun(actor=SFTActorConfig(model_name_or_path="builtin:tiny"))
 NO_GPU = LaunchConfig(device="cuda")  # refused before anything heavy is imported

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.talker import Talker
+from rlhf_suite.models.chat_model import Talker
 from rlhf_suite.tasks.chat import Chat
 
 LIGHT = """

@@ -21,13 +21,13 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train import strategy
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.task import Objective
-from rlhf_suite.train.world import World
 
 LENGTHS = [9, 31, 4, 17, 70, 2, 25, 12, 6, 40, 3, 21]
 UNMASKED = 3  # the sequence without a masked token

@@ -22,8 +22,8 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import CheckpointStore
-from rlhf_suite.train.run_folder import RunFolder
 
 THOROUGH = "sft"  # killed until it is nearly through; the others a few times
 STEPS, FEW_STEPS, FEW_KILLS = 12, 5, 2

@@ -30,6 +30,7 @@ from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.distributed.world import World
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.mismatch import corrected
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
@@ -37,7 +38,6 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.update import step_indices
 from rlhf_suite.train.task import Objective
-from rlhf_suite.train.world import World
 
 PROMPTS, SAMPLES, STEP = 4, 4, 12  # responses of a rollout, and of its first optimiser step
 SILENT = 6  # the response in which the model wrote nothing

@@ -15,13 +15,13 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import TrainedModel, load_trained
 from rlhf_suite.train.task import Forward, StepLoss
-from rlhf_suite.train.world import World
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, sequences
 from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.row import Row
+from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.task import Task
-from rlhf_suite.train.world import World
 
 BUDGET = 160  # tokens of a micro-batch
 

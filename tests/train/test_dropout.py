@@ -15,6 +15,7 @@ from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.dropout import dropout_rates, set_dropout, switch_off_dropout
 from rlhf_suite.models.forward import token_log_probs
@@ -22,7 +23,6 @@ from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.train.export import export
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import load_trained
-from rlhf_suite.train.world import World
 
 SMALL = {"vocab_size": 264, "num_attention_heads": 2, "hidden_size": 32, "num_hidden_layers": 2}
 GPT2 = GPT2Config(**SMALL, attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1)

@@ -11,8 +11,8 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.tasks import dpo, sft
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import encode
 
 COMMON = "actor.model_name_or_path=builtin:tiny data.dataset={train} data.cache_enable=false "

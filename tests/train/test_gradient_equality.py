@@ -17,9 +17,9 @@ from splits import SPLITS, Split, sampled
 
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.packing import balance
+from rlhf_suite.distributed.world import World
 from rlhf_suite.train import step
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.world import World
 
 LIMIT = 1e-5  # of fp32 against float64
 SAME_ORDER_LIMIT = 1e-6  # of fp32 against fp32, when the same numbers are added in the same order

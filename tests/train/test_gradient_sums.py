@@ -12,10 +12,10 @@ from policy_formulas import NextToken
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.train import strategy
 from rlhf_suite.train.step import optimizer_step
-from rlhf_suite.train.world import World
 
 SEQUENCES, LENGTH = 128, 8
 

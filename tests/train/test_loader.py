@@ -9,9 +9,9 @@ import torch
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
+from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.loader import StepLoader, rank_micro_batches
-from rlhf_suite.train.world import World
 
 LENGTHS = [3, 9, 4, 12, 5, 2, 7, 30, 6, 8]
 EXAMPLES = [Example(list(range(length)), [0] + [1] * (length - 1)) for length in LENGTHS]

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from rlhf_suite.disk import DiskError
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import MARK, deliver, final_folder, is_own
-from rlhf_suite.train.run_folder import RunFolder
 
 
 @pytest.fixture

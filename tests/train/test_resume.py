@@ -22,9 +22,9 @@ from rlhf_suite.config.runs import TASKS, SFTRun, SupervisedRun
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.tasks.sft import make_task
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import is_measured, read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import is_measured, read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import SupervisedWorker, encode
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ import pytest
 from full_disk import fill
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.disk import DiskError
+from rlhf_suite.distributed.group import LocalGroup
+from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.errors import UserError
-from rlhf_suite.train.group import LocalGroup
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
-from rlhf_suite.train.workers import Worker
 
 
 class Counter(Worker):

@@ -10,8 +10,8 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tasks.sft import make_task
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import encode
 
 

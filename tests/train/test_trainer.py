@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import is_measured, read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import is_measured, read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trainer import Trainer
 

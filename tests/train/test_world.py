@@ -6,7 +6,7 @@ import torch
 from steps import Setup, build
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.train.world import World, seed_process
+from rlhf_suite.distributed.world import World, seed_process
 
 
 def drawn(seed: int, rank: int) -> list[float]:

@@ -18,10 +18,10 @@ from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.overrides import key_of, quoted
 from rlhf_suite.cli.presets import group_names
 from rlhf_suite.cli.values import flattened
+from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.spelling import spelled
 
 OPTION = "--config"
 # What belongs to the run that wrote the file, not to a new one.

@@ -8,8 +8,8 @@ from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import changes, load_earlier
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
-from rlhf_suite.train.run_folder import RunFolder
 
 METRICS_SHOWN = 6
 

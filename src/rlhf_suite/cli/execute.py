@@ -79,7 +79,7 @@ def train(run: Run, folder: Path) -> None:
     """The task, between a status that says running and one that says how it ended; then what there is to look at."""
     from rlhf_suite.launch.environment import device_kind, runtime_env
     from rlhf_suite.launch.stop import Stopped, stoppable
-    from rlhf_suite.train.run_folder import RunFolder
+    from rlhf_suite.tracking.run_folder import RunFolder
 
     record = RunFolder(folder)
     record.start(fingerprint(run))

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
+from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
-from rlhf_suite.config.spelling import spelled
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.ray_cluster import known_gpus
-from rlhf_suite.rl.placement import plan, settled
+from rlhf_suite.launch.run_placement import plan, settled
 
 Rows = Iterator[tuple[str, ...]]
 

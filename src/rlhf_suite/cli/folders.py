@@ -21,7 +21,7 @@ from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.locks import LOCK, alone_in, holder_of
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rlhf_suite.cli.preflight import Preflight

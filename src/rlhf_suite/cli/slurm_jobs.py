@@ -21,7 +21,7 @@ from rlhf_suite.config.run import ResumableRun
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import tail_lines
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 GONE_POLLS = 3  # a requeued job may be missing for a moment
 ENDED = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 # What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.config.flag_types import kind
 from rlhf_suite.config.flags import FlagInfo, by_section, walk
-from rlhf_suite.config.kinds import kind
+from rlhf_suite.config.formatting import described, spelled
 from rlhf_suite.config.runs import TASKS
-from rlhf_suite.config.spelling import described, spelled
 
 DOCS = Path(__file__).parents[3] / "docs"
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

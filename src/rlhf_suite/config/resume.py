@@ -11,10 +11,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf_suite.config.flags import FIXED, FREE
+from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat, load, resume_of
 from rlhf_suite.config.runs import Run
-from rlhf_suite.config.spelling import shown
 
 # They decide how many steps a run has, and so the learning rate of each of them.
 LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rlhf_suite.config.formatting import literal
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.spelling import literal
 
 FLAG = "data.chat_template_kwargs"
 # What apply_chat_template gives a template itself.

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
+from rlhf_suite.data.cache_eviction import make_room
 from rlhf_suite.data.encode import Encoder, encode_rows
-from rlhf_suite.data.identity import digest
-from rlhf_suite.data.room import make_room
+from rlhf_suite.data.fingerprint import digest
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.rows import Sources, combine, limited, set_names
 from rlhf_suite.data.sources import Located, locate

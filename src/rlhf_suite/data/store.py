@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rlhf_suite.data.cache_eviction import in_use
 from rlhf_suite.data.codec import Codec, codec_of, codecs
 from rlhf_suite.data.lazy import Lazy
-from rlhf_suite.data.room import in_use
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.errors import UserError
 

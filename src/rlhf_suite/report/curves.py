@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.train.metrics import read_rows
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from rlhf_suite.config.runs import LoopRun, TrainedRun
 from rlhf_suite.report.curves import Points, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
-from rlhf_suite.train.console import HEADLINES, evaluation_results
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.console import HEADLINES, evaluation_results
+from rlhf_suite.tracking.run_folder import RunFolder
 
 SAMPLES = 8
 PASS_AT_K = re.compile(r"pass\d+")

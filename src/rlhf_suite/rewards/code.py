@@ -17,7 +17,7 @@ from typing import Any
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
-from rlhf_suite.rewards.sandbox import Limits, run_checks, run_python
+from rlhf_suite.sandbox.programs import Limits, run_checks, run_python
 
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards import jail
 from rlhf_suite.rewards.base import RewardRow, Scorer
+from rlhf_suite.sandbox import jail
 
 EVALUATES = ("reasoning_gym",)  # rules that may evaluate a response as Python in this process
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}

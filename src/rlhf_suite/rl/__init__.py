@@ -1,1 +1,1 @@
-"""Reinforcement learning: pipeline.py is the story, the other files its parts."""
+"""Reinforcement learning. Start at pipeline.py, which names the steps; the other files are those steps."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
+from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
-from rlhf_suite.rl.engine.pool import EnginePool
-from rlhf_suite.rl.engine.start import start_engines
-from rlhf_suite.rl.placement import PROCESS
+from rlhf_suite.launch.run_placement import PROCESS
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
-from rlhf_suite.train.workers import GroupOptions, WorkerGroup
 
 
 @dataclass(frozen=True)

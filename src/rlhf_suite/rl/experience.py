@@ -10,11 +10,11 @@ from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import to_batch
+from rlhf_suite.distributed.workers import WorkerGroup
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
-from rlhf_suite.train.workers import WorkerGroup
 
 
 class ExperienceMaker:

@@ -15,12 +15,12 @@ from rlhf_suite.launch.stop import deferred
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.gather import Gatherer
 from rlhf_suite.rl.publish import Publisher
+from rlhf_suite.rl.rollout import Gatherer
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.update import Updater
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import last_values, read_rows
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
 
 

@@ -7,11 +7,11 @@ import torch
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.rl.engine.pool import EnginePool
+from rlhf_suite.distributed.workers import WorkerGroup
+from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
-from rlhf_suite.rl.sync.digests import WeightSyncError
-from rlhf_suite.train.workers import WorkerGroup
+from rlhf_suite.weight_sync.digests import WeightSyncError
 
 PROBE_SEQUENCES = 4
 

@@ -11,11 +11,11 @@ from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.solutions import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
-from rlhf_suite.models.process import StepScores, scores_of
+from rlhf_suite.distributed.group import Group
+from rlhf_suite.models.process_reward_model import StepScores, scores_of
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
-from rlhf_suite.train.group import Group
 
 ModelSource = Callable[[Sequence[Trajectory], Sequence[RewardRow]], list[Outcome]]
 

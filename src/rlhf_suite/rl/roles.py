@@ -13,22 +13,22 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
-from rlhf_suite.models.process import step_probabilities
+from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
-from rlhf_suite.rl.sync.digests import Manifest
-from rlhf_suite.rl.sync.sender import IpcSender, Sender, ShmSender, StreamSender
 from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.loader import micro_groups
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
 from rlhf_suite.train.task import Objective
 from rlhf_suite.train.trained_worker import TrainedWorker
-from rlhf_suite.train.workers import Worker
-from rlhf_suite.train.world import seed_process
+from rlhf_suite.weight_sync.digests import Manifest
+from rlhf_suite.weight_sync.sender import IpcSender, Sender, ShmSender, StreamSender
 
 STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy and critic share
 

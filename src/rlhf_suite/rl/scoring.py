@@ -18,7 +18,7 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.train.journal import Journal
+from rlhf_suite.tracking.journal import Journal
 
 REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
 

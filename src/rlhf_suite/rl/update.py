@@ -8,9 +8,9 @@ import numpy as np
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.workers import WorkerGroup
 from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.sharding import balanced_parts, shards
-from rlhf_suite.train.workers import WorkerGroup
 
 
 def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:

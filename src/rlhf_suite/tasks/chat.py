@@ -14,7 +14,7 @@ from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.models.talker import FLAG, Talker
+from rlhf_suite.models.chat_model import FLAG, Talker
 from rlhf_suite.tasks.warm_start import warm_started
 
 HELP = """\

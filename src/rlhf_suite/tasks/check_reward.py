@@ -22,12 +22,12 @@ from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.rows import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.offline.scores import text_row
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards, named_sources
-from rlhf_suite.rl.row_scores import text_row
 from rlhf_suite.rl.scoring import REWARD_LOG
-from rlhf_suite.train.console import Progress
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.console import Progress
+from rlhf_suite.tracking.run_folder import RunFolder
 
 SAME = 1e-6  # scores that differ by less are equal
 

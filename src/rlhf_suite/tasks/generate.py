@@ -13,20 +13,20 @@ from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.chat import PromptEncoder
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import Given, RowSource, prompt_rows
+from rlhf_suite.engines.dispatch import Dispatcher
+from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.offline.answers import Answerer
+from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.answers import Answerer
-from rlhf_suite.rl.collect import stop_token_ids
-from rlhf_suite.rl.engine.dispatch import Dispatcher
-from rlhf_suite.rl.engine.start import start_generators
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.train.batch_job import BatchJob
 from rlhf_suite.train.notices import chat_template_notices
 
 

@@ -25,9 +25,9 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.train.metrics import MetricLogger
+from rlhf_suite.tracking.metrics import MetricLogger
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import final_folder
-from rlhf_suite.train.run_folder import RunFolder
 
 COLUMNS = {
     "eval/pass1": "pass@1",

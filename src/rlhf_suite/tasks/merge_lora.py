@@ -9,8 +9,8 @@ from rich.console import Console
 from rlhf_suite.config.runs import MergeLoRARun
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.merge import merge_lora, read_adapter
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver, final_folder
-from rlhf_suite.train.run_folder import RunFolder
 
 
 def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:

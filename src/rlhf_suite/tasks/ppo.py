@@ -17,23 +17,23 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import known_gpus, ray_cluster
-from rlhf_suite.models.judge import score_constants
+from rlhf_suite.launch.run_placement import plan, settled
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.models.process import solution_encoder
+from rlhf_suite.models.process_reward_model import solution_encoder
+from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.models.vocabulary import check_teacher
 from rlhf_suite.rewards.sources import Rewards, check_routes
 from rlhf_suite.rl.actors import start_actors
+from rlhf_suite.rl.build import wired
 from rlhf_suite.rl.pipeline import total_steps
-from rlhf_suite.rl.placement import plan, settled
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
-from rlhf_suite.rl.wiring import wired
 from rlhf_suite.tasks.warm_start import warm_started
-from rlhf_suite.train.journal import Journal
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.notices import batch_notices, chat_template_notices
-from rlhf_suite.train.run_folder import RunFolder
 
 
 def run(config: PPORun, folder: Path) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rlhf_suite.data.solutions import StepFormat
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.losses.steps import step_loss, step_ranking
 from rlhf_suite.models.forward import read_logits
-from rlhf_suite.models.process import KEY
+from rlhf_suite.models.process_reward_model import KEY
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.distributed.ranks import running
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.judge import score_constants
 from rlhf_suite.models.load import load_tokenizer
-from rlhf_suite.models.process import solution_encoder
+from rlhf_suite.models.process_reward_model import solution_encoder
+from rlhf_suite.models.reward_model import score_constants
+from rlhf_suite.offline.batch_job import BatchJob
+from rlhf_suite.offline.score_worker import ScoreWorker
+from rlhf_suite.offline.scores import Judge, ModelJudge, RowScorer, StepJudge, TextJudge, row_source
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.row_scores import Judge, ModelJudge, RowScorer, StepJudge, TextJudge, row_source
-from rlhf_suite.rl.score_worker import ScoreWorker
 from rlhf_suite.rl.scoring import REWARD_LOG
-from rlhf_suite.train.batch_job import BatchJob
-from rlhf_suite.train.ranks import running
 
 
 def run(config: ScoreRun, folder: Path) -> dict[str, float]:

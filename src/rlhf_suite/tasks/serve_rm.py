@@ -26,10 +26,10 @@ from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.launch.batcher import Batcher
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.launch.http_server import LOOPBACK, BadRequest, Guard, listening, make_app, serve
-from rlhf_suite.models.judge import Judge, score_constants
+from rlhf_suite.models.reward_model import Judge, score_constants
+from rlhf_suite.serving.batcher import Batcher
+from rlhf_suite.serving.http_server import LOOPBACK, BadRequest, Guard, listening, make_app, serve
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -25,7 +25,7 @@ from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import run_child, sole
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 ORPHAN_S = 120.0  # for what a killed loop has left: an engine with a large model takes a while to go
 OTHER = "choose another folder, or run it again as it was"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.disk import file_digest, flush
 from rlhf_suite.errors import RunError
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
 KINDS = ("step", "best")

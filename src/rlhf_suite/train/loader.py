@@ -10,8 +10,8 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, TokenBatch, collate, sequences
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.distributed.world import World
 from rlhf_suite.train.step import weightless
-from rlhf_suite.train.world import World
 
 
 class StepLoader:

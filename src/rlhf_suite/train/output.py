@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlhf_suite.disk import DiskError, put, settle, write_json, writing
-from rlhf_suite.train.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder
 
 MARK = "rlhf_suite.json"
 CLOCK_S = 0.01  # a file system may round the time of a file's last change

@@ -12,12 +12,12 @@ from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.resolve import load
 from rlhf_suite.config.resume import Change, changes, refusal
 from rlhf_suite.disk import writing
+from rlhf_suite.distributed.group import Group
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, requested
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, store_of
-from rlhf_suite.train.group import Group
 from rlhf_suite.train.output import deliver, final_folder
-from rlhf_suite.train.run_folder import RunFolder
 
 NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.models.experts import expert_shares
 from rlhf_suite.models.forward import expert_counts
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective, StepLoss
-from rlhf_suite.train.world import World
 
 NAMED = 20  # sequences that an error message lists
 

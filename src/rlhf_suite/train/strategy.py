@@ -18,14 +18,14 @@ from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
 from rlhf_suite.models.fused import fuse_layers
-from rlhf_suite.models.judge import check_head_is_trained
 from rlhf_suite.models.load import load_model, make_trainable
 from rlhf_suite.models.offload import stream_from_host
+from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.train import optim
-from rlhf_suite.train.world import World
 
 
 def join_world(rank: int, size: int, device: str) -> World:

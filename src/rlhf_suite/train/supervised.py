@@ -15,23 +15,23 @@ from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packed import PackedRows
 from rlhf_suite.data.rows import EVAL, BadRows, Sources, set_names, source_names
+from rlhf_suite.distributed.ranks import running
+from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.annotations import annotated_once
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
-from rlhf_suite.train.journal import Journal
 from rlhf_suite.train.loader import StepLoader
 from rlhf_suite.train.notices import batch_notices, chat_template_notices
-from rlhf_suite.train.ranks import running
-from rlhf_suite.train.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import Task, counted_tokens
 from rlhf_suite.train.trained_worker import TrainedWorker
 from rlhf_suite.train.trainer import Trainer
-from rlhf_suite.train.world import seed_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

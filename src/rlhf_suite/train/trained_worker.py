@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.workers import Worker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.distributed.group import Group
 from rlhf_suite.launch.stop import deferred
-from rlhf_suite.train.group import Group
-from rlhf_suite.train.journal import Journal
-from rlhf_suite.train.metrics import last_values, read_rows
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
 
 

@@ -18,8 +18,8 @@ from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import MARK, is_own
-from rlhf_suite.train.run_folder import RunFolder
 
 SOURCES = ("data.dataset", "data.prompt_dataset", "eval.dataset", "reward.remote_url", "lora.path")
 SHOWN = 3  # entries of a folder in a message

@@ -8,8 +8,8 @@ from pathlib import Path
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
+from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
-from rlhf_suite.train.run_folder import RunFolder
 
 
 def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:

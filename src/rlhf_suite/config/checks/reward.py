@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.algo import ON_POLICY_DISTILL
+from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import (
     WITHOUT_LABEL,
@@ -21,7 +22,6 @@ from rlhf_suite.config.reward import (
 )
 from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
 from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
-from rlhf_suite.config.spelling import spelled
 from rlhf_suite.foreign_text import printable
 
 NAME = re.compile(r"[\w-]+")

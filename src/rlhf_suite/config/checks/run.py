@@ -15,7 +15,6 @@ from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_n
 from rlhf_suite.config.checks.resume import allowed_changes_are_flags
 from rlhf_suite.config.checks.tools import CHAT, MERGE
 from rlhf_suite.config.eval import EVALUATED
-from rlhf_suite.config.idle import idle
 from rlhf_suite.config.names import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
@@ -32,6 +31,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
 )
 from rlhf_suite.config.template_variables import variable_problems
+from rlhf_suite.config.unused_flags import idle
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun | ScoreRun | ChatRun

@@ -1,0 +1,290 @@
+"""One vLLM engine in one Ray actor: tokens in, tokens and log-probs out, and new weights between two steps.
+
+The engine runs in the actor's own process. The actor is asynchronous: while a rollout runs it still answers
+`progress()`, and a weight sync is taken between two steps of the rollout (partial rollout).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from rlhf_suite.engines.generation import EngineInfo, EngineSpec, Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.engines.step_loop import Job, StepLoop
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.actor_log import redirect_output
+from rlhf_suite.weight_sync.digests import Manifest, SyncReport
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine, RequestOutput, SamplingParams
+
+T = TypeVar("T")
+
+CPU_KV_CACHE_MB = 64  # unset, vLLM takes most of the machine's memory and spends half a minute zeroing it
+CPU_BATCHED_TOKENS = 2048  # of one step; a prompt must fit in a step
+GPU_MEMORY_ALONE = 0.9  # of an engine that shares its GPU with nobody
+CPU_BLOCK_SIZE = 32  # of the KV cache; the default of 128 never caches a short prompt
+
+
+class Engine:
+    """A rollout engine: `ray.remote(Engine).options(runtime_env={"env_vars": engine_env(device)}, ...)`."""
+
+    def __init__(self, spec: EngineSpec, log: Path | None = None) -> None:
+        if log is not None:
+            redirect_output(log)
+        self._spec = spec
+        self._has_weights = spec.load_weights
+        self._loop = StepLoop(self._build, _add)
+
+    async def ready(self) -> EngineInfo:
+        """Answers once the engine is up, with an error if it cannot be."""
+        cache = await self._call(lambda engine: engine.vllm_config.cache_config)
+        tokens = cache.num_gpu_blocks * cache.block_size
+        return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """One response per request, in order. What a request samples depends on its seed alone, not on the others."""
+        for request in requests:
+            self._check(request)
+        await self._usable()
+        jobs = [
+            Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id)) for request in requests
+        ]
+        return await asyncio.wrap_future(self._loop.run(jobs))
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """log p(token | earlier tokens) of each sequence, at temperature 1; the first token has 0.
+
+        A sequence may have max_len - 1 tokens at most: the engine insists on room for one more.
+        """
+        await self._usable()
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return await asyncio.wrap_future(self._loop.run([Job(ids, params, _read_scores) for ids in sequences]))
+
+    async def progress(self) -> tuple[int, int]:
+        """(done, all) requests under way."""
+        return self._loop.progress()
+
+    async def weight_version(self) -> int:
+        """The version of the last completed sync; 0 before the first."""
+        return int(await self._call(lambda engine: engine.get_weight_version()))
+
+    async def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
+        """Join the trainer's weight stream (gloo, nccl, ipc); this engine's first worker is `rank` of `world_size`."""
+        info = {"host": host, "port": port, "first_rank": rank, "world_size": world_size}
+        await self._call(lambda engine: engine.collective_rpc("init_weight_transfer_engine", args=(info,)))
+
+    async def update_weights(self, manifest: Manifest) -> SyncReport:
+        """Load what the trainer published, prove it, forget cached prefixes, and stamp what follows with the version.
+
+        Requests under way keep their tokens; their KV is computed anew, so later tokens follow the new weights.
+
+        Raises:
+            WeightSyncError: a tensor arrived, or is held, differently from what the trainer sent.
+        """
+        return await self._call(lambda engine: self._update(engine, manifest))
+
+    async def attest(self) -> SyncReport:
+        """Compare what the engine holds now with the last sync."""
+        return await self._call(_attest)
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to the trainer: weights go to host memory, the KV cache is dropped."""
+        if self._spec.enable_sleep and self._spec.device == "cuda":
+            await self._call(lambda engine: engine.sleep(level=1))
+
+    async def wake(self) -> None:
+        """Take the GPU's memory back."""
+        if self._spec.enable_sleep and self._spec.device == "cuda":
+            await self._call(lambda engine: engine.wake_up())
+
+    async def close(self) -> None:
+        """Stop the engine and its workers."""
+        await asyncio.to_thread(self._loop.close)
+
+    def _build(self) -> LLMEngine:
+        began = time.perf_counter()
+        engine = build_engine(self._spec)
+        self._startup_s = time.perf_counter() - began
+        return engine
+
+    async def _usable(self) -> None:
+        """Waits until vLLM is imported and the engine is up, and sees to it that it does not sample from noise."""
+        await self._call(lambda engine: None)
+        assert self._has_weights, "the engine has random weights until the first sync"
+
+    async def _call(self, function: Callable[[LLMEngine], T]) -> T:
+        return await asyncio.wrap_future(self._loop.call(function))
+
+    def _check(self, request: GenerationRequest) -> None:
+        total = len(request.prompt_ids) + request.max_new_tokens
+        if not request.prompt_ids or request.max_new_tokens < 1 or total > self._spec.max_len:
+            raise UserError(
+                f"request {request.id}: a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new "
+                f"ones do not fit data.max_len={self._spec.max_len}; raise it or drop the prompt"
+            )
+        if request.sampling.stop and not self._spec.detokenize:
+            raise AssertionError("stop strings need EngineSpec.detokenize")
+
+    def _update(self, engine: LLMEngine, manifest: Manifest) -> SyncReport:
+        began = time.perf_counter()
+        try:
+            engine.collective_rpc("start_weight_update")
+            engine.collective_rpc("update_weights", args=(manifest.as_update_info(),))
+            engine.collective_rpc("finish_weight_update")
+            report = _attest(engine)
+        except BaseException as error:
+            raise self._loop.give_up(error, "loading weights") from None
+        engine.reset_prefix_cache(reset_running_requests=True)
+        engine.set_weight_version(str(manifest.version))
+        self._has_weights = True
+        return SyncReport(report.received, report.held, report.unheld, time.perf_counter() - began)
+
+
+def _attest(engine: LLMEngine) -> SyncReport:
+    """The first worker speaks: all receive the same tensors."""
+    from rlhf_suite.weight_sync.receiver import attest
+
+    return engine.collective_rpc(attest)[0]
+
+
+def build_engine(spec: EngineSpec) -> LLMEngine:
+    """A vLLM engine in this process (its workers are processes only when tensor_parallel_size > 1)."""
+    # vLLM says at import that Triton has no CPU back end, whatever the logging level.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    from pydantic import ValidationError
+    from vllm import EngineArgs, LLMEngine
+
+    from rlhf_suite.weight_sync import receiver  # registers the transfer backends
+
+    arguments = EngineArgs(**_engine_args(spec, receiver.backend_name(spec.sync_backend)))
+    try:
+        config = arguments.create_engine_config()
+        if spec.device == "cpu":
+            _check_head_size(config.model_config.get_head_size())
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except ValueError as error:  # vLLM's way to refuse a set-up
+        reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
+        raise UserError(
+            f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
+            f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}: {reason}"
+        ) from None
+    engine.set_weight_version("0")
+    return engine
+
+
+def _check_head_size(size: int) -> None:
+    """vLLM notices a head size without a CPU kernel only at the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"its attention heads have {size} dimensions, on a CPU there are kernels for {sizes}")
+
+
+def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+
+    config, cpu = spec.vllm, spec.device == "cpu"
+    cache_mb = config.kv_cache_mb or (CPU_KV_CACHE_MB if cpu else None)
+    arguments: dict[str, Any] = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        "seed": spec.seed,
+        "max_model_len": spec.max_len,
+        "load_format": "auto" if spec.load_weights else "dummy",
+        "generation_config": "vllm",  # not the model folder's: sampling is the caller's business
+        "skip_tokenizer_init": not spec.detokenize,
+        "logprobs_mode": "processed_logprobs",  # under the sampling temperature
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else "uni",
+        "enforce_eager": config.enforce_eager or cpu,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "weight_transfer_config": WeightTransferConfig(backend=backend),
+        # Worker processes register the transfer backends by importing this class.
+        "worker_extension_cls": "rlhf_suite.weight_sync.receiver.WorkerExtension",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if cache_mb is not None:
+        arguments["kv_cache_memory_bytes"] = cache_mb << 20
+    if cpu:
+        arguments["block_size"] = CPU_BLOCK_SIZE
+        # A prompt prefilled in two steps rewinds its request's random generator, which CPU generators cannot.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
+    else:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
+        arguments["enable_sleep_mode"] = spec.enable_sleep
+    return arguments
+
+
+def _add(engine: LLMEngine, name: str, job: Job[Any]) -> None:
+    from vllm import TokensPrompt
+
+    engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params)
+
+
+def _sampling_params(request: GenerationRequest) -> SamplingParams:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling: SamplingSettings = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(sampling.top_k, 0),
+        min_p=sampling.min_p,
+        seed=request.seed,
+        max_tokens=request.max_new_tokens,
+        stop=list(sampling.stop),
+        include_stop_str_in_output=True,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # the ids above decide, not the model's config
+        logprobs=0 if sampling.log_probs else None,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+class _GenerationReader:
+    """vLLM's output of the request `id` as a Generation."""
+
+    def __init__(self, id: int) -> None:
+        self._id = id
+
+    def __call__(self, output: RequestOutput) -> Generation:
+        done = output.outputs[0]
+        ids = np.array(done.token_ids, dtype=np.int32)
+        given = done.logprobs.logprobs if done.logprobs is not None else []
+        log_probs = np.array(given, dtype=np.float32)
+        assert len(log_probs) in (len(ids), 0), f"{len(ids)} tokens with {len(log_probs)} log-probs"
+        versions = np.empty(len(ids), dtype=np.int32)
+        for span in done.weight_versions:
+            versions[span.start : span.end] = int(span.version)
+        return Generation(self._id, ids, log_probs, done.finish_reason, versions)
+
+
+def _read_scores(output: RequestOutput) -> NDArray[np.float32]:
+    log_probs = np.array(output.prompt_logprobs.logprobs, dtype=np.float32)
+    return np.concatenate([np.zeros(1, dtype=np.float32), log_probs])

@@ -1,0 +1,64 @@
+"""Bringing up the rollout engines of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+
+from rlhf_suite.config.runs import GenerateRun, PPORun
+from rlhf_suite.engines.actor import Engine
+from rlhf_suite.engines.environment import engine_env
+from rlhf_suite.engines.generation import EngineSpec
+from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.environment import runtime_env
+from rlhf_suite.launch.placement import Slot
+from rlhf_suite.launch.run_placement import sync_backend
+from rlhf_suite.models.load import model_folder
+
+ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+    """One actor per engine, coming up with random weights: the first sync brings the policy's. Does not wait."""
+    assert config.actor.model_name_or_path is not None
+    spec = EngineSpec(
+        model=model_folder(config.actor.model_name_or_path, "actor.model_name_or_path"),
+        dtype=ENGINE_DTYPES[config.ds.param_dtype],
+        device=device,
+        max_len=config.data.max_len,
+        seed=config.train.seed,
+        vllm=config.vllm,
+        sync_backend=sync_backend(config, device),
+        load_weights=False,
+        enable_sleep=config.vllm.enable_sleep,
+        detokenize=config.rollout.stop is not None,
+    )
+    return start(spec, slots, log_dir, config.launch.timeout_s)
+
+
+def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+    """One actor per engine, each with the weights of `model`. Does not wait."""
+    spec = EngineSpec(
+        model=model_folder(model, "actor.model_name_or_path"),
+        dtype=ENGINE_DTYPES[config.ds.param_dtype],
+        device=device,
+        max_len=config.data.max_len,
+        seed=config.rollout.seed,
+        vllm=config.vllm,
+        detokenize=config.rollout.stop is not None,
+    )
+    return start(spec, slots, log_dir, config.launch.timeout_s)
+
+
+def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: float) -> EnginePool:
+    """One actor per engine; does not wait for them."""
+    environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
+    members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
+    handles = [
+        ray.remote(Engine).options(**slot.options(), runtime_env=environment).remote(spec, member.log.absolute())
+        for slot, member in zip(slots, members, strict=True)
+    ]
+    return EnginePool(handles, members, timeout_s)

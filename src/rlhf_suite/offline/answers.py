@@ -1,0 +1,159 @@
+"""Rows to answers: encoded, sampled by the engines and scored chunk by chunk, and put into output rows in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_suite.config.runs import GenerateRun
+from rlhf_suite.data.chat import Prompt, PromptEncoder
+from rlhf_suite.data.row import BadRows, Row, RowError
+from rlhf_suite.data.row_range import Given
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.engines.dispatch import Dispatcher
+from rlhf_suite.engines.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.offline.batch_job import Done
+from rlhf_suite.offline.scored_rows import best, with_columns
+from rlhf_suite.rl.scoring import Scorer, query_texts
+
+MAX_CHUNKS = 64  # held at a time, when a few long answers keep the first of them waiting
+
+Group = list[Generation]  # the samples of one prompt
+
+
+@dataclass
+class Work:
+    """A chunk on its way: the rows that can be used, and the answers so far."""
+
+    numbers: range
+    rows: list[tuple[int, Row, Prompt]]
+    answers: dict[int, Generation] = field(default_factory=dict)  # by request
+
+
+class Answerer:
+    """Answers rows; with a scorer, scores the answers too."""
+
+    def __init__(
+        self,
+        config: GenerateRun,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Sequence[int],
+        dispatcher: Dispatcher,
+        scorer: Scorer | None,
+    ) -> None:
+        self.config, self.tokenizer, self.dispatcher, self.scorer = config, tokenizer, dispatcher, scorer
+        self.encoder, self.bad = PromptEncoder(tokenizer, config.data), BadRows(config.data.on_bad_row)
+        sampling = SamplingSettings.of(config.rollout, config.rollout.temperature, stop_ids)
+        self.sampling = replace(sampling, log_probs=False)
+        self.samples = config.rollout.n_samples_per_prompt
+
+    def answer(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
+        """The finished chunks, in order. Later ones are handed out while the first are still under way."""
+        source, under_way, has_more = iter(chunks), deque[Work](), True
+        while has_more or under_way:
+            while has_more and self.dispatcher.is_hungry and len(under_way) < MAX_CHUNKS:
+                chunk = next(source, None)
+                if chunk is None:
+                    has_more = False
+                else:
+                    under_way.append(self.begin(*chunk))
+            if under_way and len(under_way[0].answers) == len(under_way[0].rows) * self.samples:
+                yield self.finished(under_way.popleft())
+            elif under_way:
+                self.hand_over(self.dispatcher.collect(), list(under_way))
+
+    def begin(self, numbers: range, rows: Sequence[Given]) -> Work:
+        """Encode a chunk and line its requests up."""
+        work = Work(numbers, [])
+        for number, row in zip(numbers, rows, strict=True):
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                work.rows.append((number, row, self.encoder.encode(row)))
+            except RowError as error:
+                self.bad.add(error.where, error.reason)
+        self.dispatcher.submit([self.request(n, p, sample) for n, _, p in work.rows for sample in range(self.samples)])
+        return work
+
+    def request(self, number: int, prompt: Prompt, sample: int) -> GenerationRequest:
+        room = self.config.data.max_len - len(prompt.ids)
+        return GenerationRequest(
+            id=number * self.samples + sample,
+            prompt_ids=prompt.ids,
+            max_new_tokens=min(room, self.config.rollout.max_new_tokens or room),
+            seed=sample_seed(self.config.rollout.seed, number, sample),
+            sampling=self.sampling,
+        )
+
+    def hand_over(self, answers: Iterable[Generation], under_way: Sequence[Work]) -> None:
+        """Put answers to the chunks that asked for them."""
+        ends = [work.numbers.stop for work in under_way]
+        for answer in answers:
+            work = under_way[int(np.searchsorted(ends, answer.id // self.samples, side="right"))]
+            work.answers[answer.id] = answer
+
+    def finished(self, work: Work) -> Done:
+        """The rows of a chunk whose answers are all there."""
+        groups = [[work.answers[number * self.samples + s] for s in range(self.samples)] for number, _, _ in work.rows]
+        scores = self.scores([prompt for _, _, prompt in work.rows], groups)
+        rows = [
+            made
+            for (_, row, prompt), group, given in zip(work.rows, groups, scores, strict=True)
+            if given is not None
+            for made in self.group_rows(row, prompt, group, given)
+        ]
+        answers = [answer for group in groups for answer in group]
+        sums: dict[str, float] = {
+            "prompts": len(work.rows),
+            "skipped": len(work.numbers) - len(work.rows),
+            "samples": len(answers),
+            "tokens": sum(len(answer.ids) for answer in answers),
+            "truncated": sum(answer.finish_reason == "length" for answer in answers),
+        }
+        if self.scorer is not None:
+            known = [score for group_scores in scores if group_scores is not None for score in group_scores]
+            sums |= {"scored": len(known), "score": sum(known)}
+        return Done(work.numbers.stop, rows, sums)
+
+    def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
+        """The output rows of one prompt: of all samples, or of the best. `scores` is empty without a scorer."""
+        texts = self.tokenizer.batch_decode([answer.ids for answer in group], skip_special_tokens=True)
+        sequences = [np.concatenate([np.asarray(prompt.ids, np.int64), answer.ids]) for answer in group]
+        queries = query_texts(self.tokenizer, sequences)
+        # These two columns of the input are in the new ones, as text.
+        replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
+        for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):
+            made = {
+                "prompt": prompt.text,
+                "response": texts[sample],
+                "label": prompt.label,
+                "datasource": prompt.datasource,
+                "sample": sample,
+                "finish_reason": group[sample].finish_reason,
+                "num_tokens": len(group[sample].ids),
+                "reward_query": queries[sample],
+            }
+            yield with_columns(row.values, made | ({"score": scores[sample]} if scores else {}), replaced)
+
+    def scores(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> list[list[float] | None]:
+        """The scores of each group's samples; None for a group that reward.on_error drops."""
+        if self.scorer is None or not prompts:
+            return [[] for _ in prompts]
+        self.scorer.prompts = prompts
+        trajectories = []
+        for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
+            for sample, answer in enumerate(group):
+                trajectory = Trajectory.start(index, index, sample, prompt.ids)
+                trajectory.append_model(answer.ids, np.zeros(len(answer.ids), np.float32), answer.weight_version)
+                trajectory.finish_reason = answer.finish_reason
+                trajectories.append(trajectory)
+        scored, _ = self.scorer.score(trajectories)
+        found: dict[int, list[float]] = {}
+        for trajectory, score in zip(scored.trajectories, scored.scores.tolist(), strict=True):
+            found.setdefault(trajectory.group, []).append(score)
+        return [found.get(index) for index in range(len(prompts))]

@@ -1,0 +1,52 @@
+"""A reward model, or one of steps, that scores given text: one per rank, each with a share of every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.models.forward import sequence_scores
+from rlhf_suite.models.load import own_precision
+from rlhf_suite.models.process_reward_model import step_probabilities
+from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
+from rlhf_suite.train.strategy import join_world, load_frozen
+
+
+class ScoreWorker(Worker):
+    """The model, whole on every rank; sequences are packed up to the token budget, without padding."""
+
+    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: ScoreRun) -> None:
+        super().__init__(rank, world_size, addr, port, device)
+        section, by_steps = config.reward, config.reward.process.enable
+        path = section.process.model_name_or_path if by_steps else section.model_name_or_path
+        assert path is not None
+        self.world, self.budget = join_world(rank, world_size, device), config.score.max_tokens_per_gpu
+        flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
+        ds = DeepSpeedConfig(
+            zero_stage=0,
+            param_dtype=config.ds.param_dtype or own_precision(path, flag),
+            packing_samples=True,
+            value_head_prefix=config.ds.value_head_prefix,
+        )
+        self.model = load_frozen(path, "lm" if by_steps else "value", ds, self.world, flag)
+
+    def scores(self, batch: TokenBatch) -> torch.Tensor:
+        """[B], as the model gives them at each sequence's last token."""
+        return reassemble_rows(*self.forward(batch, lambda part: sequence_scores(self.model, part)))
+
+    def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
+        """P(good) at the masked tokens, [T]."""
+        return reassemble(batch, *self.forward(batch, lambda part: step_probabilities(self.model, part, columns)))
+
+    @torch.no_grad()
+    def forward(
+        self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        """`compute` of each micro-batch of this rank's share."""
+        groups = forward_groups(batch, 1, self.budget)
+        return groups, in_micro_batches(batch, groups, len(groups), lambda part: compute(part.to(self.world.device)))

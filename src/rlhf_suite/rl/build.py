@@ -1,0 +1,81 @@
+"""The parts of the story in `pipeline.py`, made of a configuration and put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.distributed.group import Group
+from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.launch.run_placement import sync_backend
+from rlhf_suite.rl.actors import Actors
+from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.pipeline import Pipeline
+from rlhf_suite.rl.prompts import Prompts
+from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher
+from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rl.rollout import Gatherer
+from rlhf_suite.rl.sampling import Collector, stop_token_ids
+from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.update import Updater
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.saving import Saver, TrainingRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def wired(
+    config: PPORun,
+    folder: RunFolder,
+    journal: Journal,
+    data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
+    actors: Actors,
+    rewards: TrajectoryRewards,
+) -> Pipeline:
+    """The pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
+    (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
+    assert path is not None
+    collector = Collector(config, prompts.train, actors.engines, stop_token_ids(path, tokenizer))
+    scorer, held_out_scorer = (
+        Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
+    )
+    shaper = Shaper(config.reward, collector.room)
+    gatherer = Gatherer(config, order, collector, scorer, shaper, journal, prompts.train_sources)
+    credit = CreditAssigner(config.algo)
+    probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])
+    evaluator = Evaluator(
+        config, prompts.held_out, collector, held_out_scorer, folder.evaluations, prompts.held_out_sources
+    )
+    backend = sync_backend(config, device_kind(config.launch))
+    publisher = Publisher(config, actors.policy, actors.engines, backend, probe)
+    publisher.connect()
+    trained: dict[str, Group] = {"actor": actors.policy}
+    if actors.critic is not None:
+        trained["critic"] = actors.critic
+    return Pipeline(
+        config=config,
+        order=order,
+        gatherer=gatherer,
+        experience=ExperienceMaker(config, actors.policy, actors.reference, actors.teacher, actors.critic),
+        credit=credit,
+        updater=Updater(config, actors.policy, actors.critic),
+        publisher=publisher,
+        evaluator=evaluator,
+        saver=Saver(
+            config.ckpt,
+            folder,
+            trained,
+            "eval/pass1",
+            TrainingRows("data.prompt_dataset", prompts.identity),
+            {"kl_controller": credit.controller},
+            {"samples": gatherer},
+        ),
+        journal=journal,
+    )

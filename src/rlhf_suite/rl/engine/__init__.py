@@ -1,1 +1,0 @@
-"""Rollout engines: vLLM in Ray actors, and the driver's side of them."""

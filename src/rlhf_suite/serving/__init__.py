@@ -1,0 +1,1 @@
+"""The HTTP server that answers reward requests, and the batching of concurrent requests."""

@@ -1,0 +1,85 @@
+"""What a run says at every step: metrics with the seconds of each phase, and the progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.tracking.console import Progress
+from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
+from rlhf_suite.tracking.run_folder import RunFolder
+
+LINE_LIMIT = 4000  # characters of a line for the console
+ROWS_PER_LINE = 50_000  # of data that are being encoded
+
+
+class Journal:
+    """Sinks of one run. `log` may be called several times a step; timings go out with the first."""
+
+    def __init__(self, config: LoggerConfig, folder: RunFolder, task: str) -> None:
+        self.config, self.folder, self.task = config, folder, task
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def begin(self, start: int, total: int) -> None:
+        """Open the sinks; what they hold of steps after `start` is forgotten, since it will be made again."""
+        for number in damaged_lines(self.folder.metrics):
+            self.notice(f"{self.folder.metrics}:{number} is damaged, not a row of metrics: it is left out")
+        self.logger = MetricLogger(self.config, self.folder, start)
+        self.progress = Progress(self.config, self.task, total, start)
+
+    def say(self, message: str) -> None:
+        """Print a line for the reader of the console. What others wrote in it acts neither as terminal code nor as
+        markup."""
+        if message and self.config.progress:
+            line = printable(message, LINE_LIMIT, keep_lines=True)
+            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def notice(self, message: str) -> None:
+        """Print a line that a user must see, also where logger.progress is off, on the error stream."""
+        line = printable(message, LINE_LIMIT, keep_lines=True)
+        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def encoding(self, source: str, rows: int) -> None:
+        """Rows of a data source that are encoded so far."""
+        if rows % ROWS_PER_LINE == 0:
+            self.say(f"{source}: {rows:,} rows encoded")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase of the step; a failure inside is reported with its name."""
+        self.progress_phase(name)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+    def progress_phase(self, name: str) -> None:
+        """Show what the run is doing now."""
+        if hasattr(self, "progress"):
+            self.progress.phase(name)
+
+    def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
+        """Write the metrics of a step with the seconds of every phase since the last call. Those of an evaluation
+        (`always`) are written and shown each time, others every logger.logging_steps."""
+        timings = {f"timing/{name}": value for name, value in self.seconds.items()}
+        timings["timing/step_total"] = sum(self.seconds.values())
+        self.seconds.clear()
+        if always or step % self.config.logging_steps == 0:
+            self.logger.log(step, metrics | timings)
+        if always:
+            self.progress.evaluated(step, metrics)
+        else:
+            self.progress.update(step, metrics)
+        self.folder.step(step)
+
+    def close(self) -> None:
+        if hasattr(self, "progress"):
+            self.progress.close()
+            self.logger.close()

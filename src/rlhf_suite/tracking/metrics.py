@@ -1,0 +1,155 @@
+"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked for. One row, every sink.
+
+A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have a second
+row (its evaluation). A value that is not finite is null there, and its name stands in the row's "nonfinite".
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.resolve import load
+from rlhf_suite.disk import write_text, writing
+from rlhf_suite.tracking.run_folder import RunFolder
+
+
+class Sink(Protocol):
+    """Takes finite and other metrics of a step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricLogger:
+    """All sinks of one run that goes on after step `start`: what is on record of later steps is forgotten."""
+
+    def __init__(self, config: LoggerConfig, folder: RunFolder, start: int) -> None:
+        self._sinks: list[Sink] = [JsonLines(folder.metrics, start)]
+        if config.tensorboard_dir is not None:
+            name = (config.wandb.run_name or folder.path.name).replace("/", "_")
+            self._sinks.append(TensorBoard(Path(config.tensorboard_dir) / (config.wandb.group or "") / name, start))
+        if config.wandb.enable:
+            self._sinks.append(Wandb(config.wandb, folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class JsonLines:
+    """metrics.jsonl, one row a call, handed to the operating system at once: a killed process loses none."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        kept = [row for row in read_rows(path) if start > 0 and row["step"] <= start]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._path, self._file = path, path.open("ab", buffering=0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        wrong = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+        row |= {name: None if name in wrong else value for name, value in metrics.items()}
+        line = (json.dumps(row | ({"nonfinite": wrong} if wrong else {})) + "\n").encode()
+        with writing(self._path):
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files below `path`; those of steps after `start` are hidden."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(path), purge_step=start + 1 if start > 0 else None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases with the run's resolved configuration: online with WANDB_API_KEY, offline without.
+
+    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is made from the run folder, so
+    a resumed run goes on with the same curves.
+    """
+
+    def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
+        import wandb
+
+        online = "WANDB_API_KEY" in os.environ
+        self._run = wandb.init(
+            project=config.project,
+            entity=config.org,
+            group=config.group,
+            name=config.run_name or folder.path.name,
+            config=asdict(load(folder.config)),
+            id=hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:12],
+            resume="allow" if online else None,
+            dir=str(folder.path),
+            mode="online" if online else "offline",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl, without a last line torn by a killed run and without lines that are damaged
+    (`damaged_lines`)."""
+    return [row for _, row in numbered_rows(path) if row is not None]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """Return the numbers of the lines that are not rows of metrics."""
+    return [number for number, row in numbered_rows(path) if row is None]
+
+
+def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield each whole line's number and row; None in the place of a row that cannot be read."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield number, row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
+    values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
+    return {name: value for name, value in values.items() if not is_measured(name)}
+
+
+def is_measured(name: str) -> bool:
+    """Whether a value of metrics.jsonl is the clock's or the machine's: two runs that are the same differ in it."""
+    return name == "time" or name.startswith(("timing/", "perf/"))

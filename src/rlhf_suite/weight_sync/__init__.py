@@ -1,0 +1,1 @@
+"""Sending the trainer's weights to the rollout engines, and proving that they arrived."""

@@ -1,0 +1,210 @@
+"""The engine's side of a weight sync: transfer backends for vLLM, the cures its CPU build needs, and the attestation.
+
+vLLM's own life cycle is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
+compared with the trainer's digest when it arrives, and after loading once more where the model holds it: resident
+parameters, the slices of fused ones, and, on the CPU, the packed matrices inside the kernels.
+
+Importing this module registers the backends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from rlhf_suite.weight_sync.cuda_ipc import borrowed
+from rlhf_suite.weight_sync.digests import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.weight_sync.read_back import ModelReader
+from rlhf_suite.weight_sync.sender import THAT_IS_ALL, broadcast, gpu_uuid, header_key, ipc_key, make_group
+
+STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this only ends an orphan
+
+
+@dataclass
+class StreamInfo(WeightTransferInitInfo):
+    """Where the trainer's store is, and this engine's place in the group."""
+
+    host: str
+    port: int
+    first_rank: int
+    world_size: int
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One publication; see Manifest.as_update_info."""
+
+    version: int
+    path: str | None
+    entries: list[dict[str, Any]]
+
+
+class AttestedTransfer(WeightTransferEngine[StreamInfo, UpdateInfo]):
+    """What all backends share; `batches` of a backend yields tensors as they arrive."""
+
+    init_info_cls = StreamInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.expected: dict[str, TensorEntry] = {}
+
+    def init_transfer_engine(self, init_info: StreamInfo) -> None:
+        raise NotImplementedError(f"{type(self).__name__} needs no connection")
+
+    def start_weight_update(self) -> None:
+        if self.device.type == "cpu":
+            drop_moe_kernels(self.model)
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        self.expected, wrong = {}, list[str]()
+        for entries, tensors in self.batches(update_info):
+            # All batches are taken even after a wrong one: the sender must not be left waiting.
+            found = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
+            wrong += [message for message in found if message]
+            if not wrong:
+                self.model.load_weights(zip([entry.name for entry in entries], tensors, strict=True))
+            self.expected |= {entry.name: entry for entry in entries}
+        if wrong:
+            raise WeightSyncError(f"weights {update_info.version}: {wrong[0]}")
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            repack_heads(self.model)
+
+    def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        """Tensors as they arrive. They stay alive until the layer they belong to is complete."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+class ShmTransfer(AttestedTransfer):
+    """From a file in shared memory, mapped and not copied."""
+
+    def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        if update.path is None or not Path(update.path).exists():
+            raise WeightSyncError(
+                f"weights {update.version}: {update.path} is not on this engine's node; for engines on other nodes "
+                "than the actor's set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
+            )
+        entries = entries_from_plain(update.entries)
+        size = entries[-1].offset + entries[-1].nbytes
+        flat = torch.from_file(update.path, shared=True, size=size, dtype=torch.uint8)
+        yield entries, [entry.view(flat) for entry in entries]
+
+
+class StreamTransfer(AttestedTransfer):
+    """By broadcast from the trainer, bucket by bucket."""
+
+    backend = "gloo"
+
+    def init_transfer_engine(self, init_info: StreamInfo) -> None:
+        self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
+        rank = init_info.first_rank + self.parallel_config.rank
+        self._group = make_group(self.backend, self._store, rank, init_info.world_size, STORE_TIMEOUT)
+
+    def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        bucket = 0
+        while entries := entries_from_plain(json.loads(self._store.get(header_key(update.version, bucket)))):
+            size = -(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64
+            flat = torch.empty(size, dtype=torch.uint8, device=self.device)
+            broadcast(self._group, flat)
+            yield entries, [entry.view(flat) for entry in entries]
+            bucket += 1
+
+
+class NcclTransfer(StreamTransfer):
+    """By NCCL broadcast from the trainer's GPU."""
+
+    backend = "nccl"
+
+
+class IpcTransfer(AttestedTransfer):
+    """Through memory of the GPU that trainer and engine share."""
+
+    def init_transfer_engine(self, init_info: StreamInfo) -> None:
+        self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
+
+    def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
+        bucket = 0
+        while (note := self._take(ipc_key(update.version, bucket, gpu_uuid()))) != THAT_IS_ALL:
+            entries, lent = borrowed(note, self.device.index)
+            flat = lent.clone()  # the loader keeps tensors; the sender reuses its bucket
+            torch.cuda.synchronize()
+            del lent
+            self._store.set(ipc_key(update.version, bucket, gpu_uuid()) + "/done", "1")
+            yield entries, [entry.view(flat) for entry in entries]
+            bucket += 1
+
+    def _take(self, key: str) -> str:
+        """What the store has, or will have, under `key`, which is free afterwards."""
+        value = self._store.get(key).decode()
+        self._store.delete_key(key)
+        return str(value)
+
+
+class WorkerExtension:
+    """Nothing but a reason for worker processes to import this module, which registers the backends there."""
+
+
+def attest(worker: Any) -> SyncReport:
+    """Compare what a worker's model holds with the last publication it received.
+
+    Raises:
+        WeightSyncError: a tensor that can be read back differs.
+    """
+    transfer = worker.weight_transfer_engine
+    expected = {name: entry for name, entry in transfer.expected.items() if entry.digest}
+    if not expected:
+        return SyncReport(0, 0, ())
+    held = set()
+    if transfer.parallel_config.tensor_parallel_size == 1:
+        for found in ModelReader(transfer.model, expected).held():
+            values = found.values.to(getattr(torch, found.entry.dtype))
+            if wrong := compare(f"is held changed in {found.place}", found.entry, values):
+                raise WeightSyncError(wrong)
+            held.add(found.entry.name)
+    return SyncReport(len(expected), len(held), tuple(name for name in expected if name not in held))
+
+
+def drop_moe_kernels(model: torch.nn.Module) -> None:
+    """Have the CPU expert kernels built from the new weights: vLLM 0.32 packs them only when there is no kernel."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Pack resident matrices anew for the CPU kernels: a tied head's packed copy keeps the old embedding otherwise."""
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and module.weight.dim() == 2 and module.weight.numel() > 0:
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def backend_name(sync_backend: str) -> str:
+    """The name a backend is registered under; vLLM has its own `nccl` and `ipc`."""
+    return f"rlhf_{sync_backend}"
+
+
+for _name, _transfer in (("shm", ShmTransfer), ("gloo", StreamTransfer), ("nccl", NcclTransfer), ("ipc", IpcTransfer)):
+    WeightTransferEngineFactory.register_engine(backend_name(_name), _transfer)

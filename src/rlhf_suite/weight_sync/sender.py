@@ -1,0 +1,253 @@
+"""The trainer's side of a weight sync: a stream of (checkpoint name, full tensor) goes out, one tensor at a time.
+
+`ShmSender` writes one file in shared memory, which every engine of the node maps. `StreamSender` sends buckets to
+engines anywhere: by gloo or NCCL broadcast. `IpcSender` hands the engine on the same GPU a handle of the bucket. Every
+tensor is digested as it leaves.
+
+All trainer ranks iterate the same stream, since gathering a sharded parameter is a collective; rank 0 sends (with ipc
+every rank does, to the engine on its own GPU).
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+
+from rlhf_suite.distributed.world import open_store
+from rlhf_suite.errors import UserError
+from rlhf_suite.weight_sync.cuda_ipc import lent
+from rlhf_suite.weight_sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
+
+SHM_FOLDER = Path("/dev/shm")
+SHM_PREFIX = "rlhf-suite-weights-"
+ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
+BUCKET_BYTES = 256 << 20
+THAT_IS_ALL = "end"  # in the place of a bucket, behind the last one
+
+NamedWeights = Iterable[tuple[str, torch.Tensor]]
+
+
+class ShmSender:
+    """Weights through a file in /dev/shm, for engines on this node.
+
+    dtype: the engines' type; floating tensors are sent in it. check: compute digests.
+    """
+
+    def __init__(self, dtype: torch.dtype, check: bool) -> None:
+        self._dtype, self._check = dtype, check
+        self._file: IO[bytes] | None = None
+        _sweep()
+        atexit.register(self.release)
+
+    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+        """Write the file. It stays until `release`, which must follow once the engines have loaded it."""
+        self.release()
+        path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
+        path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
+        self._file = path.open("wb")
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # held while this process lives: see _sweep
+        try:
+            entries = [self._write(self._file, name, tensor) for name, tensor in weights]
+            self._file.flush()
+        except OSError as error:
+            self.release()
+            if error.errno != errno.ENOSPC:
+                raise
+            raise UserError(
+                f"{SHM_FOLDER} is too small for the weights; give the machine more shared memory (docker run "
+                "--shm-size) or set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
+            ) from None
+        return Manifest(version, tuple(entries), str(path))
+
+    def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
+        payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
+        file.write(b"\0" * (-file.tell() % ALIGNMENT))
+        entry = _entry(name, payload, file.tell(), self._check)
+        file.write(as_bytes(payload.cpu()).numpy())
+        return entry
+
+    def release(self) -> None:
+        """Remove the file; an engine that still maps it keeps its memory until it lets go."""
+        if self._file is not None:
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    close = release
+
+
+class StreamSender:
+    """Weights by broadcast of packed buckets, to engines on any node: gloo from host memory, NCCL between GPUs.
+
+    Rank 0 of the group is the trainer, engine workers follow. A header in the rendezvous store describes each bucket,
+    so an engine needs to know nothing before.
+    """
+
+    def __init__(self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float) -> None:
+        self._backend, self._dtype, self._check = backend, dtype, check
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store = open_store(host, self._timeout)
+        self._group: dist.Backend | None = None
+        self._headers: list[str] = []
+
+    @property
+    def port(self) -> int:
+        """Of the rendezvous store."""
+        return int(self._store.port)
+
+    def connect(self, world_size: int) -> None:
+        """Meet the engine workers; returns when all `world_size` - 1 of them have come."""
+        self._group = make_group(self._backend, self._store, 0, world_size, self._timeout)
+
+    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+        """Send all buckets; engines receive at the same time (`Engine.update_weights` of a Manifest without a path)."""
+        assert self._group is not None, "connect() comes first"
+        for key in self._headers:
+            self._store.delete_key(key)
+        self._headers, sent = [], list[TensorEntry]()
+        for entries, flat in _buckets(weights, self._dtype, self._check, self._device):
+            self._announce(version, entries)
+            broadcast(self._group, flat)
+            sent += entries
+        self._announce(version, [])
+        return Manifest(version, tuple(sent))
+
+    def release(self) -> None:
+        """Nothing outlives a stream's publication."""
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group = None
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
+
+    def _announce(self, version: int, entries: list[TensorEntry]) -> None:
+        key = header_key(version, len(self._headers))
+        self._store.set(key, json.dumps([asdict(entry) for entry in entries]))
+        self._headers.append(key)
+
+
+class IpcSender:
+    """Weights by CUDA IPC handle, to the engine worker on this rank's own GPU (train.colocate_all). GPU only.
+
+    Every trainer rank has one; rank 0 hosts the store, the others join at its port.
+    """
+
+    def __init__(self, dtype: torch.dtype, check: bool, host: str, port: int, timeout_s: float) -> None:
+        self._dtype, self._check = dtype, check
+        timeout = timedelta(seconds=timeout_s)
+        self._store = dist.TCPStore(host, port, is_master=False, timeout=timeout) if port else open_store(host, timeout)
+
+    @property
+    def port(self) -> int:
+        """Of the rendezvous store."""
+        return int(self._store.port)
+
+    def connect(self, world_size: int) -> None:
+        """There is no group to form: engines come to the store."""
+
+    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+        """Lend one bucket after the other to the engine; a bucket is reused when the engine has let go of it."""
+        gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
+        for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
+            torch.cuda.synchronize()
+            self._store.set(ipc_key(version, number, gpu), lent(entries, flat))
+            self._store.wait([ipc_key(version, number, gpu) + "/done"])
+            self._store.delete_key(ipc_key(version, number, gpu) + "/done")
+            sent, number = sent + entries, number + 1
+        self._store.set(ipc_key(version, number, gpu), THAT_IS_ALL)
+        torch.cuda.ipc_collect()
+        return Manifest(version, tuple(sent))
+
+    def release(self) -> None:
+        """Nothing outlives a stream's publication."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Sender = ShmSender | StreamSender | IpcSender
+
+
+def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
+    """A group of its own beside the process's default one."""
+    prefixed = dist.PrefixStore("weights", store)
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(prefixed, rank, size, options)
+
+
+def broadcast(group: dist.Backend, flat: torch.Tensor) -> None:
+    """Send `flat` from rank 0 into the others' `flat`."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    group.broadcast([flat], options).wait()
+
+
+def header_key(version: int, bucket: int) -> str:
+    """Where the store keeps the description of a bucket."""
+    return f"header/{version}/{bucket}"
+
+
+def ipc_key(version: int, bucket: int, gpu: str) -> str:
+    """Where the store keeps a bucket's handle for one GPU."""
+    return f"ipc/{version}/{bucket}/{gpu}"
+
+
+def gpu_uuid() -> str:
+    """The identity of this process's GPU, whatever its index here."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _buckets(
+    weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device
+) -> Iterator[tuple[list[TensorEntry], torch.Tensor]]:
+    """Tensors packed into [n] uint8 of about BUCKET_BYTES (a larger tensor has its own bucket)."""
+    entries, parts, size = list[TensorEntry](), list[torch.Tensor](), 0
+    for name, tensor in weights:
+        payload = tensor.detach().to(_wire_dtype(tensor, dtype))
+        raw = as_bytes(payload).to(device)
+        if parts and size + len(raw) > BUCKET_BYTES:
+            yield entries, torch.cat(parts)
+            entries, parts, size = [], [], 0
+        entries.append(_entry(name, payload, size, check))
+        padding = torch.zeros(-len(raw) % ALIGNMENT, dtype=torch.uint8, device=device)
+        parts += [raw, padding]
+        size += len(raw) + len(padding)
+    if parts:
+        yield entries, torch.cat(parts)
+
+
+def _wire_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _entry(name: str, payload: torch.Tensor, offset: int, check: bool) -> TensorEntry:
+    proof = digest(payload) if check else ""
+    return TensorEntry(name, tuple(payload.shape), dtype_name(payload.dtype), offset, payload.nbytes, proof)
+
+
+def _sweep() -> None:
+    """Remove files whose owner was killed: nobody holds their lock any more."""
+    for path in SHM_FOLDER.glob(f"{SHM_PREFIX}*"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+        except OSError:
+            continue  # in use, or another user's

@@ -1,0 +1,194 @@
+"""Worker groups on a real Ray cluster: results, and what a user reads when an actor dies, hangs or raises."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.placement import Slot
+from rlhf_suite.launch.ray_cluster import ray_cluster
+
+DEATH_NOTICED_S = 2.0
+
+
+def listeners() -> set[str]:
+    """The addresses at which this process listens."""
+    connections = psutil.Process().net_connections(kind="inet")
+    return {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+class Pupil(Worker):
+    """Does as it is told."""
+
+    def __init__(
+        self, rank: int, world_size: int, master_addr: str, master_port: int, device: str, told: str = ""
+    ) -> None:
+        super().__init__(rank, world_size, master_addr, master_port, device)
+        if told == "raise in constructor":
+            raise ValueError("the model is not there")
+        self.told = told
+
+    def environment(self, *names: str) -> list[str]:
+        return [os.environ[name] for name in names]
+
+    def add(self, shard: int, more: int = 0) -> int:
+        return shard + more + self.rank
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def say_and_sleep(self, seconds: float) -> None:
+        print(f"rank {self.rank} starts its nap")
+        os.write(2, b"and a library says so on stderr\n")
+        time.sleep(seconds)
+
+    def mistake(self) -> None:
+        raise UserError("actor.adam.lr=-1: must be positive")
+
+    def lose_peer(self) -> None:
+        """Rank 1 dies; rank 0 sees its connection break before Ray has seen the death."""
+        if self.rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ConnectionError("connection closed by peer")
+
+    def listens_at(self) -> set[str]:
+        from rlhf_suite.train.strategy import join_world
+
+        join_world(self.rank, self.world_size, self.device).barrier()
+        return listeners()
+
+    def fail(self) -> None:
+        raise ArithmeticError(f"bad number on {self.rank}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory):
+    with ray_cluster(
+        LaunchConfig(device="cpu", num_cpus=2, object_store_mb=80), tmp_path_factory.mktemp("run"), slots=4
+    ):
+        yield
+
+
+@pytest.fixture
+def group(tmp_path):
+    made = []
+
+    def make(*args, ranks=2, timeout_s=60.0) -> WorkerGroup:
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # Pupil is in this file
+        env = {"SCHOOL": "open", "PYTHONPATH": os.pathsep.join(paths)}
+        options = GroupOptions("cpu", tmp_path, timeout_s, env)
+        made.append(WorkerGroup(Pupil, "pupil", [Slot(0.25)] * ranks, options, args))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+def test_every_rank_answers_in_order(group):
+    pupils = group()
+    assert pupils.call("add", 10, more=5) == [15, 16]
+    assert pupils.call_sharded("add", [100, 200], 1) == [101, 202]
+    large = ray.put(1000)
+    assert pupils.call("add", large) == [1000, 1001]
+
+
+def test_ranks_know_how_to_meet(group):
+    first, second = group().call(
+        "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SCHOOL"
+    )
+    assert (first[0], second[0]) == ("0", "1")
+    assert first[1:] == second[1:]
+    assert first[1:4] == ["2", "0", "127.0.0.1"]
+    assert int(first[4]) > 0
+    assert first[5] == "open"
+
+
+def test_ranks_on_one_machine_listen_on_the_loopback_address_alone(group):
+    assert set().union(*group().call("listens_at")) == {"127.0.0.1"}
+
+
+def test_groups_start_at_the_same_time(group):
+    began = time.monotonic()
+    groups = [group(ranks=1), group(ranks=1)]
+    assert time.monotonic() - began < 0.5  # nobody has waited yet
+    for each in groups:
+        each.ready()
+
+
+def test_a_killed_actor_is_noticed_while_its_peer_is_busy(group):
+    pupils = group()
+    pids = pupils.call("pid")
+    refs = pupils.start("say_and_sleep", 60)
+    time.sleep(0.5)
+    os.kill(pids[1], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        pupils.wait(refs, "the policy update of step 3")
+    assert time.monotonic() - began < DEATH_NOTICED_S
+    message = str(caught.value)
+    assert "pupil-1 died during the policy update of step 3" in message
+    assert "rank 1 starts its nap" in message
+    assert "and a library says so on stderr" in message
+    assert "rank 0" not in message
+
+
+def test_the_death_is_reported_not_its_echo_in_the_peers(group):
+    with pytest.raises(RunError, match="pupil-1 died during") as caught:
+        group().call("lose_peer", what="a collective")
+    assert "connection closed" not in str(caught.value)
+
+
+def test_a_hung_actor_meets_the_deadline_and_shows_where_it_hangs(group):
+    pupils = group(timeout_s=12.0)
+    pupils.ready()
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        pupils.call("say_and_sleep", 600, what="a long nap")
+    assert time.monotonic() - began > 0.9 * 12
+    message = str(caught.value)
+    assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
+    assert "in say_and_sleep" in message
+
+
+def test_a_constructor_that_raises_is_named(group):
+    pupils = group("raise in constructor")
+    expected = r"pupil-[01] failed during the start of pupil: ValueError: the model is not there"
+    with pytest.raises(RunError, match=expected) as caught:
+        pupils.ready()
+    assert "test_workers.py" in str(caught.value)
+    with pytest.raises(RunError, match=expected):  # whoever calls without waiting for the start learns the same
+        pupils.call("pid")
+
+
+def test_a_users_mistake_comes_through_as_itself(group):
+    with pytest.raises(UserError) as caught:
+        group().call("mistake")
+    assert str(caught.value) == "actor.adam.lr=-1: must be positive"
+
+
+def test_any_other_error_has_the_actors_name_phase_and_traceback(group):
+    with pytest.raises(RunError) as caught:
+        group().call("fail")
+    lines = str(caught.value).splitlines()
+    assert lines[0] in {f"pupil-{i} failed during pupil.fail: ArithmeticError: bad number on {i}" for i in (0, 1)}
+    assert any('test_workers.py", line' in line and line.endswith("in fail") for line in lines)
+    assert lines[-1].startswith("its log: ")
+
+
+def test_a_killed_group_is_gone(group):
+    pupils = group()
+    pids = pupils.call("pid")
+    pupils.kill()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

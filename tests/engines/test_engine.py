@@ -1,0 +1,397 @@
+"""Real engines in real Ray actors: what they sample, and that they hold what the trainer sends.
+
+The engines start at once when the module begins; each test waits for the one it needs. The tests of faults come last,
+because a fault ends its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlhf_suite.config.vllm import VLLMConfig
+from rlhf_suite.engines.actor import Engine
+from rlhf_suite.engines.environment import engine_env
+from rlhf_suite.engines.generation import EngineSpec, GenerationRequest, SamplingSettings
+from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.weight_sync.digests import WeightSyncError
+from rlhf_suite.weight_sync.sender import ShmSender, StreamSender
+
+VOCAB, EOS, MAX_LEN = 64, 1, 128
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": MAX_LEN,
+    "eos_token_id": EOS,
+    "bos_token_id": 2,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "tied": Qwen3Config(tie_word_embeddings=True, **SHAPE),
+    "experts": Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **SHAPE),
+}
+PROMPT = [3 + (7 * i) % 60 for i in range(40)]  # longer than one block of the prefix cache
+
+
+class ProbedEngine(Engine):
+    """An engine that can be looked into, and damaged."""
+
+    async def rss(self) -> int:
+        return psutil.Process().memory_info().rss
+
+    async def perturb(self, name: str) -> None:
+        def change(model):
+            parameter = model.get_parameter(name)
+            parameter.data[-1] += 1e-3
+
+        await self._call(lambda engine: engine.apply_model(change))
+
+    async def without_head_cure(self) -> None:
+        from rlhf_suite.weight_sync import receiver as weight_sync
+
+        weight_sync.repack_heads = lambda model: None
+
+
+@ray.remote(num_cpus=0.1)
+class Trainer:
+    """A trainer process with nothing but a stream."""
+
+    def __init__(self) -> None:
+        self.sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 60)
+
+    def port(self) -> int:
+        return self.sender.port
+
+    def connect(self, world_size: int) -> None:
+        self.sender.connect(world_size)
+
+    def publish(self, version: int, weights: dict[str, torch.Tensor]):
+        return self.sender.publish(version, weights.items())
+
+
+def make_model(kind: str, seed: int):
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.08 + (parameter.dim() == 1)
+    return model
+
+
+def checkpoint(model):
+    """(name, tensor) as a checkpoint has them; a tied head is not in it."""
+    tied = model.config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        if not (tied and name == "lm_head.weight"):
+            yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+@torch.no_grad()
+def log_probs_of(model, ids, temperature: float = 1.0) -> np.ndarray:
+    """log p of each token given those before it, [T]; 0 for the first."""
+    ids = torch.tensor([list(ids)])
+    logits = model(ids).logits[0] / temperature
+    taken = torch.log_softmax(logits, -1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+    return np.concatenate([[0.0], taken.numpy()])
+
+
+def requests(count: int, tokens: int = 20, seed: int = 0, prompt=PROMPT, **sampling) -> list[GenerationRequest]:
+    settings = SamplingSettings(**sampling)
+    return [GenerationRequest(i, [*prompt[:-1], 3 + i % 50], tokens, seed + i, settings) for i in range(count)]
+
+
+def gap(model, asked, answers, temperature: float = 1.0) -> float:
+    """Mean |log-prob of the engine - of the model| over all sampled tokens."""
+    errors = []
+    for request, answer in zip(asked, answers, strict=True):
+        full = log_probs_of(model, [*request.prompt_ids, *answer.ids.tolist()], temperature)
+        errors.append(np.abs(full[len(request.prompt_ids) :] - answer.log_probs))
+    return float(np.concatenate(errors).mean())
+
+
+def sync(pool: EnginePool, model, version: int):
+    sender = ShmSender(torch.float32, check=True)
+    try:
+        return pool.update_weights(sender.publish(version, checkpoint(model)))[0]
+    finally:
+        sender.release()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pools(cluster, tmp_path_factory):
+    """One pool of one engine each, started together."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind in CONFIGS:
+        make_model(kind, seed=1).save_pretrained(folder / kind)
+    save_tokenizer(folder / "tied")
+    tested = ray.remote(ProbedEngine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
+
+    def start(name: str, kind: str, backend: str = "shm", **spec) -> EnginePool:
+        config = VLLMConfig(enable_prefix_caching=kind == "tied", kv_cache_mb=32)
+        member = Member(name, folder / f"{name}.log")
+        spec = EngineSpec(str(folder / kind), "float32", "cpu", MAX_LEN, 0, config, backend, **spec)
+        return EnginePool([tested.remote(spec, member.log)], [member], timeout_s=120)
+
+    pools = {
+        "tied": start("tied", "tied", detokenize=True),
+        "experts": start("experts", "experts", "gloo", load_weights=False),
+        "uncured": start("uncured", "tied"),
+    }
+    yield pools
+    for pool in pools.values():
+        ray.kill(pool._handles[0])
+
+
+@pytest.fixture
+def tied(pools):
+    """The tied engine with its first weights."""
+    sync(pools["tied"], make_model("tied", seed=1), version=1)
+    return pools["tied"]
+
+
+def save_tokenizer(folder: Path) -> None:
+    """One letter or digit per id."""
+    letters = ["<pad>", "<eos>", "<bos>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"][:VOCAB]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+
+
+def test_engine_and_model_agree_on_log_probs(tied):
+    asked = requests(8)
+    assert gap(make_model("tied", 1), asked, tied.generate(asked)) < 1e-6
+
+
+def test_log_probs_are_those_of_the_sampling_temperature(tied):
+    asked = requests(8, temperature=0.7)
+    assert gap(make_model("tied", 1), asked, tied.generate(asked), temperature=0.7) < 1e-6
+
+
+def test_log_probs_are_renormalised_over_the_tokens_that_top_k_keeps(tied):
+    (answer,) = tied.generate(requests(1, top_k=1))
+    assert np.abs(answer.log_probs).max() == 0.0
+
+
+def test_a_request_samples_the_same_whatever_runs_beside_it(tied):
+    together = tied.generate(requests(40))
+    backwards = tied.generate(requests(40)[::-1])[::-1]
+    alone = tied.generate(requests(40)[7:8])
+    for one, other in zip([*together, together[7]], [*backwards, *alone], strict=True):
+        assert one.id == other.id
+        assert one.ids.tolist() == other.ids.tolist()
+
+
+def test_samples_of_one_prompt_differ_by_their_seeds(tied):
+    group = [GenerationRequest(i, PROMPT, 20, 100 + i, SamplingSettings()) for i in range(8)]
+    assert len({tuple(answer.ids.tolist()) for answer in tied.generate(group)}) == 8
+
+
+def test_temperature_zero_is_the_most_likely_token(tied):
+    (answer,) = tied.generate(requests(1, temperature=0.0))
+    model, ids = make_model("tied", 1), requests(1)[0].prompt_ids
+    for token in answer.ids:
+        assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
+        ids = [*ids, token]
+
+
+def test_the_length_limit_is_said(tied):
+    (answer,) = tied.generate(requests(1, tokens=MAX_LEN - len(PROMPT)))
+    assert (answer.finish_reason, len(answer.ids)) == ("length", MAX_LEN - len(PROMPT))
+
+
+def test_stop_ids_end_a_response_and_stay_in_it(tied):
+    (free,) = tied.generate(requests(1, tokens=30))
+    stop = int(free.ids[10])
+    (answer,) = tied.generate(requests(1, tokens=30, stop_token_ids=(stop,)))
+    first = free.ids.tolist().index(stop)
+    assert answer.ids.tolist() == free.ids[: first + 1].tolist()
+    assert answer.finish_reason == "stop"
+
+
+def test_the_models_own_eos_ends_nothing_unless_asked(tied):
+    answers = tied.generate(requests(60, tokens=80))
+    assert any(EOS in answer.ids for answer in answers)
+    assert {len(answer.ids) for answer in answers} == {80}
+
+
+def test_stop_strings_end_a_response_and_stay_in_it(tied):
+    (free,) = tied.generate(requests(1, tokens=30))
+    pair = free.ids[9:11].tolist()
+    assert min(pair) > 2, "the pair must be two letters"
+    text = PreTrainedTokenizerFast.from_pretrained(tied_folder(tied)).convert_ids_to_tokens(pair)
+    (answer,) = tied.generate(requests(1, tokens=30, stop=("".join(text),)))
+    assert answer.ids.tolist() == free.ids[:11].tolist()
+    assert answer.finish_reason == "stop"
+    assert len(answer.log_probs) == 11
+
+
+def tied_folder(pool: EnginePool) -> Path:
+    return pool._members[0].log.parent / "tied"
+
+
+def test_a_request_that_does_not_fit_names_the_flag_and_spoils_nothing(tied):
+    with pytest.raises(UserError, match=r"request 0: .*data.max_len=128"):
+        tied.generate(requests(1, tokens=MAX_LEN))
+    assert len(tied.generate(requests(2))) == 2
+
+
+def test_scores_are_the_models_log_probs(tied):
+    sequences = [PROMPT, PROMPT[:2], [*PROMPT, *PROMPT]]
+    (scores,) = tied.score(sequences)
+    for ids, found in zip(sequences, scores, strict=True):
+        assert np.abs(found - log_probs_of(make_model("tied", 1), ids)).mean() < 1e-6
+
+
+def test_a_sync_replaces_the_weights_of_a_tied_model(tied):
+    asked = requests(4)
+    for version, seed in ((2, 5), (3, 6)):
+        report = sync(tied, make_model("tied", seed), version)
+        assert (report.unheld, report.held) == ((), report.received)
+        answers = tied.generate(asked)
+        assert gap(make_model("tied", seed), asked, answers) < 1e-6
+        assert {int(v) for answer in answers for v in answer.versions} == {version}
+    assert gap(make_model("tied", 5), asked, answers) > 0.1
+
+
+def test_a_sync_forgets_cached_prefixes(tied):
+    group = [GenerationRequest(i, PROMPT, 8, i, SamplingSettings()) for i in range(4)]
+    tied.generate(group)
+    sync(tied, make_model("tied", 5), version=2)
+    assert gap(make_model("tied", 5), group, tied.generate(group)) < 1e-6
+
+
+def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
+    asked = [*requests(1, tokens=2), *requests(64, tokens=80)]
+    before, after = make_model("tied", 1), make_model("tied", 5)
+    ref = tied._handles[0].generate.remote(asked)
+    while not 0 < tied.progress()[0] < len(asked):
+        time.sleep(0.001)
+    sync(tied, after, version=9)
+    answers = ray.get(ref)
+    assert {answer.weight_version for answer in answers[1:]} == {1}
+    for request, answer in zip(asked[1:9], answers[1:9], strict=True):
+        ids, start = [*request.prompt_ids, *answer.ids.tolist()], len(request.prompt_ids)
+        switch = int((answer.versions == 1).sum())
+        assert 0 < switch < 80
+        assert answer.versions.tolist() == [1] * switch + [9] * (80 - switch)
+        expected = np.concatenate(
+            [log_probs_of(before, ids)[start:][:switch], log_probs_of(after, ids)[start:][switch:]]
+        )
+        assert np.abs(expected - answer.log_probs).mean() < 1e-6
+
+
+def test_twenty_syncs_do_not_grow_the_engine(tied):
+    (handle,) = tied._handles
+    models = [make_model("tied", seed) for seed in (5, 6)]
+    for version in range(2, 7):
+        sync(tied, models[version % 2], version)
+    before = ray.get(handle.rss.remote())
+    for version in range(7, 27):
+        sync(tied, models[version % 2], version)
+    assert ray.get(handle.rss.remote()) - before < 4 << 20
+
+
+def test_a_changed_parameter_is_found_and_a_sync_repairs_it(tied):
+    (handle,) = tied._handles
+    assert ray.get(handle.attest.remote()).unheld == ()
+    ray.get(handle.perturb.remote("model.norm.weight"))
+    with pytest.raises(WeightSyncError, match=r"tensor model.norm.weight \[64\] float32 is held changed"):
+        ray.get(handle.attest.remote())
+    sync(tied, make_model("tied", 1), version=2)
+    ray.get(handle.attest.remote())
+
+
+def test_two_engines_sample_what_one_does(pools, tied):
+    handles = [*tied._handles, *pools["uncured"]._handles]  # both hold the first weights
+    pair = EnginePool(handles, [*tied._members, *pools["uncured"]._members], timeout_s=120)
+    asked = requests(12)
+    for one, other in zip(tied.generate(asked), pair.generate(asked), strict=True):
+        assert one.id == other.id
+        assert one.ids.tolist() == other.ids.tolist()
+        assert np.abs(one.log_probs - other.log_probs).max() < 1e-5
+
+
+def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
+    """A model with its own head and with experts."""
+    pool, trainer = pools["experts"], Trainer.remote()
+    member = Member("trainer", Path("trainer.log"))
+    pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, member)
+    asked = requests(4)
+    with pytest.raises(RunError, match="random weights until the first sync"):
+        pool.generate(asked)
+    for version, seed in ((1, 1), (2, 5)):
+        model = make_model("experts", seed)
+        weights = dict(checkpoint(model))
+        publish = partial(trainer.publish.remote, version, weights)
+        manifest, (report,) = pool.sync("gloo", version, lambda: [publish()], [member])  # noqa: B023
+        assert len(manifest.entries) == len(weights) == report.received == report.held + len(report.unheld)
+        assert all(".experts." in name for name in report.unheld)
+        answers = pool.generate(asked)
+        assert gap(model, asked, answers) < 1e-6
+        assert answers[0].weight_version == version
+
+
+def test_the_attestation_notices_a_head_that_kept_the_old_embedding(pools):
+    (handle,) = pools["uncured"]._handles
+    ray.get(handle.without_head_cure.remote())
+    with pytest.raises(
+        WeightSyncError, match=r"model.embed_tokens.weight .* is held changed in lm_head.weight \(packed\)"
+    ):
+        sync(pools["uncured"], make_model("tied", 5), version=1)
+
+
+def test_a_model_without_cpu_kernels_is_refused(cluster, tmp_path):
+    shape = SHAPE | {"head_dim": 16}
+    AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(tmp_path)
+    spec = EngineSpec(str(tmp_path), "float32", "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=1), "shm")
+    engine = ray.remote(Engine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")}).remote(spec)
+    with pytest.raises(UserError, match="16 dimensions, on a CPU there are kernels for"):
+        ray.get(engine.ready.remote())
+    ray.kill(engine)
+
+
+def test_engine_methods_are_asynchronous():
+    """Ray runs an actor's methods side by side only if they are coroutines."""
+    public = [value for name, value in vars(Engine).items() if not name.startswith("_")]
+    assert all(asyncio.iscoroutinefunction(value) for value in public)
+
+
+def test_a_byte_that_changed_on_the_way_stops_the_engine_and_names_the_tensor(pools):
+    pool, sender = pools["tied"], ShmSender(torch.float32, check=True)
+    manifest = sender.publish(3, checkpoint(make_model("tied", 5)))
+    (entry,) = [entry for entry in manifest.entries if entry.name == "model.layers.1.self_attn.v_proj.weight"]
+    data = np.memmap(manifest.path, dtype=np.uint8, mode="r+")
+    data[entry.offset + 5] ^= 4
+    data.flush()
+    with pytest.raises(WeightSyncError, match=r"tensor model.layers.1.self_attn.v_proj.weight .* arrived changed"):
+        pool.update_weights(manifest)
+    sender.release()
+    with pytest.raises(RunError, match="arrived changed"):
+        pool.generate(requests(1))

@@ -1,0 +1,37 @@
+"""Output rows: new columns beside the given ones, and the best of several."""
+
+from __future__ import annotations
+
+from rlhf_suite.offline.scored_rows import best, pair, with_columns
+
+
+def test_given_columns_stay_and_give_way_by_name():
+    given = {"input": "q", "response": "old", "label": 7}
+    assert with_columns(given, {"response": "new", "label": "7"}, {"label"}) == {
+        "input": "q",
+        "input_response": "old",
+        "response": "new",
+        "label": "7",
+    }
+
+
+def test_the_best_is_the_first_of_equals():
+    assert best([0.0, 2.0, 2.0, 1.0]) == 1
+    assert best([-1.0]) == 0
+
+
+def test_a_pair_is_the_best_and_the_worst_beside_what_they_share():
+    rows = [{"id": 1, "response": text, "sample": i, "num_tokens": 3} for i, text in enumerate("abcd")]
+    assert pair(rows, [0.5, 2.0, 2.0, -1.0], "response") == {
+        "id": 1,
+        "chosen": "b",
+        "rejected": "d",
+        "chosen_score": 2.0,
+        "rejected_score": -1.0,
+    }
+
+
+def test_equal_scores_make_no_pair():
+    rows = [{"response": text} for text in "ab"]
+    assert pair(rows, [1.0, 1.0], "response") is None
+    assert pair(rows[:1], [1.0], "response") is None

@@ -1,0 +1,324 @@
+"""The HTTP server of one route: who is let in, what is too large, what a mistake is told; and requests joined."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from rlhf_suite.serving import http_protocol
+from rlhf_suite.serving.batcher import Batcher
+from rlhf_suite.serving.http_server import BadRequest, Guard, listening, make_app, server_of
+
+
+async def echo(body):
+    if "x" not in body:
+        raise BadRequest("no x")
+    return {"x": body["x"]}
+
+
+def asked(app, *requests):
+    """The responses to requests (method, path, keyword arguments)."""
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            return [await client.request(method, path, **kwargs) for method, path, kwargs in requests]
+
+    return asyncio.run(ask())
+
+
+def app_of(token=None, max_bytes=1000):
+    return Guard(make_app("/get", echo, {"status": "ok"}, None, max_bytes), token)
+
+
+def test_a_handler_answers_and_its_complaints_reach_the_caller():
+    good, wrong, no_json, a_list = asked(
+        app_of(),
+        ("POST", "/get", {"json": {"x": 1}}),
+        ("POST", "/get", {"json": {}}),
+        ("POST", "/get", {"content": b"{"}),
+        ("POST", "/get", {"json": [1]}),
+    )
+    assert (good.status_code, good.json()) == (200, {"x": 1})
+    assert (wrong.status_code, wrong.json()) == (422, {"error": "no x"})
+    assert no_json.status_code == a_list.status_code == 422
+    assert "JSON object" in a_list.json()["error"]
+
+
+def test_a_request_beyond_the_limit_is_not_read():
+    small, large = asked(
+        app_of(max_bytes=20), ("POST", "/get", {"json": {"x": 1}}), ("POST", "/get", {"json": {"x": "1" * 20}})
+    )
+    assert small.status_code == 200
+    assert large.status_code == 413 and "20 bytes" in large.json()["error"]
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "s3cret", "Bearer \u00e4"])
+def test_without_the_token_only_health_answers(given):
+    headers = {} if given is None else {"Authorization": given.encode()}
+    refused, health, let_in = asked(
+        app_of(token="s3cret"),
+        ("POST", "/get", {"json": {"x": 1}, "headers": headers}),
+        ("GET", "/health", {"headers": headers}),
+        ("POST", "/get", {"json": {"x": 1}, "headers": {"Authorization": "Bearer s3cret"}}),
+    )
+    assert refused.status_code == 401 and "x" not in refused.json()
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
+    assert let_in.status_code == 200
+
+
+def test_a_taken_port_is_an_error_and_port_0_takes_a_free_one():
+    with listening("127.0.0.1", 0) as one, pytest.raises(OSError):
+        listening("127.0.0.1", one.getsockname()[1])
+    with listening("::1", 0) if socket.has_ipv6 else listening("127.0.0.1", 0) as other:
+        assert other.getsockname()[1] > 0
+
+
+def batched(requests, score, max_rows=4, max_tokens=100):
+    """The answers to concurrent requests, or what was raised."""
+
+    async def work():
+        batcher = Batcher(score, max_rows, max_tokens)
+        running = asyncio.create_task(batcher.run())
+        try:
+            return await asyncio.gather(*[batcher.submit(each) for each in requests], return_exceptions=True)
+        finally:
+            running.cancel()
+
+    return asyncio.run(work())
+
+
+def test_concurrent_requests_share_calls_and_each_gets_its_own_answers():
+    calls = []
+
+    def score(sequences):
+        calls.append([len(ids) for ids in sequences])
+        return [float(sum(ids)) for ids in sequences]
+
+    answers = batched([[[1], [2, 2]], [[3]], [], [[4], [5], [6]]], score)
+    assert answers == [[1, 4], [3], [], [4, 5, 6]]
+    assert calls == [[1, 2, 1, 1], [1, 1]]
+
+
+def test_a_call_holds_no_more_tokens_than_allowed_unless_one_text_alone_has_more():
+    calls = []
+
+    def score(sequences):
+        calls.append([len(ids) for ids in sequences])
+        return [0.0] * len(sequences)
+
+    batched([[[0] * n for n in (3, 3, 9, 1, 2)]], score, max_tokens=6)
+    assert calls == [[3, 3], [9], [1, 2]]
+
+
+def test_a_call_that_fails_fails_those_in_it_alone():
+    def score(sequences):
+        if [7] in sequences:
+            raise MemoryError("too much")
+        return [1.0] * len(sequences)
+
+    first, second = batched([[[7]], [[1]]], score, max_rows=1)
+    assert repr(first) == "[MemoryError('too much')]"
+    assert second == [1.0]
+
+
+def test_a_sequence_that_fails_in_a_shared_call_fails_alone():
+    calls = []
+
+    def score(sequences):
+        calls.append(len(sequences))
+        if [7] in sequences:
+            raise MemoryError("too much")
+        return [1.0] * len(sequences)
+
+    first, second = batched([[[1], [7]], [[2]]], score)
+    assert repr(first) == "[1.0, MemoryError('too much')]"
+    assert second == [1.0]
+    assert calls == [3, 1, 1, 1]
+
+
+def test_the_next_batch_gathers_while_one_is_computed():
+    calls, go_on = [], threading.Event()
+
+    def score(sequences):
+        calls.append(len(sequences))
+        go_on.wait(5)
+        return [0.0] * len(sequences)
+
+    async def work():
+        batcher = Batcher(score, 10, 100)
+        running = asyncio.create_task(batcher.run())
+        requests = [asyncio.create_task(batcher.submit([[1]]))]
+        deadline = time.monotonic() + 5
+        while not calls and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        requests += [asyncio.create_task(batcher.submit([[1]])) for _ in range(5)]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*requests)
+        running.cancel()
+
+    asyncio.run(work())
+    assert calls == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"x": "\xff"}', "not UTF-8 (byte 7)"),
+        (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+        (b'{"x": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"x": 1', "not JSON"),
+        (b"", "not JSON"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_the_callers_mistake_and_is_not_repeated(body, reason):
+    (answer,) = asked(app_of(max_bytes=10**6), ("POST", "/get", {"content": body}))
+    assert answer.status_code == 422
+    assert reason in answer.json()["error"] and len(answer.content) < 100
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:5000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:5000", 200),
+        ("LOCALHOST", 200),
+        ("evil.example:5000", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_without_a_token_only_names_of_this_machine_are_answered(host, status):
+    request = {"json": {"x": 1}, "headers": {"Host": host}}
+    answer, health = asked(app_of(), ("POST", "/get", request), ("GET", "/health", {"headers": {"Host": host}}))
+    assert answer.status_code == health.status_code == status
+    with_token = request | {"headers": {"Host": host, "Authorization": "Bearer t"}}
+    (let_in,) = asked(app_of(token="t"), ("POST", "/get", with_token))
+    assert let_in.status_code == 200
+
+
+def during(app, clients):
+    """What `clients(port)` returns while a server of the app listens."""
+
+    async def work():
+        with listening("127.0.0.1", 0) as listener:
+            server = server_of(app)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                assert not serving.done()
+                await asyncio.sleep(0.01)
+            try:
+                return await asyncio.wait_for(clients(listener.getsockname()[1]), 60)
+            finally:
+                server.should_exit = True
+                await serving
+
+    return asyncio.run(work())
+
+
+HEAD = b"POST /get HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def whole(body):
+    return HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def sent(port, text):
+    """A connection on which `text` has been written."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(text)
+    await writer.drain()
+    return reader, writer
+
+
+ASKED = whole(b'{"x": 1}')
+
+
+async def answered(port, text=ASKED):
+    """The status line of the answer to `text`."""
+    reader, writer = await sent(port, text)
+    line = await reader.readline()
+    writer.close()
+    return line.decode().strip()
+
+
+def test_the_work_for_a_client_that_hangs_up_is_cancelled():
+    cancelled, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow(body):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async def clients(port):
+        _, writer = await sent(port, whole(b'{"x": 1}'))
+        await begun.wait()
+        writer.close()
+        await cancelled.wait()
+
+    during(Guard(make_app("/get", slow, {}, None, 1000), None), clients)
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /g", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"])
+def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, monkeypatch):
+    monkeypatch.setattr(http_protocol, "READ_S", 0.2)
+
+    async def clients(port):
+        reader, _ = await sent(port, begun)
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        return await answered(port)
+
+    assert during(app_of(), clients) == "HTTP/1.1 200 OK"
+
+
+def test_bytes_that_drip_do_not_buy_time(monkeypatch):
+    monkeypatch.setattr(http_protocol, "READ_S", 0.3)
+
+    async def clients(port):
+        _, writer = await sent(port, HEAD)
+        while not writer.is_closing():
+            writer.write(b"X")
+            await asyncio.sleep(0.02)
+
+    during(app_of(), clients)
+
+
+def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch):
+    monkeypatch.setattr(http_protocol, "READ_S", 0.1)
+
+    async def slow(body):
+        await asyncio.sleep(0.5)
+        return {}
+
+    assert during(Guard(make_app("/get", slow, {}, None, 1000), None), answered) == "HTTP/1.1 200 OK"
+
+
+def test_idle_connections_give_way_to_new_ones(monkeypatch):
+    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 8)
+
+    async def clients(port):
+        idle = [await sent(port, HEAD) for _ in range(20)]
+        lines = [await answered(port) for _ in range(3)]
+        with suppress(ConnectionResetError):
+            assert await idle[0][0].read() == b""
+        return lines
+
+    assert during(app_of(), clients) == ["HTTP/1.1 200 OK"] * 3
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent():
+    async def clients(port):
+        return await answered(port, HEAD + b"Content-Length: 99999\r\n\r\n")
+
+    assert during(app_of(max_bytes=1000), clients).startswith("HTTP/1.1 413")

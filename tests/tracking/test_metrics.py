@@ -1,0 +1,198 @@
+"""Metric sinks: rows, resume, values that are not finite, TensorBoard, W&B offline; and the console."""
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlhf_suite.config.actor import SFTActorConfig
+from rlhf_suite.config.logger import LoggerConfig, WandbConfig
+from rlhf_suite.config.resolve import save
+from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.tracking.console import Progress, headline, results
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import MetricLogger, read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
+
+
+def rows(folder: RunFolder) -> list[dict]:
+    return [
+        {k: v for k, v in json.loads(line).items() if k != "time"} for line in folder.metrics.read_text().splitlines()
+    ]
+
+
+def log_steps(folder: RunFolder, start: int, stop: int, value: float, config: LoggerConfig | None = None) -> None:
+    logger = MetricLogger(config or LoggerConfig(), folder, start)
+    for step in range(start + 1, stop + 1):
+        logger.log(step, {"train/loss": value + step})
+    logger.close()
+
+
+def test_a_row_per_call_is_on_record_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    logger = MetricLogger(LoggerConfig(), folder, 0)
+    logger.log(1, {"train/loss": 0.5})
+    logger.log(1, {"eval/loss": 0.25})
+    assert rows(folder) == [{"step": 1, "train/loss": 0.5}, {"step": 1, "eval/loss": 0.25}]
+    logger.close()
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 5, 100)
+    log_steps(folder, 3, 6, 200)
+    assert [(row["step"], row["train/loss"]) for row in rows(folder)] == [
+        (1, 101), (2, 102), (3, 103), (4, 204), (5, 205), (6, 206)
+    ]  # fmt: skip
+
+
+def test_a_fresh_start_in_an_old_folder_begins_anew(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 2, 100)
+    log_steps(folder, 0, 1, 200)
+    assert [(row["step"], row["train/loss"]) for row in rows(folder)] == [(1, 201)]
+
+
+def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
+    folder = RunFolder(tmp_path)
+    log_steps(folder, 0, 2, 100)
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 3, "train/lo')
+    assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
+    log_steps(folder, 2, 3, 100)
+    assert [row["step"] for row in rows(folder)] == [1, 2, 3]
+
+
+def test_values_that_are_not_finite_are_null_and_noted(tmp_path):
+    folder = RunFolder(tmp_path)
+    logger = MetricLogger(LoggerConfig(), folder, 0)
+    logger.log(1, {"b": float("nan"), "a": float("inf"), "c": 1.0})
+    logger.close()
+    assert rows(folder) == [{"step": 1, "b": None, "a": None, "c": 1.0, "nonfinite": ["a", "b"]}]
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    folder = RunFolder(tmp_path / "my-run")
+    log_steps(folder, 0, 3, 0.5, LoggerConfig(tensorboard_dir=str(tmp_path / "tb")))
+    events = EventAccumulator(str(tmp_path / "tb" / "my-run")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+
+
+def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_behind_it(tmp_path):
+    folder, config = RunFolder(tmp_path / "my-run"), LoggerConfig(tensorboard_dir=str(tmp_path / "tb"))
+    log_steps(folder, 0, 3, 0.5, config)
+    log_steps(folder, 2, 4, 0.25, config)
+    events = EventAccumulator(str(tmp_path / "tb" / "my-run")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
+        (1, 1.5), (2, 2.5), (3, 3.25), (4, 4.25)
+    ]  # fmt: skip
+
+
+def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    folder = RunFolder(tmp_path / "my-run")
+    folder.path.mkdir()
+    save(SFTRun(actor=SFTActorConfig(model_name_or_path="some/model")), folder.config)
+    log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
+    (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 30  # the file is written by a process of W&B's own
+    while b"train/loss" not in record.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b"train/loss" in record.read_bytes()
+    assert b"my-run" in record.read_bytes()
+    assert b"some/model" in record.read_bytes()  # the configuration goes with the run
+
+
+def test_runs_of_two_sweeps_share_no_folder_of_tensorboard(tmp_path):
+    for sweep in ("first", "second"):
+        wandb = WandbConfig(group=sweep, run_name="0 actor.freeze=[a/b]")
+        log_steps(
+            RunFolder(tmp_path / sweep / "0"),
+            0,
+            1,
+            0.5,
+            LoggerConfig(tensorboard_dir=str(tmp_path / "tb"), wandb=wandb),
+        )
+    names = sorted(str(path.parent.relative_to(tmp_path / "tb")) for path in (tmp_path / "tb").rglob("events.*"))
+    assert names == ["first/0 actor.freeze=[a_b]", "second/0 actor.freeze=[a_b]"]
+
+
+def progress(**kwargs) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    config = LoggerConfig(progress=kwargs.pop("enabled", True))
+    return Progress(config, "ppo", total=40, start=0, console=Console(file=out, width=200), **kwargs), out
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then():
+    shown, out = progress()
+    for step in range(1, 41):
+        shown.update(step, {"train/reward": step / 40, "train/kl": 0.5})
+    shown.close()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 21  # the first step, and each twentieth of the run
+    assert lines[0].startswith("ppo 1/40  reward 0.025  kl 0.5")
+    assert lines[-1].startswith("ppo 40/40  reward 1  kl 0.5")
+
+
+def test_the_flag_and_other_ranks_are_silent():
+    for options in ({"enabled": False}, {"visible": False}):
+        shown, out = progress(**options)
+        shown.update(1, {"train/reward": 1.0})
+        shown.close()
+        assert out.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar_with_the_phase_and_the_numbers():
+    out = io.StringIO()
+    shown = Progress(LoggerConfig(), "ppo", 4, 0, console=Console(file=out, force_terminal=True, width=200))
+    shown.phase("generate")
+    shown.update(1, {"train/reward": 0.25})
+    shown.close()
+    assert "1/4" in out.getvalue()
+    assert "generate" in out.getvalue()
+    assert "reward 0.25" in out.getvalue()
+
+
+def test_the_headline_names_evaluation():
+    assert headline({"eval/pass1": 0.5, "train/reward": 0.25, "train/other": 3.0}) == "reward 0.25  eval pass1 0.5"
+
+
+def test_every_evaluation_is_printed_with_and_without_a_terminal():
+    results = {"eval/pass1": 0.8926, "eval/pass1_stderr": 0.019, "eval/pass4": 0.98, "eval/num_samples": 512.0}
+    for terminal in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=200)
+        shown = Progress(LoggerConfig(), "ppo", total=40, start=0, console=console)
+        shown.update(7, {"train/reward": 0.5})
+        shown.evaluated(7, results)
+        shown.close()
+        assert "ppo 7/40  evaluation: pass1 0.8926 ± 0.019  pass4 0.98" in out.getvalue()
+        assert "512" not in out.getvalue()
+
+
+DAMAGED = [b"{\n", b"[]\n", b"\xff\xfe\x00\n", b'{"loss": 1.0}\n', b'{"step": "1"}\n', b"\n"]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_is_named_and_left_out_and_the_others_stay(tmp_path, capsys, line):
+    folder = RunFolder(tmp_path)
+    sound = [b'{"step": 1, "train/loss": 3.0}\n', b'{"step": 2, "train/loss": 2.0}\n']
+    folder.metrics.write_bytes(sound[0] + line + sound[1] + b'{"step": 3, "tra')
+    assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
+    journal = Journal(LoggerConfig(progress=False), folder, "sft")
+    journal.begin(2, 5)
+    journal.close()
+    said = capsys.readouterr().err.replace("\n", "")
+    assert said == f"{folder.metrics}:2 is damaged, not a row of metrics: it is left out", (
+        "and no word of the torn line"
+    )
+    assert folder.metrics.read_bytes() == b"".join(sound)
+
+
+def test_the_only_evaluation_set_is_not_shown_twice():
+    assert results({"eval/a/b.jsonl/acc": 0.5, "eval/acc": 0.5, "eval/reward_p05": 0.1}) == "acc 0.5"
+    two = {"eval/a/acc": 0.25, "eval/b/acc": 0.75, "eval/acc": 0.5}
+    assert results(two) == "a/acc 0.25  b/acc 0.75  acc 0.5"

@@ -1,0 +1,209 @@
+"""Digests and the trainer's side of a weight sync, without an engine."""
+
+from __future__ import annotations
+
+import fcntl
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.weight_sync import digests as weights
+from rlhf_suite.weight_sync import sender as weight_sender
+from rlhf_suite.weight_sync.cuda_ipc import note, terms
+from rlhf_suite.weight_sync.digests import TensorEntry, WeightSyncError, digest, entries_from_plain
+from rlhf_suite.weight_sync.read_back import ModelReader
+from rlhf_suite.weight_sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
+
+
+def test_digest_of_known_bits():
+    # Patterns 1, 2, 3 at places 1, 2, 3: the sum is 6, the weighted sum 1 + 4 + 9 = 14.
+    assert digest(torch.tensor([1, 2, 3])) == f"{6:016x}{14:016x}"
+
+
+def test_digest_wraps_negative_numbers():
+    assert digest(torch.tensor([-1])) == "f" * 32
+
+
+def test_digest_sees_a_swap_a_shift_and_a_bit():
+    values = torch.arange(12, dtype=torch.float32).view(4, 3)
+    changed = values.clone()
+    changed.view(torch.int32)[3, 2] ^= 1
+    others = [values[[1, 0, 2, 3]], values.roll(1), changed]
+    assert len({digest(tensor) for tensor in [values, *others]}) == 4
+
+
+def test_digest_does_not_depend_on_memory_layout():
+    values = torch.randn(5, 7)
+    assert digest(values) == digest(values.t().contiguous().t())
+
+
+def test_digest_has_one_zero():
+    tiny = torch.tensor([0.0, -0.0, 1e-42])
+    assert digest(tiny) == digest(torch.zeros(3))
+
+
+def test_digest_continues_over_chunks(monkeypatch):
+    values = torch.randn(100)
+    whole = digest(values)
+    monkeypatch.setitem(weights._CHUNK, "cpu", 7)
+    assert digest(values) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shm_file_holds_every_tensor_in_the_engines_type(dtype):
+    weights = {"a.weight": torch.randn(3, 5), "b": torch.randn(()), "ids": torch.arange(7), "c": torch.randn(4, 2).t()}
+    sender = ShmSender(dtype, check=True)
+    manifest = sender.publish(4, weights.items())
+    assert Path(manifest.path).stat().st_mode & 0o777 == 0o600
+    flat = torch.from_file(manifest.path, size=Path(manifest.path).stat().st_size, dtype=torch.uint8)
+    assert [entry.name for entry in manifest.entries] == list(weights)
+    for entry in manifest.entries:
+        sent = weights[entry.name] if entry.name == "ids" else weights[entry.name].to(dtype)
+        assert torch.equal(entry.view(flat), sent)
+        assert entry.digest == digest(sent)
+    sender.release()
+    assert not Path(manifest.path).exists()
+
+
+def test_manifest_survives_plain_values():
+    entry = TensorEntry("a", (2, 3), "float32", 64, 24, "00")
+    assert entries_from_plain([{**vars(entry), "shape": [2, 3]}]) == [entry]
+
+
+def test_unchecked_publication_has_no_digests():
+    sender = ShmSender(torch.float32, check=False)
+    assert sender.publish(1, [("a", torch.ones(2))]).entries[0].digest == ""
+    sender.release()
+
+
+def test_a_failed_publication_leaves_no_file():
+    def weights():
+        yield "a", torch.ones(2)
+        raise OSError(28, "No space left on device")
+
+    before = set(SHM_FOLDER.glob(f"{SHM_PREFIX}*"))
+    with pytest.raises(UserError, match="--shm-size"):
+        ShmSender(torch.float32, check=True).publish(1, weights())
+    assert set(SHM_FOLDER.glob(f"{SHM_PREFIX}*")) == before
+
+
+def test_files_of_killed_owners_are_swept_and_others_are_not():
+    code = (
+        "import torch, os; from rlhf_suite.weight_sync.sender import ShmSender; "
+        "print(ShmSender(torch.float32, True).publish(1, [('a', torch.ones(2))]).path, flush=True); "
+        "os.kill(os.getpid(), 9)"
+    )
+    left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    assert Path(left).exists()
+    alive = ShmSender(torch.float32, check=True)
+    path = alive.publish(1, [("a", torch.ones(2))]).path
+    ShmSender(torch.float32, check=True)
+    assert not Path(left).exists()
+    assert Path(path).exists()
+    alive.release()
+
+
+def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
+    monkeypatch.setattr(weight_sender, "BUCKET_BYTES", 256)
+    weights = {"small": torch.randn(3), "large": torch.randn(200), "last": torch.randn(2, 2)}
+    sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30)
+    received: dict[str, torch.Tensor] = {}
+
+    def receive() -> None:
+        import json
+
+        store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
+        group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
+        bucket = 0
+        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(3, bucket)))):
+            flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
+            broadcast(group, flat)
+            received.update({entry.name: entry.view(flat) for entry in entries})
+            bucket += 1
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sender.connect(2)
+    manifest = sender.publish(3, weights.items())
+    thread.join(timeout=30)
+    assert [entry.name for entry in manifest.entries] == list(weights)
+    assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+
+
+class Fused(torch.nn.Module):
+    """Shaped as vLLM shapes a model: q and k in one matrix, the head padded to 8 rows."""
+
+    packed_modules_mapping = {"qk": ["q", "k"]}  # noqa: RUF012
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, head: torch.Tensor, packed: bool) -> None:
+        super().__init__()
+        self.layer, self.lm_head = torch.nn.Module(), torch.nn.Module()
+        self.layer.qk = torch.nn.Linear(3, 6, bias=False)
+        matrix = torch.cat([q, k])
+        self.layer.qk.weight.data = torch.empty(0) if packed else matrix
+        if packed:
+            self.layer.qk.cpu_linear = lambda x, weight, bias: x @ matrix.t()
+        self.lm_head.weight = torch.nn.Parameter(torch.cat([head, torch.zeros(8 - len(head), 3)]))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fused_padded_and_packed_matrices_are_read_back_by_name(packed):
+    weights = {
+        "layer.q.weight": torch.randn(4, 3),
+        "layer.k.weight": torch.randn(2, 3),
+        "lm_head.weight": torch.randn(5, 3),
+    }
+    sender = ShmSender(torch.float32, check=True)
+    expected = {entry.name: entry for entry in sender.publish(1, weights.items()).entries}
+    sender.release()
+    held = list(ModelReader(Fused(*weights.values(), packed=packed), expected).held())
+    assert {found.entry.name: found.place for found in held} == {
+        "layer.q.weight": "layer.q.weight" + " (packed)" * packed,
+        "layer.k.weight": "layer.k.weight" + " (packed)" * packed,
+        "lm_head.weight": "lm_head.weight",
+    }
+    assert all(digest(found.values) == found.entry.digest for found in held)
+
+
+def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
+    weights = {"layer.q.bias": torch.zeros(4), "layer.k.bias": torch.zeros(2)}
+    expected = {
+        name: TensorEntry(name, tuple(t.shape), "float32", 0, t.nbytes, digest(t)) for name, t in weights.items()
+    }
+    model = Fused(torch.ones(4, 3), torch.ones(2, 3), torch.ones(5, 3), packed=False)
+    with pytest.raises(
+        WeightSyncError, match=r"tensor layer.q.bias has no place in vLLM's Fused: its layer.qk has no bias"
+    ):
+        list(ModelReader(model, expected).held())
+
+
+def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_gpu():
+    """The order of arguments is torch's own: a release that changes it fails here."""
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    storage = torch.storage.TypedStorage
+    values = (torch.Tensor, torch.Size([7]), (1,), 3, storage, torch.uint8, 5)
+    values += (b"\x00handle", 4096, 512, False, b"counter", 2, b"event", True)
+    entries = [TensorEntry("a.weight", (7,), "uint8", 0, 7, "")]
+    found, arguments = terms(note(entries, values), device=0)
+    assert found == entries
+    lender, borrower = dict(zip(names, values, strict=True)), dict(zip(names, arguments, strict=True))
+    assert borrower == lender | {"storage_device": 0}
+
+
+def test_a_locked_file_is_anothers():
+    path = SHM_FOLDER / f"{SHM_PREFIX}test-{os.getpid()}"
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ShmSender(torch.float32, check=True)
+        assert path.exists()
+    path.unlink()
