@@ -14,7 +14,7 @@ import rlhf_suite
 
 SOURCE = Path(rlhf_suite.__file__).parent
 ROOMS = {
-    "ray": ("rl/", "launch/", "distributed/workers.py"),
+    "ray": ("rl/", "engines/", "launch/", "distributed/workers.py"),
     "vllm": ("engines/actor.py", "weight_sync/receiver.py"),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "config/"),
