@@ -177,17 +177,17 @@ REWARDS = [
     ),
     Mutation(
         "the answer to a request that timed out is taken for that of the next",
-        "rewards/pool.py",
+        "rewards/reward_process.py",
         "except TimeoutError:\n            self.close()",
         "except TimeoutError:\n            pass",
-        ("tests/rewards/test_pool.py", "-k", "hang"),
+        ("tests/rewards/test_reward_process.py", "-k", "hang"),
     ),
     Mutation(
         "a file is called row by row",
-        "rewards/pool.py",
+        "rewards/reward_process.py",
         "if self.takes_batches and len(rows) > 1:",
         "if self.takes_batches and len(rows) > 100:",
-        ("tests/rewards/test_pool.py", "-k", "batch"),
+        ("tests/rewards/test_reward_process.py", "-k", "batch"),
     ),
     Mutation(
         "a program that passes one test is right",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
 from rlhf_suite.rewards.base import RewardRow, Scored
-from rlhf_suite.rewards.pool import Rewarder
+from rlhf_suite.rewards.reward_process import IsolatedScorer
 from rlhf_suite.sandbox import jail
 from rlhf_suite.sandbox.programs import Limits, run_checks
 
@@ -198,7 +198,7 @@ def results(timeout_s: float, file_timeout_s: float) -> Iterator[Result]:
 
 def of_programs(watch: Watch, programs: dict[str, tuple[str, str]], timeout_s: float) -> Iterator[Result]:
     rules = RuleConfig(code_timeout_s=timeout_s, code_memory_mb=MEMORY_MB)
-    rewarder = Rewarder(RewardConfig(rule="code", rules=rules), watch.outside.parent / "reward.log")
+    rewarder = IsolatedScorer(RewardConfig(rule="code", rules=rules), watch.outside.parent / "reward.log")
     label = json.dumps({"asserts": [CHECK]})
     try:
         for name, (limited, text) in programs.items():
@@ -224,14 +224,16 @@ def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
             limit_s = timeout_s if name in HANGING_FILES else OTHERS_S
             config = RewardConfig(remote_url=str(path), timeout_s=limit_s)
             watch.begin()
-            rewarder = Rewarder(config, Path(folder, "reward.log"))
+            rewarder = IsolatedScorer(config, Path(folder, "reward.log"))
             try:
                 yield tried(rewarder, rows, watch, ("file", name, limited), keeps=False)
             finally:
                 rewarder.close()
 
 
-def tried(rewarder: Rewarder, rows: list[RewardRow], watch: Watch, names: tuple[str, str, str], keeps: bool) -> Result:
+def tried(
+    rewarder: IsolatedScorer, rows: list[RewardRow], watch: Watch, names: tuple[str, str, str], keeps: bool
+) -> Result:
     """An attack between two right answers. `keeps`: the reward process serves on; else it is closed before counting."""
     if keeps:
         watch.begin()

@@ -11,27 +11,27 @@ import psutil
 import pytest
 
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.processes import run_child, sole
+from rlhf_suite.launch.processes import exclusive_lock, run_child
 
 # A parent that holds the lock and waits for a child, which tells its own process id.
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from rlhf_suite.launch.processes import run_child, sole
+from rlhf_suite.launch.processes import run_child, exclusive_lock
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it as ignored
 CHILD = '''
 import os, signal, sys, time
-from rlhf_suite.launch.processes import end_with
+from rlhf_suite.launch.processes import kill_with_parent
 def note(number, frame):
     print(signal.Signals(number).name, flush=True)
     sys.exit(3)
 signal.signal(signal.SIGTERM, note)
 signal.signal(signal.SIGINT, note)
-end_with(int(sys.argv[1]))
+kill_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(60)
 '''
-with sole(Path(sys.argv[1]), 0) as lock:
+with exclusive_lock(Path(sys.argv[1]), 0) as lock:
     run_child([sys.executable, "-c", CHILD, str(os.getpid())], keep=[lock])
 """
 
@@ -51,10 +51,10 @@ def gone(process):
 
 def test_a_child_dies_with_its_killed_parent_and_then_the_lock_is_free(family, tmp_path):
     parent, child = family
-    with pytest.raises(RunError, match="another process works in"), sole(tmp_path / "lock", 0):
+    with pytest.raises(RunError, match="another process works in"), exclusive_lock(tmp_path / "lock", 0):
         pass
     parent.kill()
-    with sole(tmp_path / "lock", 10):
+    with exclusive_lock(tmp_path / "lock", 10):
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
@@ -78,6 +78,6 @@ def test_a_lock_is_waited_for(tmp_path):
     holder = subprocess.Popen(["flock", tmp_path / "lock", "sh", "-c", work])
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
-    with sole(tmp_path / "lock", 10):
+    with exclusive_lock(tmp_path / "lock", 10):
         assert (tmp_path / "done").exists()
     holder.wait()

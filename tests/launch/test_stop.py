@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from rlhf_suite.launch.stop import SIGNALS, Stopped, deferred, requested, shielded, stoppable
+from rlhf_suite.launch.stop import SIGNALS, Stopped, deferred, requested, signals_blocked, stoppable
 
 EACH = pytest.mark.parametrize("number", SIGNALS)
 
@@ -74,7 +74,7 @@ def test_an_exit_that_a_library_makes_of_the_stop_keeps_its_code():
 
 
 def test_the_exit_of_a_handler_that_a_library_installs_in_a_shielded_block_is_a_stop():
-    with pytest.raises(Stopped, match="SIGTERM"), stoppable(), shielded():
+    with pytest.raises(Stopped, match="SIGTERM"), stoppable(), signals_blocked():
         raise SystemExit(15)  # as Ray's handler does, in the name of a signal that another thread took
 
 
@@ -82,7 +82,7 @@ def test_handlers_are_put_back_also_those_that_a_library_changed():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stoppable():
         ours = signal.getsignal(signal.SIGTERM)
-        with shielded():
+        with signals_blocked():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == ours
     assert [signal.getsignal(number) for number in SIGNALS] == before
@@ -90,7 +90,7 @@ def test_handlers_are_put_back_also_those_that_a_library_changed():
 
 def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_process_does():
     with stoppable(), deferred():
-        with shielded():
+        with signals_blocked():
             child = subprocess.Popen(
                 [sys.executable, "-c", "print('up', flush=True); input(); print('alive')"],
                 stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from rlhf_suite.data.rows import DATASET
 from rlhf_suite.data.sources import locate
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.pool import Rewarder
+from rlhf_suite.rewards.reward_process import IsolatedScorer
 
 pytest.importorskip("reasoning_gym")
 SUMS = "reasoning_gym:chain_sum/size:3/seed:1/max_terms:2/min_digits:2"
@@ -30,7 +30,9 @@ def scored(label, response):
 @pytest.fixture(scope="module")
 def rewarder(tmp_path_factory):
     os.environ["RLHF_SUITE_TEST_KEY"] = "secret"
-    one = Rewarder(RewardConfig(rule="reasoning_gym", timeout_s=20), tmp_path_factory.mktemp("logs") / "reward.log")
+    one = IsolatedScorer(
+        RewardConfig(rule="reasoning_gym", timeout_s=20), tmp_path_factory.mktemp("logs") / "reward.log"
+    )
     yield one
     one.close()
     del os.environ["RLHF_SUITE_TEST_KEY"]

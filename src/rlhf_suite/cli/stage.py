@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rlhf_suite.cli.execute import execute
 from rlhf_suite.config.resolve import load
-from rlhf_suite.launch.processes import end_with
+from rlhf_suite.launch.processes import kill_with_parent
 
 
 def main(folder: Path, parent: int) -> int:
     """Run the stage; returns the exit code."""
-    end_with(parent)
+    kill_with_parent(parent)
     return execute(load(folder / "config.yaml"), folder, lambda message, code: code)
 
 

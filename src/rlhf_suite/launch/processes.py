@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.1
 
 
-def end_with(parent: int) -> None:
+def kill_with_parent(parent: int) -> None:
     """From now on this process is killed when its parent, process `parent`, is gone, however that ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -48,7 +48,7 @@ def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
 
 
 @contextmanager
-def sole(path: Path, wait_s: float) -> Iterator[int]:
+def exclusive_lock(path: Path, wait_s: float) -> Iterator[int]:
     """Hold the lock file `path` for the block; yields a descriptor that holds it too wherever it is inherited.
 
     Whoever has the lock gets `wait_s` seconds to go, since the children of a killed process take a moment to follow it.

@@ -20,7 +20,7 @@ from rlhf_suite.launch import slurm
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
-from rlhf_suite.launch.stop import shielded
+from rlhf_suite.launch.stop import signals_blocked
 
 CONNECT_S = 10.0
 
@@ -64,7 +64,7 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
         with _credentials(token), _loopback(), _left(place):
             import ray
 
-            with environment(place.environment), shielded():
+            with environment(place.environment), signals_blocked():
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -82,7 +82,7 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
 def _left(place: Session) -> Iterator[None]:
     """Leave the cluster at the end of the block and kill its daemons.
 
-    Ray would ask each daemon with SIGTERM, to which they are deaf (`shielded`), and wait a second for it.
+    Ray would ask each daemon with SIGTERM, to which they are deaf (`signals_blocked`), and wait a second for it.
     """
     import ray
     from ray._private import worker
@@ -103,7 +103,7 @@ def _joined(address: str) -> Iterator[None]:
 
     try:
         _check_listens(address)
-        with shielded():
+        with signals_blocked():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(

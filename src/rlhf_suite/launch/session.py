@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.launch import watch
-from rlhf_suite.launch.stop import shielded
+from rlhf_suite.launch.stop import signals_blocked
 
 PREFIX = "rs-"
 LOCK = "lock"
@@ -105,7 +105,7 @@ def _start_watcher(folder: Path, lock: int) -> tuple[subprocess.Popen[bytes], in
     """The watcher, which holds the lock too, and this process's end of the pipe to it."""
     theirs, ours = os.pipe()
     command = [sys.executable, "-I", "-S", watch.__file__, str(folder), str(theirs)]
-    with shielded():
+    with signals_blocked():
         watcher = subprocess.Popen(
             command,
             pass_fds=(theirs, lock),

@@ -23,7 +23,7 @@ from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.session import session
-from rlhf_suite.launch.stop import deferred, shielded
+from rlhf_suite.launch.stop import deferred, signals_blocked
 
 POLL_S = 0.5
 START_S = 120.0
@@ -113,7 +113,7 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
         ]
         credentials = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token.absolute())}
         environment = os.environ | credentials | place.environment
-        with shielded():
+        with signals_blocked():
             daemon = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             yield daemon

@@ -85,7 +85,7 @@ def deferred() -> Iterator[None]:
 
 
 @contextmanager
-def shielded() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Start foreign daemons in this block: they never receive the signals, and the handlers stay ours.
 
     Slurm signals every process of a job and `timeout` a whole process group, but only the driver may decide. A blocked

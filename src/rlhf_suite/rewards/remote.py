@@ -6,7 +6,7 @@ entry per response. `query` is prompt and response with special tokens.
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
-seconds. An answer has a largest size (`rewards/answer.py`); what is larger, not JSON or not as above fails its rows at
+seconds. An answer has a largest size (`rewards/http_body.py`); what is larger, not JSON or not as above fails its rows at
 once. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
 request is given up while no server is left, the run ends: nothing would be gained by going on.
 """
@@ -26,8 +26,8 @@ import httpx
 from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.answer import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, AnswerError, parsed, read_body
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, columns_of
+from rlhf_suite.rewards.http_body import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, BodyError, parsed, read_body
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
 
@@ -166,7 +166,7 @@ class RemoteReward:
         except (httpx.TimeoutException, TimeoutError):
             reason = f"{url}: no answer within {self.config.timeout_s:g} s (reward.http.timeout_s)"
             raise GivenUp(RewardFailure(reason, "timeout"), passing=True) from None
-        except AnswerError as error:
+        except BodyError as error:
             raise failed(f"{url}: {error}", passing=False) from None
         except Exception as error:  # whatever a server makes the client raise is a reward without a score
             raise failed(f"{url}: {str(error) or type(error).__name__}", passing=True) from None
@@ -176,7 +176,7 @@ class RemoteReward:
             raise failed(f"{url}: HTTP {status}: {quoted(content)}", passing=status in PASSING)
         try:
             return parsed(content)
-        except AnswerError as error:
+        except BodyError as error:
             raise failed(f"{url}: {error}: '{quoted(content)}'", passing=False) from None
 
 

@@ -17,9 +17,9 @@ from typing import Protocol
 from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, urls
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.pool import Rewarder
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
+from rlhf_suite.rewards.reward_process import IsolatedScorer
 
 # What a model that runs beside the policy says of the rows of these indices.
 ByModel = Callable[[NamedSourceConfig, Sequence[int]], Sequence[Outcome]]
@@ -157,7 +157,7 @@ def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) ->
         return None
     if is_http(source.remote_url):
         return RemoteReward(urls(source.remote_url), config.http)
-    return Rewarder(replace(config, rule=source.rule, remote_url=source.remote_url), log)
+    return IsolatedScorer(replace(config, rule=source.rule, remote_url=source.remote_url), log)
 
 
 def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:

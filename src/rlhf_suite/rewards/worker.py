@@ -1,7 +1,7 @@
 """The process that runs reward code: one JSON line in, one out, until its parent closes the line or kills it.
 
 `python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path> <rules as JSON>`.
-Start with `pool.Rewarder`.
+Start with `reward_process.IsolatedScorer`.
 Its stdout and stderr belong to the reward code. It imports nothing but what the rule or the file needs.
 """
 

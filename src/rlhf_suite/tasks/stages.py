@@ -24,7 +24,7 @@ from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.launch.processes import run_child, sole
+from rlhf_suite.launch.processes import exclusive_lock, run_child
 from rlhf_suite.tracking.run_folder import RunFolder
 
 ORPHAN_S = 120.0  # for what a killed loop has left: an engine with a large model takes a while to go
@@ -86,7 +86,7 @@ class Stages:
 @contextmanager
 def stages(folder: Path, allowed: Collection[str] = ()) -> Iterator[Stages]:
     """The stages in `folder`, for this process alone; `allowed`: flags that may differ from when they were begun."""
-    with sole(folder / "loop.lock", ORPHAN_S) as lock:
+    with exclusive_lock(folder / "loop.lock", ORPHAN_S) as lock:
         yield Stages(folder.absolute(), allowed, lock)
 
 

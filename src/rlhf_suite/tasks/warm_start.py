@@ -15,7 +15,7 @@ from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.data.rows import source_names
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.processes import sole
+from rlhf_suite.launch.processes import exclusive_lock
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 
 WAIT_S = 3600.0  # for another process that warms the same model up
@@ -41,7 +41,7 @@ def warm_started(path: str | None, recipe: str = "warm_start", prompts: str | No
     folder = warm_folder(path, conf_dir() / "demo" / f"{recipe}.yaml", words)
     if (folder / "config.json").exists():
         return str(folder)
-    with sole(folder.with_name(f".{folder.name}.lock"), WAIT_S):  # another run may be making the same model
+    with exclusive_lock(folder.with_name(f".{folder.name}.lock"), WAIT_S):  # another run may be making the same model
         if not (folder / "config.json").exists():
             warm_up(path, recipe, folder, words)
     return str(folder)

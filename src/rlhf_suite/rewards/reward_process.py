@@ -1,6 +1,6 @@
 """Runs reward code in a process that can be killed: whatever it does, each row gets an outcome in bounded time.
 
-`Rewarder.score` takes at most 3 x `reward.timeout_s` plus a last restart: the batch, its rows one by one, and the
+`IsolatedScorer.score` takes at most 3 x `reward.timeout_s` plus a last restart: the batch, its rows one by one, and the
 restarts in between, which take no time from the rows. A file gets the whole batch; if that fails
 (exception, crash, deadline), its rows are tried one at a time, so that one bad row does not fail the others. A rule
 gets rows one at a time from the start. A row alone may take its share of the time left, or a thirtieth of
@@ -31,7 +31,7 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
 START_S = 120.0  # for the imports of a reward file; they do not count against reward.timeout_s
-LOGGED = 1 << 20  # bytes of output of one process that reach the log
+MAX_LOG_BYTES = 1 << 20  # bytes of output of one process that reach the log
 TAIL = 1000  # bytes of output told in the reason of a crash
 MAX_HANGING_ROWS = 30
 MAX_RESTARTS = 3  # for one request, of a process that was killed from outside
@@ -42,7 +42,7 @@ class StartError(RuntimeError):
     """The reward process did not come up: the message says why."""
 
 
-class Rewarder:
+class IsolatedScorer:
     """Scores rows by `reward.rule` or the file `reward.remote_url`. One process, started once and used again."""
 
     def __init__(self, config: TextRewardConfig, log: Path) -> None:
@@ -135,7 +135,7 @@ class Rewarder:
             return RewardFailure(self._too_late(limit_s), "timeout")
         except OSError:  # the line broke
             kind = Killed if self.process.was_killed() else RewardFailure
-            reason = self.process.obituary()
+            reason = self.process.exit_reason()
             self.close()
             return kind(reason, "error")
         if "error" in reply:
@@ -180,7 +180,7 @@ class RewardProcess:
             self.kill()
             raise StartError(f"loading it took longer than {START_S:g} s") from None
         except OSError:
-            reason = self.obituary()
+            reason = self.exit_reason()
             self.kill()
             raise StartError(reason) from None
         if "error" in reply:
@@ -210,11 +210,11 @@ class RewardProcess:
         with self.log.open("ab", buffering=0) as log:
             while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
                 self.output_tail = (self.output_tail + chunk)[-TAIL:]
-                if written < LOGGED:
-                    text = decoder.decode(chunk[: LOGGED - written])
+                if written < MAX_LOG_BYTES:
+                    text = decoder.decode(chunk[: MAX_LOG_BYTES - written])
                     log.write(printable(text, len(text), keep_lines=True).encode())  # it may print responses
                     written += len(chunk)
-                    if written >= LOGGED:
+                    if written >= MAX_LOG_BYTES:
                         log.write(b"\n[reward code printed more; the rest is dropped]\n")
 
     def was_killed(self) -> bool:
@@ -223,7 +223,7 @@ class RewardProcess:
             return -self.popen.wait(timeout=1) in FROM_OUTSIDE
         return False
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """How the process ended, and the last it said."""
         try:
             code = self.popen.wait(timeout=1)

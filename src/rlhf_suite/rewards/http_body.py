@@ -1,7 +1,7 @@
 """The body of a reward server's answer: read up to a limit, decompressed by hand, and parsed without surprises.
 
 A server is not trusted: its answer may be endless, a gzip bomb, nested a thousand levels deep or hold an integer of a
-million digits. Each of these is an `AnswerError`, which fails the rows of that request and nothing else.
+million digits. Each of these is an `BodyError`, which fails the rows of that request and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENCODINGS = "gzip, deflate"
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
-class AnswerError(ValueError):
+class BodyError(ValueError):
     """The answer cannot be used, and asking again would not help."""
 
 
@@ -30,7 +30,7 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
     """
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
-        raise AnswerError("the answer is compressed in another way than was asked for (Content-Encoding)")
+        raise BodyError("the answer is compressed in another way than was asked for (Content-Encoding)")
     unpack = None if encoding == "identity" else zlib.decompressobj(GZIP_OR_ZLIB)
     body = bytearray()
     try:
@@ -39,9 +39,9 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
             if len(body) > limit:
                 break
     except zlib.error as error:
-        raise AnswerError(f"the answer cannot be decompressed ({error})") from None
+        raise BodyError(f"the answer cannot be decompressed ({error})") from None
     if len(body) > limit and whole:
-        raise AnswerError(f"the answer has more than {limit / 2**20:.3g} MiB, which no scores need")
+        raise BodyError(f"the answer has more than {limit / 2**20:.3g} MiB, which no scores need")
     return bytes(body[:limit])
 
 
@@ -50,15 +50,15 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body, parse_int=integer)
     except RecursionError:
-        raise AnswerError("the answer is nested too deeply") from None
+        raise BodyError("the answer is nested too deeply") from None
     except ValueError as error:
-        if isinstance(error, AnswerError):
+        if isinstance(error, BodyError):
             raise
-        raise AnswerError("the answer is not JSON") from None
+        raise BodyError("the answer is not JSON") from None
 
 
 def integer(digits: str) -> int:
     """Return an integer that a float can hold."""
     if len(digits) > MAX_DIGITS:
-        raise AnswerError(f"the answer has a number of {len(digits)} digits")
+        raise BodyError(f"the answer has a number of {len(digits)} digits")
     return int(digits)

@@ -15,7 +15,7 @@ import pytest
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
-from rlhf_suite.rewards.pool import LOGGED, Rewarder
+from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer
 
 
 def row(label: str, response: str = "r") -> RewardRow:
@@ -27,13 +27,13 @@ def rewarder(tmp_path):
     """A maker of rewarders from the source of a file or the name of a rule; they are closed in the end."""
     made = []
 
-    def make(code: str | None = None, rule: str | None = None, timeout_s: float = 20.0) -> Rewarder:
+    def make(code: str | None = None, rule: str | None = None, timeout_s: float = 20.0) -> IsolatedScorer:
         config = RewardConfig(rule=rule, timeout_s=timeout_s)
         if code is not None:
             path = tmp_path / f"rewards{len(made)}.py"
             path.write_text(textwrap.dedent(code))
             config.remote_url = str(path)
-        made.append(Rewarder(config, tmp_path / "reward.log"))
+        made.append(IsolatedScorer(config, tmp_path / "reward.log"))
         return made[-1]
 
     yield make
@@ -136,7 +136,7 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, tmp_path, 
     assert scorer.score([row("a"), row("b")]) == [Scored(1, 1)] * 2
     scorer.close()
     logged = (tmp_path / "reward.log").read_text()
-    assert len(logged) < LOGGED + 1000 and "spam" in logged and "dropped" in logged
+    assert len(logged) < MAX_LOG_BYTES + 1000 and "spam" in logged and "dropped" in logged
     assert capfd.readouterr() == ("", "")
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_loaded_is_a_user_error_at_once(rewarder, code, re
 
 def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"reward\.remote_url=.*no such file"):
-        Rewarder(RewardConfig(remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
+        IsolatedScorer(RewardConfig(remote_url=str(tmp_path / "none.py")), tmp_path / "reward.log")
 
 
 @pytest.mark.parametrize("rule", ["exact_match", "math"])
@@ -255,8 +255,8 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
         "from pathlib import Path\n"
         "from rlhf_suite.config.reward import RewardConfig\n"
         "from rlhf_suite.rewards.base import RewardRow\n"
-        "from rlhf_suite.rewards.pool import Rewarder\n"
-        f"rewarder = Rewarder(RewardConfig(remote_url={str(path)!r}), Path({str(tmp_path / 'log')!r}))\n"
+        "from rlhf_suite.rewards.reward_process import IsolatedScorer\n"
+        f"rewarder = IsolatedScorer(RewardConfig(remote_url={str(path)!r}), Path({str(tmp_path / 'log')!r}))\n"
         "rewarder.score([RewardRow('', '', '', '', '')])"
     )
     run = subprocess.Popen([sys.executable, "-c", script])
