@@ -6,8 +6,8 @@ entry per response. `query` is prompt and response with special tokens.
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
-seconds. An answer has a largest size (`rewards/http_body.py`); what is larger, not JSON or not as above fails its rows at
-once. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
+seconds. An answer has a largest size (`rewards/http_body.py`); what is larger, not JSON or not as above fails its rows
+at once. A server that failed three requests in a row is left out for 10 seconds, each time twice as long. When a
 request is given up while no server is left, the run ends: nothing would be gained by going on.
 """
 
