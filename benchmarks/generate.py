@@ -55,7 +55,7 @@ def ours(folder: Path, model: str, prompts: Path) -> tuple[float, float]:
 
 def alone(folder: Path, model: str, prompts: Path) -> tuple[float, float]:
     """(CPU seconds, tokens) of vLLM's own `LLM.generate`."""
-    from rlhf_suite.engines.environment import engine_env
+    from rlhf_suite.engines.start import engine_env
 
     output = folder.with_suffix(".json")
     variables = [f"{name}={value}" for name, value in engine_env("cpu").items()]

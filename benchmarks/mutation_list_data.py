@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-CHAT = ("tests/data/test_chat.py",)
+CHAT = ("tests/data/test_text_encoders.py",)
 LOADING = ("tests/data/test_loading.py",)
 PROMPTS = ("tests/data/test_prompts.py",)
 ROWS = ("tests/data/test_rows.py",)
@@ -20,21 +20,21 @@ DATA = [
     ),
     Mutation(
         "a mixture ignores its probabilities",
-        "data/rows.py",
+        "data/combine.py",
         "size=1000, p=probs)",
         "size=1000)",
         ROWS,
     ),
     Mutation(
         "a mixture ends when its first source is used up",
-        "data/rows.py",
+        "data/combine.py",
         "while (drawn < lengths).any():",
         "while (drawn < lengths).all():",
         ROWS,
     ),
     Mutation(
         "max_samples cuts the last sources away",
-        "data/rows.py",
+        "data/combine.py",
         "np.sort(chosen)",
         "np.arange(limit)",
         ROWS,
@@ -69,35 +69,35 @@ DATA = [
     ),
     Mutation(
         "what a user says in a conversation is trained on",
-        "data/chat.py",
+        "data/text_encoders.py",
         "Segment(turn.before[done:], False)",
         "Segment(turn.before[done:], True)",
         CHAT,
     ),
     Mutation(
         "the end of an answer is not trained on",
-        "data/chat.py",
+        "data/text_encoders.py",
         "mask.append(1)",
         "mask.append(0)",
         CHAT,
     ),
     Mutation(
         "an answer that is cut off gets an end",
-        "data/chat.py",
+        "data/text_encoders.py",
         "ids=example.ids[:max_len]",
         "ids=[*example.ids[: max_len - 1], example.ids[-1]]",
         CHAT,
     ),
     Mutation(
         "a prompt may fill data.max_len",
-        "data/chat.py",
+        "data/text_encoders.py",
         "if len(ids) >= self.config.max_len:",
         "if len(ids) > self.config.max_len:",
         PROMPTS,
     ),
     Mutation(
         "every prompt has the default data source",
-        "data/chat.py",
+        "data/text_encoders.py",
         '"default" if source is None else str(source)',
         '"default"',
         PROMPTS,
@@ -111,14 +111,14 @@ DATA = [
     ),
     Mutation(
         "the first token of each window of a document is never trained on",
-        "data/documents.py",
+        "data/text_encoders.py",
         "range(0, len(ids) - 1, length - 1)",
         "range(0, len(ids) - 1, length)",
         ("tests/data/test_documents.py",),
     ),
     Mutation(
         "a packed row has one token more than it may",
-        "data/packed.py",
+        "data/packing.py",
         "bisect_left(rooms, length)",
         "bisect_left(rooms, length - 1)",
         ("tests/data/test_packed.py",),
@@ -132,14 +132,14 @@ DATA = [
     ),
     Mutation(
         "encoded rows are found again under another data.max_len",
-        "data/fingerprint.py",
+        "data/cache.py",
         '"cache_enable", "cache_max_gb",',
         '"cache_enable", "cache_max_gb", "max_len",',
         LOADING,
     ),
     Mutation(
         "encoded rows are found again with another chat template",
-        "data/fingerprint.py",
+        "data/cache.py",
         'f"{file.name} {file_digest(file)}"',
         'f"{file.name}"',
         LOADING,
@@ -160,10 +160,10 @@ DATA = [
     ),
     Mutation(
         "the cache removes what was used last",
-        "data/cache_eviction.py",
+        "data/cache.py",
         "key=lambda each: (each / mark).stat().st_mtime)",
         "key=lambda each: -(each / mark).stat().st_mtime)",
-        ("tests/data/test_room.py",),
+        ("tests/data/test_cache.py",),
     ),
     Mutation(
         "an item at the border of two stored batches is another one",
@@ -174,21 +174,21 @@ DATA = [
     ),
     Mutation(
         "both answers of a stored pair have the numbers of the first",
-        "data/codec.py",
+        "data/store.py",
         "own = {name: each[place]",
         "own = {name: each[0]",
         LOADING,
     ),
     Mutation(
         "a mismatched answer is one to the same prompt",
-        "data/labelled.py",
+        "data/preferences.py",
         "% len(ends)] + 1) % len(prompts)",
         "% len(ends)]) % len(prompts)",
         ("tests/data/test_labelled.py",),
     ),
     Mutation(
         "the common beginning of a pair ends within a word",
-        "data/pairs.py",
+        "data/preferences.py",
         "while common and not common[-1].isspace():",
         "while False:",
         ("tests/data/test_pairs.py",),
@@ -209,7 +209,7 @@ DATA = [
     ),
     Mutation(
         "a solution that lost its last steps is not called cut",
-        "data/solutions.py",
+        "data/steps.py",
         "truncated=sum(mask) < len(places)",
         "truncated=False",
         ("tests/data/test_solutions.py",),
@@ -223,10 +223,10 @@ DATA = [
     ),
     Mutation(
         "answers that were cut off are trained on",
-        "data/answer_groups.py",
+        "data/response_groups.py",
         'row["finish_reason"] != "length" and',
         "",
-        ("tests/data/test_answer_groups.py",),
+        ("tests/data/test_response_groups.py",),
     ),
     Mutation(
         "of equal answers the last is the best",
@@ -237,7 +237,7 @@ DATA = [
     ),
     Mutation(
         "the first question of a conversation carries the reward",
-        "data/conditional.py",
+        "data/render.py",
         "place = max(",
         "place = min(",
         ("tests/data/test_conditional.py",),

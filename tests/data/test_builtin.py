@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.data import builtin
-from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.sources import locate
+from rlhf_suite.data.sources import DATASET, locate
 from rlhf_suite.errors import UserError
 
 

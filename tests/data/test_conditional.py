@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.data import GenerateDataConfig, SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 from rlhf_suite.errors import UserError
 
 ROW = {"input": "hello", "output": "yes", "reward": 4.756}

@@ -8,9 +8,9 @@ import pytest
 
 from rlhf_suite.config.chat import ChatTextConfig
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.models.builtin import byte_tokenizer
 
 PLAIN = ChatTextConfig(apply_chat_template=False)

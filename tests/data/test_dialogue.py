@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.data import PairDataConfig, SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.text_encoders import ConversationEncoder
 
 MARKERS = ["Human:", "Assistant:"]
 START = "\n\nHuman: hello there\n\nAssistant: hello user\n\nHuman: the user asks Human: what?\n\nAssistant:"

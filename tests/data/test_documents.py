@@ -7,12 +7,11 @@ from itertools import pairwise
 import pytest
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.documents import DocumentEncoder
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.files import TEXT_BYTES
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.sources import locate
+from rlhf_suite.data.sources import DATASET, locate
+from rlhf_suite.data.text_encoders import DocumentEncoder
 
 TEXT = "hello there, user: what is the capital of France?"
 

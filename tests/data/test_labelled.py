@@ -7,7 +7,7 @@ import pytest
 from rlhf_suite.config.data import LabelledDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.labelled import LabelledEncoder, WithMismatched
+from rlhf_suite.data.preferences import LabelledEncoder, WithMismatched
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.errors import UserError
 

@@ -20,15 +20,13 @@ from rlhf_suite.config.data import (
 )
 from rlhf_suite.data import store
 from rlhf_suite.data.batch import Example, Group
-from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
-from rlhf_suite.data.documents import DocumentEncoder
-from rlhf_suite.data.labelled import LabelledEncoder
 from rlhf_suite.data.load import Loader
-from rlhf_suite.data.packed import token_counts
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.packing import token_counts
+from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, DataError
-from rlhf_suite.data.rows import EVAL, Sources
+from rlhf_suite.data.sources import EVAL, Sources
 from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder, PromptEncoder
 from rlhf_suite.errors import UserError
 
 ROW = {"prompt": "hello", "chosen": "user", "rejected": "there", "margin": 0.1, "label": 1, "steps": ["a", "b"]}

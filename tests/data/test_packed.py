@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.packed import PackedRows, best_fit_decreasing
+from rlhf_suite.data.packing import PackedRows, best_fit_decreasing
 
 
 def rows_of(lengths, capacity):

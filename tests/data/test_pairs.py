@@ -7,7 +7,7 @@ import pytest
 from rlhf_suite.config.data import PairDataConfig
 from rlhf_suite.data.batch import Group
 from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
 
 

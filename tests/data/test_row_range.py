@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import RowSource
-from rlhf_suite.data.rows import PROMPTS
+from rlhf_suite.data.sources import PROMPTS
 from rlhf_suite.errors import UserError
 
 

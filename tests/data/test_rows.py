@@ -11,20 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rlhf_suite.data.rows import (
-    DATASET,
-    EVAL,
-    PROMPTS,
-    BadRows,
-    DataError,
-    RowError,
-    Sources,
-    combine,
-    limited,
-    mixture,
-    source_names,
-)
-from rlhf_suite.data.sources import locate
+from rlhf_suite.data.combine import combine, mixture
+from rlhf_suite.data.row import BadRows, DataError, RowError
+from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limited, locate, source_names
 from rlhf_suite.errors import UserError
 
 

@@ -7,8 +7,7 @@ import pytest
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.row import Row
-from rlhf_suite.data.solutions import SolutionEncoder, StepFormat
-from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.data.steps import SolutionEncoder, StepEncoder, StepFormat
 
 ALGO = PRMAlgoConfig(placeholder_token=";", reward_tokens=["+", "-"])
 STEPS = ["add 1 2", "so 3", "answer = 3"]

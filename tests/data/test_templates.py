@@ -9,12 +9,11 @@ from templates import LLAMA3, MISTRAL, QWEN3, R1
 
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, PromptDataConfig, SFTDataConfig, StepDataConfig
-from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder
 from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.labelled import LabelledEncoder
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 
 END = "<|im_end|>"
 SYSTEM = {"role": "system", "content": "be kind"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
-from rlhf_suite.models.save import reward_stats
+from rlhf_suite.models.reward_model import reward_stats
 
 # `reinforce_baseline`: reference and policy; 2 epochs of 2 optimiser steps each, with a learning rate that moves.
 BASELINE = [

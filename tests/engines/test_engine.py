@@ -23,9 +23,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.config.vllm import VLLMConfig
 from rlhf_suite.engines.actor import Engine
-from rlhf_suite.engines.environment import engine_env
 from rlhf_suite.engines.generation import EngineSpec, GenerationRequest, SamplingSettings
 from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.start import engine_env
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.weight_sync.digests import WeightSyncError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_suite.engines.environment import engine_env
 from rlhf_suite.engines.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.pool import spread
+from rlhf_suite.engines.start import engine_env
 
 
 def _requests(prompts):

@@ -22,7 +22,7 @@ from rlhf_suite.models.forward import (
     token_log_probs,
     token_values,
 )
-from rlhf_suite.models.load import make_trainable
+from rlhf_suite.models.prepare import make_trainable
 
 LAYOUTS = [(True, "varlen"), (False, "varlen"), (False, "sdpa"), (False, "eager")]
 CLOSE = {"atol": 2e-6, "rtol": 1e-6}

@@ -7,7 +7,7 @@ import pytest
 from rlhf_suite.config.ds import LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.load import make_trainable
+from rlhf_suite.models.prepare import make_trainable
 
 
 def frozen(model, *patterns):

@@ -7,14 +7,14 @@ import torch
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import token_log_probs
-from rlhf_suite.models.fused import fuse_layers
+from rlhf_suite.models.prepare import fuse_layers
 
 
 def test_without_a_gpu_or_the_package_it_is_refused(load, monkeypatch):
     model = load().model
     with pytest.raises(UserError, match=r"need a GPU, and the run is on cpu. Set ds.use_liger_kernel=false"):
         fuse_layers(model, "cpu")
-    monkeypatch.setattr("rlhf_suite.models.fused.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.models.prepare.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'rlhf-suite\[liger\]'"):
         fuse_layers(model, "cuda")
 

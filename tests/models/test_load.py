@@ -16,7 +16,8 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.head import check_head
-from rlhf_suite.models.load import load_model, load_tokenizer, make_trainable, padding_token
+from rlhf_suite.models.load import load_model, load_tokenizer, padding_token
+from rlhf_suite.models.prepare import make_trainable
 
 FP32 = DeepSpeedConfig(param_dtype="fp32")
 

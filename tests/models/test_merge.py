@@ -18,8 +18,9 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.load import load_tokenizer, make_trainable
+from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.models.merge import WEIGHTS, merge_lora, read_adapter
+from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_adapter, save_hf
 
 CLOSE = {"atol": 5e-6, "rtol": 1e-5}

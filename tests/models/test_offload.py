@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.offload import stream_from_host
+from rlhf_suite.models.prepare import stream_from_host
 
 
 @torch.no_grad()

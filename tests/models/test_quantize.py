@@ -10,8 +10,9 @@ from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.load import load_model, load_tokenizer, make_trainable
+from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.lora import adapters_off
+from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.quantize import whole_precision
 from rlhf_suite.models.save import save_adapter, save_hf
 from rlhf_suite.models.weights import weights_on_cpu

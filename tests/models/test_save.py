@@ -19,12 +19,13 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.disk import DiskError, written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.folder import INDEX
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
-from rlhf_suite.models.load import load_model, load_tokenizer, make_trainable
+from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.lora import merged
-from rlhf_suite.models.save import reward_stats, save_adapter, save_hf
-from rlhf_suite.models.weights import named_weights, weights_on_cpu
+from rlhf_suite.models.prepare import make_trainable
+from rlhf_suite.models.reward_model import reward_stats
+from rlhf_suite.models.save import save_adapter, save_hf
+from rlhf_suite.models.weights import INDEX, named_weights, weights_on_cpu
 
 CLOSE = {"atol": 2e-6, "rtol": 1e-6}
 
@@ -269,7 +270,7 @@ def test_another_process_that_was_first_is_kept_where_both_write_the_same(tmp_pa
 
 
 def test_large_models_are_sharded_with_an_index(load, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.models.folder.SHARD_BYTES", 200_000)
+    monkeypatch.setattr("rlhf_suite.models.weights.SHARD_BYTES", 200_000)
     model = load()
     save_hf(model, tokenizer, tmp_path / "saved")
     index = json.loads((tmp_path / "saved" / INDEX).read_text())

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.sources import locate
+from rlhf_suite.data.sources import DATASET, locate
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer

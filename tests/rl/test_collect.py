@@ -7,7 +7,7 @@ import numpy as np
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.generation import Generation
 from rlhf_suite.rl.sampling import EVALUATION, Collector
 

@@ -11,7 +11,7 @@ import pytest
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.load import load_tokenizer

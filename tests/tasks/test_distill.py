@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.models.vocabulary import check_same_vocabulary
+from rlhf_suite.models.load import check_same_vocabulary
 
 
 def test_a_teacher_with_the_same_tokens_is_taken():

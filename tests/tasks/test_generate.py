@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.data import GenerateDataConfig
-from rlhf_suite.data.chat import PromptEncoder
 from rlhf_suite.data.row import DataError
 from rlhf_suite.data.row_range import prompt_rows
+from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tasks.generate import check_usable

@@ -19,8 +19,8 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.data import ScoreDataConfig
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.data.chat import PromptEncoder
 from rlhf_suite.data.row import Row
+from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.generation import Generation
 from rlhf_suite.models.builtin import create_tiny

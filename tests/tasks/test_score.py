@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from plain_judge import PlainJudge
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
-from rlhf_suite.data.solutions import StepFormat
+from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.process_reward_model import KEY

@@ -22,7 +22,8 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.distributed.world import World
-from rlhf_suite.models.load import load_model, make_trainable
+from rlhf_suite.models.load import load_model
+from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.rl.sharding import balanced_parts, shards
 from rlhf_suite.train import strategy
 from rlhf_suite.train.loader import micro_groups

@@ -15,7 +15,7 @@ from task_cases import CASES, Plain
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, sequences
-from rlhf_suite.data.packed import PackedRows
+from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import Row
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_tokenizer

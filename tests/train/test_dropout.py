@@ -17,8 +17,8 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
-from rlhf_suite.models.dropout import dropout_rates, set_dropout, switch_off_dropout
 from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.prepare import dropout_rates, set_dropout, switch_off_dropout
 from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.train.export import export
 from rlhf_suite.train.step import optimizer_step

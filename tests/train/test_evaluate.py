@@ -16,7 +16,7 @@ from task_formulas import MINUS, PLACEHOLDER, PLUS
 from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.rows import set_names
+from rlhf_suite.data.sources import set_names
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 

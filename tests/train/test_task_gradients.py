@@ -18,8 +18,7 @@ from task_gradients import gradient, setup, wanted
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.runs import TASKS, SupervisedRun
 from rlhf_suite.data.batch import sequences
-from rlhf_suite.data.packed import PackedRows
-from rlhf_suite.data.packing import balance
+from rlhf_suite.data.packing import PackedRows, balance
 from rlhf_suite.train.frozen import load_frozen_roles
 from rlhf_suite.train.loader import rank_micro_batches
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.data.cache_eviction import make_room
+from rlhf_suite.data.cache import digest, make_room
+from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, encode_rows
-from rlhf_suite.data.fingerprint import digest
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.rows import Sources, combine, limited, set_names
-from rlhf_suite.data.sources import Located, locate
+from rlhf_suite.data.sources import Located, Sources, limited, locate, set_names
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_elsewhere, open_folder, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError

@@ -12,8 +12,7 @@ from itertools import islice
 
 from rlhf_suite.config.data import RowRangeConfig
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.data.rows import PROMPTS, source_names
-from rlhf_suite.data.sources import SourceFlags, locate
+from rlhf_suite.data.sources import PROMPTS, SourceFlags, locate, source_names
 from rlhf_suite.errors import UserError
 
 Given = Row | RowError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
@@ -120,3 +122,61 @@ def _of_library(name: str, rows: Dataset) -> Located:
 def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:
     names = ", ".join(str(name) for name in available)
     return UserError(f"{flags.split}={split}: {source!r} has no such split; available: {names}")
+
+
+def source_names(spec: str) -> list[str]:
+    """The sources of a comma list."""
+    return [name.strip() for name in spec.split(",") if name.strip()]
+
+
+def set_names(sources: Sequence[str]) -> list[str]:
+    """What each source is called in metrics: its last part, or all of it where several have the same."""
+    stems = [Path(source).stem for source in sources]
+    return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A comma list of sources, of which split, how many rows of each (and of the whole), and how they are mixed.
+
+    `flags` are the flags all this came from, for error messages."""
+
+    spec: str
+    split: str
+    max_samples: int | None = None
+    probs: Sequence[float] | None = None
+    flags: SourceFlags = DATASET
+
+    @property
+    def names(self) -> list[str]:
+        """Each source; UserError where there are none, or other probabilities than sources."""
+        names, flags = source_names(self.spec), self.flags
+        if not names:
+            raise UserError(
+                f"{flags.dataset}={self.spec!r} names no source; give a file, a folder, a hub name or builtin:<task>"
+            )
+        if self.probs is not None:
+            _check_probs(self.probs, names, flags)
+        return names
+
+
+def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
+    """The rows up to the first `max_samples` that are not malformed."""
+    left = max_samples
+    for row in rows:
+        yield row
+        if isinstance(row, Row) and left is not None:
+            left -= 1
+            if left == 0:
+                return
+
+
+def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlags) -> None:
+    given = f"{flags.probs}={list(probs)}"
+    if len(probs) != len(names):
+        raise UserError(f"{given}: {len(probs)} probabilities for {len(names)} sources in {flags.dataset}")
+    if min(probs) <= 0:
+        raise UserError(f"{given}: a source with probability 0 is never used up; leave it out of {flags.dataset}")
+    if abs(sum(probs) - 1) > 1e-6:
+        scaled = [round(prob / sum(probs), 6) for prob in probs]
+        raise UserError(f"{given}: the sum is {sum(probs):g}, not 1; in proportion it would be {scaled}")

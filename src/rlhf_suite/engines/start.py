@@ -9,7 +9,6 @@ import ray
 
 from rlhf_suite.config.runs import GenerateRun, PPORun
 from rlhf_suite.engines.actor import Engine
-from rlhf_suite.engines.environment import engine_env
 from rlhf_suite.engines.generation import EngineSpec
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.launch.actor_log import Member
@@ -62,3 +61,33 @@ def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: flo
         for slot, member in zip(slots, members, strict=True)
     ]
     return EnginePool(handles, members, timeout_s)
+
+
+_QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+}
+
+_CPU = {
+    # The only compiled function left under enforce_eager ranks log-probs; building it costs seconds and gains nothing.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Spinning OpenMP threads of several processes on few cores slow each other down tenfold.
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def engine_env(device: str) -> dict[str, str]:
+    """Environment variables of an engine actor on `device` ("cpu" or "cuda").
+
+    The engine core runs in the actor's process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): no second import of vLLM, no
+    second process to lose, and tensors can be handed to it without serialisation.
+    """
+    in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return in_process | _QUIET | (_CPU if device == "cpu" else {})

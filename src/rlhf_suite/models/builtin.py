@@ -28,7 +28,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.disk import cache_folder, written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.folder import write_weights
+from rlhf_suite.models.weights import write_weights
 
 PREFIX = "builtin:"
 TIED = "lm_head.weight"  # the same tensor as the embedding in a tied model

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,27 +23,19 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
+from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
-from rlhf_suite.models.dropout import switch_off_dropout
-from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.freeze import freeze
 from rlhf_suite.models.head import check_head
-from rlhf_suite.models.lora import add_lora
+from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
+from rlhf_suite.models.weights import Gather, whole
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
-Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
-
-
-def whole(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """The gather of parameters that are not partitioned."""
-    return nullcontext()
 
 
 def model_folder(path: str, flag: str) -> str:
@@ -215,33 +206,6 @@ def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[st
     return settings
 
 
-def make_trainable(
-    model: LanguageModel | ScalarModel,
-    config: TrainedModelConfig,
-    lora: LoRAConfig,
-    *,
-    seed: int = 0,
-    section: str = "actor",
-) -> None:
-    """Training mode, with adapters, frozen parts, activation checkpointing and the MoE load-balancing loss as
-    configured. `section` is what errors call `config`."""
-    model.train()
-    if lora.rank > 0:
-        add_lora(model, lora, seed)
-    if config.freeze:
-        freeze(model.model, config.freeze, f"{section}.freeze")
-    if config.gradient_checkpointing_enable:
-        if not model.model.supports_gradient_checkpointing:
-            name = f"{section}.gradient_checkpointing_enable"
-            raise UserError(f"{name}=true: {type(model.model).__name__} does not support it. Set {name}=false")
-        model.model.gradient_checkpointing_enable({"use_reentrant": config.gradient_checkpointing_reentrant})
-    if config.aux_loss_coef > 0:
-        if not hasattr(model.model.config, "num_experts_per_tok"):
-            name = f"{section}.aux_loss_coef"
-            raise UserError(f"{name}={config.aux_loss_coef}: this model has no experts to balance. Set {name}=0")
-        model.balance = ExpertBalance(model.model.config.num_experts_per_tok)
-
-
 def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
     weight = model.score.weight
     hidden = model.config.get_text_config().hidden_size
@@ -278,3 +242,23 @@ def quiet_transformers() -> Iterator[None]:
 
 def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
+
+
+def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: RenderConfig) -> None:
+    """`check_same_vocabulary` with the teacher's own tokenizer."""
+    path = teacher.model_name_or_path
+    assert path is not None
+    check_same_vocabulary(student, load_tokenizer(path, data, "teacher.model_name_or_path"), path)
+
+
+def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:
+    """Refuse a teacher whose token ids mean other tokens than the student's."""
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    other = next(token for token in [*ours, *theirs] if ours.get(token) != theirs.get(token))
+    raise UserError(
+        f"teacher.model_name_or_path={path}: its vocabulary is not that of the student ({len(theirs)} and {len(ours)} "
+        f"tokens; {other!r} is {theirs.get(other)} and {ours.get(other)}), so their probabilities cannot be compared. "
+        "Choose a teacher of the same family"
+    )

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from rlhf_suite.algo.step_scores import aggregated
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.solutions import SolutionEncoder, StepFormat
+from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import read_logits
 from rlhf_suite.models.load import load_tokenizer, model_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig
@@ -14,7 +14,6 @@ from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel, sequence_scores
 from rlhf_suite.models.load import load_model, load_tokenizer, model_folder, own_precision
-from rlhf_suite.models.save import reward_stats
 
 FLAG = "reward.model_name_or_path"
 
@@ -87,3 +86,10 @@ def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | N
             "deviation of its scores there, or leave the flag away"
         )
     return stats
+
+
+def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
+    """The mean and standard deviation of a reward model's scores, where its config.json has them."""
+    if not hasattr(config, "reward_mean"):
+        return None
+    return float(config.reward_mean), float(config.reward_std)

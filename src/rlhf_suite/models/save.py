@@ -12,11 +12,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
 
 from rlhf_suite.disk import written_aside
-from rlhf_suite.models.dropout import set_dropout
-from rlhf_suite.models.folder import write_weights
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.load import Gather, Tokenizer, whole
-from rlhf_suite.models.weights import weights_on_cpu
+from rlhf_suite.models.load import Tokenizer
+from rlhf_suite.models.prepare import set_dropout
+from rlhf_suite.models.weights import Gather, weights_on_cpu, whole, write_weights
 
 
 def save_hf(
@@ -36,13 +35,6 @@ def save_hf(
             _generation_config(model, tokenizer).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_weights(weights, folder)
-
-
-def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
-    """The mean and standard deviation of a reward model's scores, where its config.json has them."""
-    if not hasattr(config, "reward_mean"):
-        return None
-    return float(config.reward_mean), float(config.reward_std)
 
 
 def save_adapter(

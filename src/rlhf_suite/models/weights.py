@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.load import Gather, whole
 from rlhf_suite.models.lora import ADAPTER, merged
 from rlhf_suite.models.quantize import STATE, whole_precision
 
 BASE = re.compile(r"\.base_layer(?=\.)")  # one for each adapter around a module
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+
+Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
+
+
+def whole(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """The gather of parameters that are not partitioned."""
+    return nullcontext()
 
 
 @torch.no_grad()
@@ -83,3 +97,15 @@ def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tenso
                 return merged(weight.mT, down, up, layer.scaling[ADAPTER]).mT.contiguous()
             return merged(weight, down, up, layer.scaling[ADAPTER])
     return weight
+
+
+def write_weights(weights: dict[str, Tensor], folder: Path) -> None:
+    """safetensors shards of 5 GB at most, with an index where there are several."""
+    split = split_torch_state_dict_into_shards(
+        weights, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_BYTES
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: weights[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=1))

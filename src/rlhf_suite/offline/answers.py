@@ -11,12 +11,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import GenerateRun
-from rlhf_suite.data.chat import Prompt, PromptEncoder
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.row_range import Given
+from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.dispatch import Dispatcher
 from rlhf_suite.engines.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
 from rlhf_suite.rl.scoring import Scorer, query_texts

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.chat import ConversationEncoder, PromptEncoder, cut
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.row import Row, RowError, joined
+from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder, cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,8 +14,8 @@ from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
 from rlhf_suite.data.row_range import Given, RowSource
-from rlhf_suite.data.rows import DATASET
-from rlhf_suite.data.solutions import SolutionEncoder
+from rlhf_suite.data.sources import DATASET
+from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.distributed.group import Group
 from rlhf_suite.models.process_reward_model import StepScores
 from rlhf_suite.offline.batch_job import Done

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlhf_suite.algo.passk import over_prompts, pass_at_k
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source
 from rlhf_suite.rl.samples import ScoredTrajectories

@@ -8,9 +8,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.chat import Prompt, PromptEncoder
 from rlhf_suite.data.load import Loader
-from rlhf_suite.data.rows import EVAL, PROMPTS, BadRows, Sources, set_names, source_names
+from rlhf_suite.data.row import BadRows
+from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, set_names, source_names
+from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from dataclasses import replace
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.engines.pool import EnginePool

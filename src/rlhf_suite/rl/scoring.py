@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.data.chat import Prompt
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable

@@ -19,7 +19,7 @@ from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import CheckRewardRun
 from rlhf_suite.data.row import RowError
 from rlhf_suite.data.row_range import Given, RowSource
-from rlhf_suite.data.rows import DATASET
+from rlhf_suite.data.sources import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.offline.scores import text_row

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import SCORE, sft_run
 from rlhf_suite.config.runs import ConditionalSFTRun
-from rlhf_suite.data.answer_groups import all_answers
+from rlhf_suite.data.response_groups import all_answers
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 

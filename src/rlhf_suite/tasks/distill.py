@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo_supervised import DistillAlgoConfig
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
 from rlhf_suite.models.forward import read_logits, unread_logits
-from rlhf_suite.models.vocabulary import check_teacher
+from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted_tokens, with_balance

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE, DPOAlgoConfig
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_loss
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import answer_log_probs

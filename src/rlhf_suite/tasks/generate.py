@@ -10,10 +10,10 @@ from pathlib import Path
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
-from rlhf_suite.data.chat import PromptEncoder
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import Given, RowSource, prompt_rows
-from rlhf_suite.engines.dispatch import Dispatcher
+from rlhf_suite.data.text_encoders import PromptEncoder
+from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import dpo_run
 from rlhf_suite.config.runs import IterativeDPORun
-from rlhf_suite.data.answer_groups import best_and_worst
+from rlhf_suite.data.response_groups import best_and_worst
 from rlhf_suite.tasks.loop import Recipe, first_model, run_loop
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, TokenBatch, take
-from rlhf_suite.data.labelled import LabelledEncoder, WithMismatched
+from rlhf_suite.data.preferences import LabelledEncoder, WithMismatched
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 from rlhf_suite.models.forward import answer_log_probs
 from rlhf_suite.train.supervised import run_supervised

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
 from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
-from rlhf_suite.data.answer_groups import Answers, Selected, answer_groups, read_lines
+from rlhf_suite.data.response_groups import Answers, Selected, answer_groups, read_lines
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable

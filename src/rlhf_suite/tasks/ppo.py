@@ -12,16 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.reward import ProcessRewardConfig, has_source, reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.data.solutions import SolutionEncoder
+from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import known_gpus, ray_cluster
 from rlhf_suite.launch.run_placement import plan, settled
-from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
-from rlhf_suite.models.vocabulary import check_teacher
 from rlhf_suite.rewards.sources import Rewards, check_routes
 from rlhf_suite.rl.actors import start_actors
 from rlhf_suite.rl.build import wired

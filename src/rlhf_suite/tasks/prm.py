@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.solutions import StepFormat
-from rlhf_suite.data.steps import StepEncoder
+from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.steps import step_loss, step_ranking
 from rlhf_suite.models.forward import read_logits
 from rlhf_suite.models.process_reward_model import KEY

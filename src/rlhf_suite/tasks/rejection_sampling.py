@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import sft_run
 from rlhf_suite.config.runs import RejectionSamplingRun
-from rlhf_suite.data.answer_groups import best_answer
+from rlhf_suite.data.response_groups import best_answer
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import RMRun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.pairs import PairEncoder
+from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_loss
 from rlhf_suite.models.forward import sequence_outputs
 from rlhf_suite.train.supervised import run_supervised

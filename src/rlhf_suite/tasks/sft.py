@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.chat import ConversationEncoder
-from rlhf_suite.data.documents import DocumentEncoder
+from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.train.supervised import run_supervised

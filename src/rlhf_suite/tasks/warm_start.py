@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
-from rlhf_suite.data.rows import source_names
+from rlhf_suite.data.sources import source_names
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.processes import exclusive_lock
 from rlhf_suite.models.builtin import PREFIX, builtin_folder

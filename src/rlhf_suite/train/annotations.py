@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Group, Item, sequences
-from rlhf_suite.data.lazy import Lazy
+from rlhf_suite.data.combine import Lazy
 from rlhf_suite.disk import cache_folder, file_aside
 from rlhf_suite.models.load import model_digest
 from rlhf_suite.train.frozen import load_frozen_roles

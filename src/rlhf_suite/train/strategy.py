@@ -21,9 +21,8 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
-from rlhf_suite.models.fused import fuse_layers
-from rlhf_suite.models.load import load_model, make_trainable
-from rlhf_suite.models.offload import stream_from_host
+from rlhf_suite.models.load import load_model
+from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.train import optim
 

@@ -13,8 +13,9 @@ from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
-from rlhf_suite.data.packed import PackedRows
-from rlhf_suite.data.rows import EVAL, BadRows, Sources, set_names, source_names
+from rlhf_suite.data.packing import PackedRows
+from rlhf_suite.data.row import BadRows
+from rlhf_suite.data.sources import EVAL, Sources, set_names, source_names
 from rlhf_suite.distributed.ranks import running
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer

@@ -16,16 +16,24 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.conditional import RewardText
-from rlhf_suite.data.dialogue import last_answer, messages_in
-from rlhf_suite.data.messages import Message, check_answer, messages_of, tools_of
-from rlhf_suite.data.render import begin_ids, check_rendering, columns_text, fill, label_text, text_of, tokens
+from rlhf_suite.data.messages import Message, check_answer, last_answer, messages_in, messages_of, tools_of
+from rlhf_suite.data.render import (
+    RewardText,
+    begin_ids,
+    check_rendering,
+    columns_text,
+    fill,
+    label_text,
+    text_of,
+    tokens,
+)
 from rlhf_suite.data.row import LeftOut, Row, RowError, joined, number, required
 from rlhf_suite.data.template import ChatTemplate, Turn
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 __all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder"]
 
@@ -234,3 +242,19 @@ def cut(example: Example, max_len: int) -> Example:
     if len(example) <= max_len:
         return example
     return replace(example, ids=example.ids[:max_len], mask=example.mask[:max_len], truncated=True)
+
+
+class DocumentEncoder:
+    """Rows to windows of text, without template or end-of-sequence token. Every token but the document's first is
+    trained on exactly once: a window begins with the last token of the one before it, as context."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+        self.tokenizer, self.config, self.begin = tokenizer, config, begin_ids(tokenizer)
+
+    def encode(self, row: Row) -> list[Example]:
+        ids = tokens(self.tokenizer, text_of(row, self.config.input_key), self.begin)
+        if len(ids) < 2:
+            raise RowError(row.where, "a text of one token has nothing to predict")
+        length = self.config.max_len
+        windows = [ids[start : start + length] for start in range(0, len(ids) - 1, length - 1)]
+        return [Example(window, [0] + [1] * (len(window) - 1), row.where) for window in windows]

@@ -1,85 +1,33 @@
-"""The rows a run works on: sources read one by one, then concatenated or mixed by probability."""
+"""Sequences whose items are put together when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.data.lazy import Lazy
-from rlhf_suite.data.row import BadRows, DataError, Row, RowError, required
-from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, SourceFlags
-from rlhf_suite.errors import UserError
-
-__all__ = [
-    "DATASET",
-    "EVAL",
-    "PROMPTS",
-    "BadRows",
-    "DataError",
-    "Row",
-    "RowError",
-    "SourceFlags",
-    "Sources",
-    "combine",
-    "limited",
-    "required",
-    "set_names",
-    "source_names",
-]
+from rlhf_suite.data.sources import Sources
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-def source_names(spec: str) -> list[str]:
-    """The sources of a comma list."""
-    return [name.strip() for name in spec.split(",") if name.strip()]
+class Lazy(Sequence[T_co]):
+    """A sequence by its length and `at`, which never sees an index that is negative or too large."""
 
+    @abstractmethod
+    def at(self, place: int) -> T_co:
+        """The item at a place from 0."""
 
-def set_names(sources: Sequence[str]) -> list[str]:
-    """What each source is called in metrics: its last part, or all of it where several have the same."""
-    stems = [Path(source).stem for source in sources]
-    return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
-
-
-@dataclass(frozen=True)
-class Sources:
-    """A comma list of sources, of which split, how many rows of each (and of the whole), and how they are mixed.
-
-    `flags` are the flags all this came from, for error messages."""
-
-    spec: str
-    split: str
-    max_samples: int | None = None
-    probs: Sequence[float] | None = None
-    flags: SourceFlags = DATASET
-
-    @property
-    def names(self) -> list[str]:
-        """Each source; UserError where there are none, or other probabilities than sources."""
-        names, flags = source_names(self.spec), self.flags
-        if not names:
-            raise UserError(
-                f"{flags.dataset}={self.spec!r} names no source; give a file, a folder, a hub name or builtin:<task>"
-            )
-        if self.probs is not None:
-            _check_probs(self.probs, names, flags)
-        return names
-
-
-def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
-    """The rows up to the first `max_samples` that are not malformed."""
-    left = max_samples
-    for row in rows:
-        yield row
-        if isinstance(row, Row) and left is not None:
-            left -= 1
-            if left == 0:
-                return
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T_co]: ...
+    def __getitem__(self, index: int | slice) -> T_co | Sequence[T_co]:
+        places = range(len(self))[index]
+        return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
 
 
 class Combined(Lazy[T_co]):
@@ -138,14 +86,3 @@ def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArra
         index[places] = np.arange(len(places)) % length
         end = max(end, int(places[length - 1]) + 1)
     return np.stack([source[:end], index[:end]], axis=1)
-
-
-def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlags) -> None:
-    given = f"{flags.probs}={list(probs)}"
-    if len(probs) != len(names):
-        raise UserError(f"{given}: {len(probs)} probabilities for {len(names)} sources in {flags.dataset}")
-    if min(probs) <= 0:
-        raise UserError(f"{given}: a source with probability 0 is never used up; leave it out of {flags.dataset}")
-    if abs(sum(probs) - 1) > 1e-6:
-        scaled = [round(prob / sum(probs), 6) for prob in probs]
-        raise UserError(f"{given}: the sum is {sum(probs):g}, not 1; in proportion it would be {scaled}")

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 from test_loading import SFT, Counting, load, write
 
-from rlhf_suite.data.cache_eviction import in_use, make_room
-from rlhf_suite.data.chat import ConversationEncoder
+from rlhf_suite.data.cache import in_use, make_room
 from rlhf_suite.data.store import SUMMARY
+from rlhf_suite.data.text_encoders import ConversationEncoder
 
 HOLDS = """
 import sys
 from pathlib import Path
-from rlhf_suite.data.cache_eviction import in_use
+from rlhf_suite.data.cache import in_use
 held = in_use(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -91,7 +91,7 @@ def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
         place.mkdir()
         (place / SUMMARY).write_text("another")
 
-    monkeypatch.setattr("rlhf_suite.data.cache_eviction.fcntl.flock", removed_meanwhile)
+    monkeypatch.setattr("rlhf_suite.data.cache.fcntl.flock", removed_meanwhile)
     with pytest.raises(FileNotFoundError):
         in_use(place / SUMMARY)
 
@@ -100,7 +100,7 @@ def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
     def no_locks(file, operation):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr("rlhf_suite.data.cache_eviction.fcntl.flock", no_locks)
+    monkeypatch.setattr("rlhf_suite.data.cache.fcntl.flock", no_locks)
     in_use(sets / "old" / SUMMARY).close()
     assert make_room(sets, SUMMARY, 10) == [] and left(sets) == ["middle", "new", "old"]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_suite.data.answer_groups import Answer, Answers, all_answers, answer_groups, best_and_worst, best_answer
+from rlhf_suite.data.response_groups import Answer, Answers, all_answers, answer_groups, best_and_worst, best_answer
 
 
 def group(*scores):

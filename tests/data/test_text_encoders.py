@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.chat import ConversationEncoder
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.errors import UserError
 
 

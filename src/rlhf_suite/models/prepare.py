@@ -1,0 +1,122 @@
+"""Preparing a loaded model for training or serving: adapters, frozen parameters, dropout, kernels, offload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rlhf_suite.config.ds import LoRAConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.experts import ExpertBalance
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.lora import add_lora
+
+LIGER = "ds.use_liger_kernel=true"
+# transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
+DROPOUT_MARKS = ("drop", "jitter")
+
+
+def make_trainable(
+    model: LanguageModel | ScalarModel,
+    config: TrainedModelConfig,
+    lora: LoRAConfig,
+    *,
+    seed: int = 0,
+    section: str = "actor",
+) -> None:
+    """Training mode, with adapters, frozen parts, activation checkpointing and the MoE load-balancing loss as
+    configured. `section` is what errors call `config`."""
+    model.train()
+    if lora.rank > 0:
+        add_lora(model, lora, seed)
+    if config.freeze:
+        freeze(model.model, config.freeze, f"{section}.freeze")
+    if config.gradient_checkpointing_enable:
+        if not model.model.supports_gradient_checkpointing:
+            name = f"{section}.gradient_checkpointing_enable"
+            raise UserError(f"{name}=true: {type(model.model).__name__} does not support it. Set {name}=false")
+        model.model.gradient_checkpointing_enable({"use_reentrant": config.gradient_checkpointing_reentrant})
+    if config.aux_loss_coef > 0:
+        if not hasattr(model.model.config, "num_experts_per_tok"):
+            name = f"{section}.aux_loss_coef"
+            raise UserError(f"{name}={config.aux_loss_coef}: this model has no experts to balance. Set {name}=0")
+        model.balance = ExpertBalance(model.model.config.num_experts_per_tok)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
+    """Take no gradient for the parameters that a pattern matches: a regular expression of a parameter's whole name, or
+    of the name of a module around it. A tied matrix is frozen under either of its names.
+
+    Raises:
+        UserError: a pattern matches nothing, or all of them everything.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        matches = re.compile(rf"(?:{pattern})(?:\..*)?").fullmatch
+        found = [parameter for name, parameter in named if matches(name)]
+        if not found:
+            names = ", ".join(sorted({re.sub(r"\.\d+\..*", ".<number>", name) for name, _ in named}))
+            raise UserError(f"{flag}: nothing in the model is called {pattern!r}. It has {names}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise UserError(f"{flag}={list(patterns)}: freezes the whole model. Leave something to train")
+
+
+def switch_off_dropout(config: PretrainedConfig) -> dict[str, float]:
+    """Set every dropout rate in `config`, and in the configurations inside it, to 0. Return the rates that were above 0
+    by their dotted names."""
+    rates = dict(dropout_rates(config))
+    set_dropout(config, dict.fromkeys(rates, 0.0))
+    return rates
+
+
+def dropout_rates(config: PretrainedConfig, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the dropout rates above 0, by their dotted names."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            yield from dropout_rates(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and value > 0 and any(mark in name for mark in DROPOUT_MARKS):
+            yield f"{prefix}{name}", value
+
+
+def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
+    """Set the dropout rates of these dotted names."""
+    for name, rate in rates.items():
+        *sections, last = name.split(".")
+        owner = config
+        for section in sections:
+            owner = getattr(owner, section)
+        setattr(owner, last, rate)
+
+
+def fuse_layers(model: PreTrainedModel, device: str) -> None:
+    """Swap the layers' computations in place; parameters and their names stay."""
+    if device != "cuda":
+        raise UserError(f"{LIGER}: its kernels need a GPU, and the run is on {device}. Set ds.use_liger_kernel=false")
+    if find_spec("liger_kernel") is None:
+        raise UserError(f"{LIGER}: liger-kernel is not installed. Run pip install 'rlhf-suite[liger]'")
+    from liger_kernel.transformers import monkey_patch as liger
+
+    kind = model.config.model_type
+    if kind not in liger.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise UserError(f"{LIGER}: it has no kernels for models of type {kind}. Set ds.use_liger_kernel=false")
+    own_mlp = {"swiglu": False} if hasattr(model.config, "num_experts_per_tok") else {}
+    liger._apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False, **own_mlp)
+
+
+def stream_from_host(model: nn.Module, device: torch.device) -> nn.Module:
+    """Hold the weights on the host, pinned where that speeds copies up, and run forward passes on `device`."""
+    from accelerate import cpu_offload
+
+    weights = {name: weight.detach().to("cpu") for name, weight in model.state_dict().items()}
+    if device.type == "cuda":
+        weights = {name: weight.pin_memory() for name, weight in weights.items()}
+    streamed: nn.Module = cpu_offload(model, execution_device=device, state_dict=weights)
+    return streamed
