@@ -1,1 +1,1 @@
-"""Where scores come from: `rules` built in, a user's `file`; both run in the killable process of `pool`."""
+"""Sources of rewards: built-in rules, a user's file, HTTP servers, models. Rules and files run in their own process."""

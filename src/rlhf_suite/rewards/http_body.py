@@ -1,7 +1,7 @@
-"""The body of a reward server's answer: read up to a limit, decompressed by hand, and parsed without surprises.
+"""Read and parse the body of a reward server's reply without trusting the server.
 
-A server is not trusted: its answer may be endless, a gzip bomb, nested a thousand levels deep or hold an integer of a
-million digits. Each of these is an `BodyError`, which fails the rows of that request and nothing else.
+A body may be endless, a gzip bomb, nested a thousand levels deep, or hold an integer of a million digits. Each of these
+raises a `BodyError`, which fails the rows of that request and nothing else.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from typing import Any
 
 import httpx
 
-# An answer holds a few numbers per response: no honest one comes near this.
+# A reply holds a few numbers per response, so no honest reply comes near this size.
 BASE_BYTES, BYTES_PER_ROW = 1 << 20, 64 << 10
-MAX_DIGITS = 320  # more than the largest float has
+MAX_DIGITS = 320  # the largest float has 309
 ENCODINGS = "gzip, deflate"
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 class BodyError(ValueError):
-    """The answer cannot be used, and asking again would not help."""
+    """The body cannot be used, and a second request would not help."""
 
 
 async def read_body(response: httpx.Response, limit: int, whole: bool = True) -> bytes:
-    """Return the body, decompressed, of at most `limit` bytes. A longer one is an error, or is cut if not `whole`.
+    """Return the decompressed body, at most `limit` bytes of it.
 
-    httpx decompresses what has arrived at once, however large that becomes; here the limit holds at every moment.
+    httpx decompresses each piece as a whole, however large it becomes. Here the limit holds at every moment.
+
+    Raises:
+        BodyError: the body is longer than `limit` and `whole` is true, or it cannot be decompressed.
     """
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower() or "identity"
     if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
-        raise BodyError("the answer is compressed in another way than was asked for (Content-Encoding)")
+        raise BodyError("the answer has a Content-Encoding other than gzip or deflate, which were asked for")
     unpack = None if encoding == "identity" else zlib.decompressobj(GZIP_OR_ZLIB)
     body = bytearray()
     try:
@@ -46,7 +49,7 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON value in `body`."""
+    """Return the JSON value in `body`; raise BodyError if it is not JSON, nested too deeply, or holds a huge integer."""
     try:
         return json.loads(body, parse_int=integer)
     except RecursionError:
@@ -58,7 +61,7 @@ def parsed(body: bytes) -> Any:
 
 
 def integer(digits: str) -> int:
-    """Return an integer that a float can hold."""
+    """Return the integer that `digits` spell; raise BodyError where no float could hold it."""
     if len(digits) > MAX_DIGITS:
         raise BodyError(f"the answer has a number of {len(digits)} digits")
     return int(digits)

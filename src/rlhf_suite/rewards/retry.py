@@ -1,4 +1,4 @@
-"""Further tries of what failed: how many, and how long to wait before each."""
+"""Retry the rows that got no score, and wait longer before each attempt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 
 
 def with_retries(score: Scorer, rows: list[RewardRow], num_retries: int) -> list[Outcome]:
-    """One outcome per row by `score`; rows that failed, by an error or a time-out, are asked for again together, up to
-    `num_retries` times. Each outcome says how often."""
+    """Return one outcome per row. Rows that failed are scored again together, up to `num_retries` times.
+
+    The `retries` of each outcome count the attempts after the first.
+    """
     outcomes = score(rows)
     for attempt in range(1, num_retries + 1):
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, RewardFailure)]
@@ -26,5 +28,8 @@ def with_retries(score: Scorer, rows: list[RewardRow], num_retries: int) -> list
 
 
 def wait_s(attempt: int) -> float:
-    """Seconds before try `attempt` (1: the second): doubling, and drawn so that requests do not come back in step."""
+    """Return the seconds to wait before retry `attempt` (counted from 1).
+
+    The wait doubles with each retry. It is drawn at random so that clients that failed together do not retry together.
+    """
     return min(FIRST_WAIT_S * 2 ** min(attempt - 1, 10), LONGEST_WAIT_S) * random.uniform(0.5, 1.0)

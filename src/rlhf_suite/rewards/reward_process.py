@@ -1,12 +1,15 @@
-"""Runs reward code in a process that can be killed: whatever it does, each row gets an outcome in bounded time.
+"""Run reward code in a process that can be killed, so that each row gets an outcome in bounded time whatever it does.
 
-`IsolatedScorer.score` takes at most 3 x `reward.timeout_s` plus a last restart: the batch, its rows one by one, and the
-restarts in between, which take no time from the rows. A file gets the whole batch; if that fails
-(exception, crash, deadline), its rows are tried one at a time, so that one bad row does not fail the others. A rule
-gets rows one at a time from the start. A row alone may take its share of the time left, or a thirtieth of
-`reward.timeout_s` if that is more; a killed process is started again for the next row.
+A user's file gets the whole batch. If that fails (exception, crash, deadline), its rows are scored one at a time, so
+that one bad row does not fail the others. A rule gets rows one at a time from the start. A single row may take its
+share of the time that is left, or a thirtieth of `reward.timeout_s` if that is more. After a row that was killed, a
+new process scores the next row.
 
-A process that somebody else kills (the kernel for want of memory, a scheduler) is started again for the same rows.
+`IsolatedScorer.score` takes at most 3 x `reward.timeout_s` plus the last restart: once for the batch, once for its
+rows, and once for the restarts between rows, which are not taken from the time of the rows.
+
+A process that is killed from outside (by the kernel when memory is short, or by a scheduler) is started again for the
+same rows.
 """
 
 from __future__ import annotations
@@ -30,32 +33,38 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
-START_S = 120.0  # for the imports of a reward file; they do not count against reward.timeout_s
-MAX_LOG_BYTES = 1 << 20  # bytes of output of one process that reach the log
-TAIL = 1000  # bytes of output told in the reason of a crash
+START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
+MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
+TAIL_BYTES = 1000  # of the output, quoted in the reason of a crash
 MAX_HANGING_ROWS = 30
-MAX_RESTARTS = 3  # for one request, of a process that was killed from outside
+MAX_RESTARTS = 3  # of a process that was killed from outside, for one request
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2)
 
 
 class StartError(RuntimeError):
-    """The reward process did not come up: the message says why."""
+    """The reward process did not start. The message says why."""
 
 
 class IsolatedScorer:
-    """Scores rows by `reward.rule` or the file `reward.remote_url`. One process, started once and used again."""
+    """Score rows by `reward.rule` or by the file `reward.remote_url`, in one process that is started once and reused."""
 
     def __init__(self, config: TextRewardConfig, log: Path) -> None:
-        """Start the process, so that a file that cannot be loaded is named at once. What it prints goes to `log`."""
+        """Start the process, whose output goes to the file `log`.
+
+        Raises:
+            UserError: the rule or the file cannot be loaded.
+        """
         assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
         self.timeout_s, self.log = config.timeout_s, log
         self.takes_batches = config.rule is None
         kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
         self.source = (kind, name, json.dumps(asdict(config.rules)))
-        # a row alone may take this long, also when others wait; a program has its own deadline before it
+        # A single row may take this long even when others wait. A program has its own, earlier deadline.
         self.least_s = config.rules.code_timeout_s + 2 if name == "code" else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
-            raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
+            raise UserError(
+                f"reward.remote_url={config.remote_url}: this file does not exist; give a .py file that defines reward_func"
+            )
         try:
             self.process: RewardProcess | None = RewardProcess(self.source, log)
         except StartError as error:
@@ -63,7 +72,7 @@ class IsolatedScorer:
             raise UserError(f"{flag} cannot be used: {error}") from None
 
     def score(self, rows: list[RewardRow]) -> list[Outcome]:
-        """One outcome per row, in their order."""
+        """Return one outcome per row, in the order of `rows`."""
         if self.takes_batches and len(rows) > 1:
             result = self._call(rows, self.timeout_s)
             if not isinstance(result, RewardFailure):
@@ -71,17 +80,18 @@ class IsolatedScorer:
         return self._one_by_one(rows)
 
     def close(self) -> None:
-        """Kill the process and its children."""
+        """Kill the reward process and its children."""
         if self.process is not None:
             self.process.kill()
             self.process = None
 
     def _one_by_one(self, rows: list[RewardRow]) -> list[Outcome]:
+        """Score each row by itself; rows for which no time is left get a time-out."""
         outcomes: list[Outcome] = []
         left = for_restarts = self.timeout_s
         for index, row in enumerate(rows):
             if min(left, for_restarts) <= 0:
-                reason = f"not scored: the rows before it took all of reward.timeout_s={self.timeout_s:g}"
+                reason = f"not scored: the rows before it used up reward.timeout_s={self.timeout_s:g}"
                 outcomes.append(RewardFailure(reason, "timeout"))
                 continue
             began = time.monotonic()
@@ -93,13 +103,13 @@ class IsolatedScorer:
             outcomes.extend([result] if isinstance(result, RewardFailure) else result)
         return outcomes
 
-    def _too_late(self, limit_s: float) -> str:
-        """The reason of a time-out after `limit_s`, which is less than the whole where rows share it."""
+    def _timeout_reason(self, limit_s: float) -> str:
+        """Return the message of a time-out after `limit_s` seconds, a part of `reward.timeout_s` where rows share it."""
         reason = f"no score within reward.timeout_s={self.timeout_s:g} seconds"
-        return reason if limit_s >= self.timeout_s else f"{reason}, of which this row alone had {limit_s:.2g}"
+        return reason if limit_s >= self.timeout_s else f"{reason}; this row alone had {limit_s:.2g} of them"
 
     def _problem_to_start(self) -> RewardFailure | None:
-        """Have a process; else why there is none."""
+        """Start the process if there is none. Return None, or the failure if it does not start."""
         try:
             self.process = self.process or RewardProcess(self.source, self.log)
         except StartError as error:
@@ -107,9 +117,9 @@ class IsolatedScorer:
         return None
 
     def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
-        """The outcomes of one request, or why there are none; then the process may be gone.
+        """Return the outcomes of one request, or its failure, after which the process may have ended.
 
-        A process that is killed from outside is started again, `MAX_RESTARTS` times and within the same time limit.
+        A process that is killed from outside is started again, up to `MAX_RESTARTS` times within the same time limit.
         """
         deadline = time.monotonic() + limit_s
         result: list[Outcome] | RewardFailure | None = None
@@ -126,14 +136,14 @@ class IsolatedScorer:
         return RewardFailure(f"{result.reason}, {MAX_RESTARTS + 1} times in a row", result.kind, MAX_RESTARTS)
 
     def _request(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
-        """One attempt of `_call`."""
+        """Send the rows once. Return the outcomes, or the failure."""
         assert self.process is not None
         try:
             reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
         except TimeoutError:
             self.close()
-            return RewardFailure(self._too_late(limit_s), "timeout")
-        except OSError:  # the line broke
+            return RewardFailure(self._timeout_reason(limit_s), "timeout")
+        except OSError:  # the connection to the process broke
             kind = Killed if self.process.was_killed() else RewardFailure
             reason = self.process.exit_reason()
             self.close()
@@ -145,13 +155,14 @@ class IsolatedScorer:
 
 @dataclass(frozen=True)
 class Killed(RewardFailure):
-    """The process was killed from outside: the same rows may well be scored by the next one."""
+    """The process was killed from outside, so the next process may well score the same rows."""
 
 
 class RewardProcess:
-    """`rewards.worker` as a process group of its own, at the other end of a socket."""
+    """A `rewards.worker` process in its own process group, connected by a socket."""
 
     def __init__(self, source: tuple[str, str, str], log: Path) -> None:
+        """Start the process and wait until it is ready; raise StartError when it fails to start."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
@@ -188,7 +199,7 @@ class RewardProcess:
             raise StartError(reply["error"])
 
     def request(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The reply to `message`. TimeoutError after `limit_s`; another OSError when the process died."""
+        """Return the reply to `message`. Raise TimeoutError after `limit_s` seconds, or another OSError if it died."""
         deadline = time.monotonic() + limit_s
         self.socket.settimeout(limit_s)
         self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -199,43 +210,43 @@ class RewardProcess:
         line = self.reader.readline()
         try:
             reply: dict[str, Any] = json.loads(line)
-        except ValueError:  # empty or cut off, or the reward code wrote into the line
+        except ValueError:  # empty or cut off, or the reward code wrote into the socket
             raise ConnectionError("the reward process does not answer") from None
         return reply
 
     def _drain_output(self) -> None:
-        """Write what the reward code prints to the log, up to a limit, and keep the end of it."""
+        """Write what the reward code prints to the log, up to a limit, and keep its last bytes for error messages."""
         assert self.popen.stdout is not None
         written, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
         with self.log.open("ab", buffering=0) as log:
             while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
-                self.output_tail = (self.output_tail + chunk)[-TAIL:]
+                self.output_tail = (self.output_tail + chunk)[-TAIL_BYTES:]
                 if written < MAX_LOG_BYTES:
                     text = decoder.decode(chunk[: MAX_LOG_BYTES - written])
-                    log.write(printable(text, len(text), keep_lines=True).encode())  # it may print responses
+                    log.write(printable(text, len(text), keep_lines=True).encode())  # its output may contain responses
                     written += len(chunk)
                     if written >= MAX_LOG_BYTES:
-                        log.write(b"\n[reward code printed more; the rest is dropped]\n")
+                        log.write(b"\n[the reward code printed more than this; the rest is dropped]\n")
 
     def was_killed(self) -> bool:
-        """Whether the process ended by a signal that others send; its own mistakes end it by other signals."""
+        """Return whether a signal from outside ended the process. Crashes of its own end it by other signals."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return -self.popen.wait(timeout=1) in FROM_OUTSIDE
         return False
 
     def exit_reason(self) -> str:
-        """How the process ended, and the last it said."""
+        """Return how the process ended, and the last lines of its output."""
         try:
             code = self.popen.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return "the reward code closed its line to the run, or wrote into it"
+            return "the reward code closed its connection to the run, or wrote into it"
         self.drain.join(timeout=1)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         said = printable(self.output_tail.decode(errors="replace").strip(), keep_lines=True)
         return f"the reward process died ({how})" + (f"; it last said: {said}" if said else "")
 
     def kill(self) -> None:
-        """Kill the whole group and wait for the process."""
+        """Kill the whole process group and wait for the process to end."""
         with contextlib.suppress(ProcessLookupError):  # the whole group has ended by itself
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()

@@ -1,8 +1,8 @@
-"""The process that runs reward code: one JSON line in, one out, until its parent closes the line or kills it.
+"""The process that runs reward code: it answers each line of JSON with one line, until its parent ends it.
 
 `python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path> <rules as JSON>`.
-Start with `reward_process.IsolatedScorer`.
-Its stdout and stderr belong to the reward code. It imports nothing but what the rule or the file needs.
+`reward_process.IsolatedScorer` starts it. Its stdout and stderr are for the output of the reward code. It imports only
+what the rule or the file needs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"
 
 
 def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -> None:
-    """Load the reward, say so, then answer requests."""
+    """Load the reward code, report whether that worked, then answer requests until the socket closes."""
     limit_memory()
-    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=kill_group_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:
         scorer = load(kind, name, rules)
@@ -50,12 +50,13 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
 
 
 def load(kind: str, name: str, rules: RuleConfig) -> Scorer:
+    """Return the scorer of a rule or a file. The import happens here, so that only one of the two is loaded."""
     module = importlib.import_module(SOURCES[kind])
     return module.make_scorer(name, rules) if kind == "rule" else module.make_scorer(name)
 
 
 def answer(scorer: Scorer, rows: list[RewardRow]) -> dict[str, object]:
-    """`{"outcomes": [...]}`, or `{"error": reason}` when the reward code raised."""
+    """Return `{"outcomes": [...]}`, or `{"error": reason}` when the reward code raised an exception."""
     try:
         return {"outcomes": [asdict(outcome) for outcome in scorer(rows)]}
     except (Exception, SystemExit) as error:
@@ -64,19 +65,20 @@ def answer(scorer: Scorer, rows: list[RewardRow]) -> dict[str, object]:
 
 
 def reply(channel: BufferedRWPair, message: dict[str, object]) -> None:
+    """Send one message as a line of JSON."""
     channel.write(json.dumps(message).encode() + b"\n")
     channel.flush()
 
 
 def describe(error: BaseException) -> str:
-    """`file.py:12: KeyError: 'x'`: where it was raised, and what."""
+    """Return where an exception was raised and what it says, as `file.py:12: KeyError: 'x'`."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
     return printable(f"{where}{type(error).__name__}: {error}", keep_lines=True)
 
 
 def lock() -> None:
-    """From here on: no keys in the environment; as far as Landlock goes, no files but libraries, and no TCP."""
+    """Clear the environment, which may hold keys, and let Landlock (if there) deny files except libraries, and TCP."""
     os.environ.clear()
     os.environ["LANG"] = "C.UTF-8"
     jail.libc.prctl(jail.NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -84,22 +86,22 @@ def lock() -> None:
 
 
 def limit_memory() -> None:
-    """Half the machine at most, so that a runaway allocation fails here and not the whole run; no core dumps."""
+    """Limit this process to half of the machine's memory, so that a huge allocation fails here; disable core dumps."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     resource.setrlimit(resource.RLIMIT_DATA, (half, half))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def limit_cpu(limit_s: float) -> None:
-    """CPU time for one request: all cores for its whole deadline. Ends a loop whose parent was killed."""
+    """Allow the CPU time of all cores until the deadline of one request. This ends a loop whose parent was killed."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     allowed = (limit_s + 1) * (os.cpu_count() or 1)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime + allowed) + 1, hard))
 
 
-def die_with(parent: int) -> None:
-    """Kill this process group once its parent is gone."""
+def kill_group_with(parent: int) -> None:
+    """Wait until the process `parent` has ended, then kill this process group."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Running untrusted Python programs with limits on what they can reach, use and print."""
+"""Running untrusted Python programs, with limits on what they can reach, use and print."""

@@ -1,13 +1,14 @@
-"""Tests of functions in one process, the functions in another: what a program says of itself never decides.
+"""Check the functions of a program from another process, so that the program cannot decide the outcome itself.
 
-`serve` runs a program and then calls its functions for `check`, which executes the checks. Both are run by `jail.py`,
-each in a sandbox of its own, with two pipes between them; this file's text is what the jail gets, so it stands alone.
+`serve` runs a program and then calls its functions on request. `check` executes the checks and sends those requests.
+`jail.py` runs each of the two in a separate sandbox, with two pipes between them. The jail gets the text of this file,
+so this file imports nothing of the suite.
 
-The checks see plain values: None, numbers, texts, bytes, lists, tuples, sets, dicts, ranges, arrays, rebuilt from JSON.
-Anything else of the program's (a class, an instance, a generator) is an `Elsewhere`, which can be called, asked for
-attributes and items, iterated, and is equal to nothing: if it were the program that compares, an object that is equal
-to everything would pass. Functions of the checks (a key, a callback) are called back; the program can do no more with
-them than that, since the rest of Python hangs on every function.
+The checks see plain values, rebuilt from JSON: None, numbers, texts, bytes, lists, tuples, sets, dicts, ranges, arrays.
+Any other value of the program (a class, an instance, a generator) is a `RemoteObject`. The checks can call it, read its
+attributes and items, and iterate over it, but it is equal to nothing: if the program did the comparison, an object that
+is equal to everything would pass. The program can call functions of the checks (a key, a callback) and do nothing else
+with them, because all of Python can be reached from the attributes of a function.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-Refer = Callable[[object], list[Any]]  # what stands for a value that is not plain
+Refer = Callable[[object], list[Any]]  # makes the reference that is sent for a value that is not plain
 Known = Callable[[str, int], object]  # the inverse
 PLAIN = (str, bool, int, float)
-Kind = tuple[Callable[[Any], bool], Callable[[Any], list[Any]], Callable[[list[Any]], Any]]  # is it one, parts, whole
+Kind = tuple[
+    Callable[[Any], bool], Callable[[Any], list[Any]], Callable[[list[Any]], Any]
+]  # a test of the type, taking apart, putting together
 
 
 def number(kind: type[Any]) -> Kind:
+    """Return how a number or text is sent: as itself."""
     return (lambda value: isinstance(value, kind)), (lambda value: [kind(value)]), (lambda parts: kind(*parts))
 
 
 def container(kind: type[Any]) -> Kind:
+    """Return how a container is sent: as the list of its items."""
     return (lambda value: isinstance(value, kind)), list, kind
 
 
-# How other plain values, subclasses included, are taken apart and put together.
+# How the other plain values, subclasses included, are taken apart and put together.
 KINDS: dict[str, Kind] = {
     **{kind.__name__: number(kind) for kind in (int, float, str)},
     **{kind.__name__: container(kind) for kind in (list, tuple, set, frozenset)},
@@ -67,7 +72,7 @@ KINDS: dict[str, Kind] = {
         lambda parts: importlib.import_module("numpy").array(*parts)[()],
     ),
 }
-# Modules that checks may use without importing them, by the name they have there.
+# Modules that checks may use without an import, by the name that they have in the checks.
 MODULES = {name: name for name in sys.stdlib_module_names} | {"np": "numpy", "numpy": "numpy"}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, *args, **named: function(*args, **named),
@@ -84,7 +89,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def encode(value: Any, refer: Refer) -> Any:
-    """A value as JSON; subclasses of plain types become those."""
+    """Return a value as JSON. A subclass of a plain type becomes that type."""
     if value is None or type(value) in PLAIN:
         return value
     for kind, (is_one, parts, _) in KINDS.items():
@@ -94,7 +99,7 @@ def encode(value: Any, refer: Refer) -> Any:
 
 
 def decode(found: Any, known: Known) -> Any:
-    """The inverse; makes plain types alone, whatever it is given."""
+    """Return the value of what `encode` made. It makes only plain types, whatever it is given."""
     if not isinstance(found, list):
         return found
     kind, value = found
@@ -103,32 +108,42 @@ def decode(found: Any, known: Known) -> Any:
     return KINDS[kind][2]([decode(part, known) for part in value])
 
 
-class Line:
-    """Requests and replies with the other side, and the values of ours that it knows by number."""
+class Channel:
+    """Sends requests and replies to the other side, and keeps our values that the other side knows by number."""
 
     def __init__(
-        self, fds: tuple[int, int], ours: str, theirs: Callable[[Line, int], object], allowed: Collection[str]
+        self, fds: tuple[int, int], ours: str, theirs: Callable[[Channel, int], object], allowed: Collection[str]
     ) -> None:
-        """`fds`: to read, to write. `ours`: the name of this side. `theirs` makes what stands for a value of the other
-        side. `allowed`: what that may ask for."""
+        """Open the two pipes.
+
+        Args:
+            fds: the descriptors to read from and to write to.
+            ours: the name of this side.
+            theirs: makes the object that stands here for a value of the other side.
+            allowed: the operations that the other side may request.
+        """
         self.reader, self.writer = os.fdopen(fds[0], "rb"), os.fdopen(fds[1], "wb")
         self.ours, self.theirs, self.allowed = ours, theirs, allowed
         self.values: list[object] = []
 
     def refer(self, value: object) -> list[Any]:
-        if isinstance(value, Elsewhere):
+        """Keep a value of ours and return its reference; a remote object has the reference of the other side."""
+        if isinstance(value, RemoteObject):
             return ["program", value._number]
         self.values.append(value)
         return [self.ours, len(self.values) - 1]
 
     def known(self, kind: str, number: int) -> object:
+        """Return the value of a reference: ours itself, or what stands for one of the other side."""
         return self.values[number] if kind == self.ours else self.theirs(self, number)
 
     def send(self, message: dict[str, Any]) -> None:
+        """Send a message as a line of JSON."""
         self.writer.write(json.dumps(message).encode() + b"\n")
         self.writer.flush()
 
     def receive(self) -> dict[str, Any]:
+        """Return the next message; raise EOFError when the other side has ended."""
         line = self.reader.readline()
         if not line:
             raise EOFError("the program ended before its tests did")
@@ -136,8 +151,10 @@ class Line:
         return message if isinstance(message, dict) else {}
 
     def ask(self, operation: str, target: int, *args: Any, **named: Any) -> Any:
-        """Have `operation` done over there; meanwhile the other side may ask us. Lists, dicts and sets that it
-        changed are changed here, too."""
+        """Request `operation` on a value of the other side and return its result.
+
+        While it works, the other side may send requests too. Changes to lists, dicts and sets are copied back to ours.
+        """
         given = [encode(each, self.refer) for each in args]
         options = {name: encode(each, self.refer) for name, each in named.items()}
         self.send({"do": operation, "to": target, "args": given, "named": options})
@@ -152,7 +169,7 @@ class Line:
         return decode(reply.get("value"), self.known)
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Do what the other side asks for."""
+        """Carry out a request of the other side and send the reply."""
         if request["do"] not in self.allowed:
             raise PermissionError(request["do"])
         args = [decode(each, self.known) for each in request["args"]]
@@ -168,7 +185,7 @@ class Line:
 
 
 def refill(mine: Any, changed: Any) -> None:
-    """Give a list, dict or set the contents of another."""
+    """Replace the contents of a list, dict or set by those of another of the same type."""
     if isinstance(mine, list) and isinstance(changed, list):
         mine[:] = changed
     elif isinstance(mine, dict | set) and type(mine) is type(changed):
@@ -176,75 +193,75 @@ def refill(mine: Any, changed: Any) -> None:
         mine.update(changed)
 
 
-class Elsewhere:
-    """A value of the program's, which stays there."""
+class RemoteObject:
+    """Stands for a value of the program, which stays in the program's process."""
 
-    __slots__ = ("_line", "_number")
+    __slots__ = ("_channel", "_number")
 
-    def __init__(self, line: Line, number: int) -> None:
-        object.__setattr__(self, "_line", line)
+    def __init__(self, channel: Channel, number: int) -> None:
+        object.__setattr__(self, "_channel", channel)
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._line.ask("call", self._number, *args, **named)
+        return self._channel.ask("call", self._number, *args, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # libraries would take its word for an array, a number, a path
+        if name.startswith("__"):  # with these, the program could pose as an array, a number or a path to libraries
             raise AttributeError(name)
-        return self._line.ask("getattr", self._number, name)
+        return self._channel.ask("getattr", self._number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._line.ask("setattr", self._number, name, value)
+        self._channel.ask("setattr", self._number, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._line.ask("getitem", self._number, key)
+        return self._channel.ask("getitem", self._number, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._line.ask("setitem", self._number, key, value)
+        self._channel.ask("setitem", self._number, key, value)
 
     def __len__(self) -> int:
-        return int(self._line.ask("len", self._number))
+        return int(self._channel.ask("len", self._number))
 
     def __iter__(self) -> Any:
-        return iter(self._line.ask("iter", self._number))
+        return iter(self._channel.ask("iter", self._number))
 
     def __next__(self) -> Any:
-        return self._line.ask("next", self._number)
+        return self._channel.ask("next", self._number)
 
     def __str__(self) -> str:
-        return str(self._line.ask("str", self._number))
+        return str(self._channel.ask("str", self._number))
 
 
 def serve(program: str, read_fd: int, write_fd: int) -> None:
-    """Run the program; then answer, until there are no more questions."""
+    """Run the program, then carry out requests until the other side closes its pipe."""
     names: dict[str, object] = {"__name__": "__main__"}
     exec(compile(program, "program.py", "exec"), names)
-    line = Line((read_fd, write_fd), "program", callback, OPERATIONS)
-    line.values.append(names)
-    line.send({"ready": True})
+    channel = Channel((read_fd, write_fd), "program", callback, OPERATIONS)
+    channel.values.append(names)
+    channel.send({"ready": True})
     with suppress(EOFError):
         while True:
-            line.answer(line.receive())
+            channel.answer(channel.receive())
 
 
-def callback(line: Line, number: int) -> object:
-    """A function of the checks, for the program."""
-    return lambda *args, **named: line.ask("call", number, *args, **named)
+def callback(channel: Channel, number: int) -> object:
+    """Return what the program gets for a function of the checks: a function that calls it over there."""
+    return lambda *args, **named: channel.ask("call", number, *args, **named)
 
 
 def check(checks: list[str], read_fd: int, write_fd: int) -> None:
-    """Execute the checks; what they do not define themselves is the program's. An exception means that they failed."""
-    line = Line((read_fd, write_fd), "checks", Elsewhere, ["call"])
-    line.receive()  # the program ran to its end
+    """Execute the checks. Names that they do not define come from the program. An exception means that they failed."""
+    channel = Channel((read_fd, write_fd), "checks", RemoteObject, ["call"])
+    channel.receive()  # the program ran to its end
     names: dict[str, object] = {}
     for name in free_names(checks):
-        names[name] = importlib.import_module(MODULES[name]) if name in MODULES else line.ask("name", 0, name)
+        names[name] = importlib.import_module(MODULES[name]) if name in MODULES else channel.ask("name", 0, name)
     for each in checks:
         exec(compile(each, "check.py", "exec"), names)
 
 
 def free_names(checks: list[str]) -> list[str]:
-    """The names that the checks use and do not make, builtins aside."""
+    """Return the names that the checks use and do not define, without builtins."""
     used, made = dict[str, None](), set(dir(builtins))
     for node in (node for each in checks for node in ast.walk(ast.parse(each))):
         if isinstance(node, ast.Name):

@@ -1,10 +1,11 @@
-"""Runs one untrusted Python program in this process, after giving up all that it must not have.
+"""Run one untrusted Python program in this process, after giving up every right that the program must not have.
 
-`python -I jail.py <payload fd> <report fd>`, started by `sandbox.Jailed` in an empty folder. The payload is JSON: code,
-secret (written to the report when all of it ran), limits. It stands alone: it imports nothing of the suite, so that
-little time is lost and nothing of it is within the program's reach. The report is: what it says, a program may say.
+`python -I jail.py <payload fd> <report fd>` is started by `programs.SandboxedProcess` in an empty folder. The payload
+is JSON: the code, a secret that is written to the report when all of the code has run, and the limits. This file
+imports nothing of the suite: it starts fast, and the program can reach nothing of the suite. The program can reach the
+report, so the report proves only that the code ran to its end.
 
-What is given up, and by what:
+What is given up, and how:
 
     network                 a network namespace of its own (root, or where users may make user namespaces); where there
                             is none, Landlock refuses TCP (Linux 6.7)
@@ -29,19 +30,19 @@ from pathlib import Path
 
 NOBODY = 65534
 MAX_TASKS = 32  # processes and threads
-FILE_BYTES = 8 << 20  # of any file that it writes, its output too
+FILE_BYTES = 8 << 20  # the size of any file that the program writes, its output included
 DISK = b"size=64m,nr_inodes=4096,mode=0700"
 NEW_MOUNTS, RECURSIVE_PRIVATE, NO_SUID_NO_DEVICES = 0x00020000, 1 << 14 | 1 << 18, 2 | 4
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
 NO_NEW_PRIVILEGES, DEATH_SIGNAL, KEEP_CAPABILITIES = 38, 1, 8
 CAPABILITY_VERSION, READ_SEARCH = 0x20080522, 1 << 2
-# Landlock (x86-64 and arm64 share the numbers): access rights by the version of the interface that brought them.
+# Landlock (x86-64 and arm64 have the same numbers): access rights by the version of the interface that added them.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-TCP, TCP_SINCE = 1 | 2, 4  # bind and connect; the version of the interface that brought them
+TCP, TCP_SINCE = 1 | 2, 4  # bind and connect; the version of the interface that added them
 SCOPES, SCOPES_SINCE = 1 | 2, 6  # abstract sockets of, and signals to, processes outside
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14  # what can be asked of a file rather than of a folder
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14  # rights that apply to a file rather than to a folder
 READ = EXECUTE | READ_FILE | READ_DIR
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero")
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,7 +58,7 @@ class PathRule(ctypes.Structure):
 
 
 def main(payload_fd: int, report_fd: int) -> None:
-    """Read the payload, lock the door, run the program."""
+    """Read the payload, isolate this process, run the program, and write the secret to the report."""
     with os.fdopen(payload_fd) as file:
         payload = json.load(file)
     shut = isolate()
@@ -73,7 +74,7 @@ def main(payload_fd: int, report_fd: int) -> None:
 
 
 def isolate() -> bool:
-    """Namespaces of our own, and no root. True when our processes are counted apart from everyone else's."""
+    """Enter new namespaces and give up root. Return whether our processes are counted apart from the user's others."""
     is_root = os.geteuid() == 0
     spaces = NEW_NET | NEW_PID | NEW_IPC
     uid, gid = os.getuid(), os.getgid()
@@ -87,7 +88,7 @@ def isolate() -> bool:
     if parted and (first := os.fork()):  # the process namespace begins with the next process
         _, status = os.waitpid(first, 0)
         code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)  # as a shell tells of a signal
+        os._exit(code if code >= 0 else 128 - code)  # a shell reports a signal in this way
     if is_root:
         become_nobody()
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -96,14 +97,14 @@ def isolate() -> bool:
 
 
 def own_disk(folder: Path) -> None:
-    """Lay a small file system in memory over `folder`, which nobody else sees."""
+    """Mount a small file system in memory over `folder`. No other process sees it."""
     if libc.unshare(NEW_MOUNTS) == 0 and libc.mount(None, b"/", None, RECURSIVE_PRIVATE, None) == 0:
         libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", NO_SUID_NO_DEVICES, DISK)
         os.chdir(folder)
 
 
 def become_nobody() -> None:
-    """Give root up. Where the interpreter is in a folder of root's own, the right to read stays: Landlock bounds it."""
+    """Give up root. If only root can enter the interpreter's folder, keep the right to read, which Landlock restricts."""
     os.chown(".", NOBODY, NOBODY)
     hidden = any(not parent.stat().st_mode & 1 for parent in Path(sys.base_prefix, "lib").resolve().parents)
     keeps = hidden and libc.syscall(CREATE_RULESET, None, 0, 1) >= 1
@@ -118,7 +119,7 @@ def become_nobody() -> None:
 
 
 def limit(memory_bytes: int, cpu_s: int, counted_alone: bool) -> None:
-    """Resource limits. Where the user's other processes count too, none may be added at all."""
+    """Set resource limits. Where the user's other processes are counted too, the program may start none at all."""
     tasks = MAX_TASKS if counted_alone else 0
     for kind, value in (
         (resource.RLIMIT_AS, memory_bytes),
@@ -132,16 +133,16 @@ def limit(memory_bytes: int, cpu_s: int, counted_alone: bool) -> None:
 
 
 def landlock(folder: Path | None) -> bool:
-    """Reading of libraries and writing of `folder` only, no TCP, no signals; False where the kernel has no Landlock.
+    """Allow only reading libraries and writing `folder`; deny TCP and signals. Return False where there is no Landlock.
 
-    Without root it takes NO_NEW_PRIVILEGES before it.
+    Without root, NO_NEW_PRIVILEGES must be set before.
     """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return False
     handled = RIGHTS[min(version, max(RIGHTS))]
     rules = Ruleset(handled, TCP if version >= TCP_SINCE else 0, SCOPES if version >= SCOPES_SINCE else 0)
-    # an older kernel takes a longer structure whose unknown fields are 0
+    # An older kernel accepts a longer structure if the fields that it does not know are 0.
     ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     prefixes = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *filter(os.path.isabs, sys.path))
     for path in {*READABLE, *prefixes}:
@@ -155,6 +156,7 @@ def landlock(folder: Path | None) -> bool:
 
 
 def allow(ruleset: int, path: Path, rights: int) -> None:
+    """Add a rule that gives `rights` on `path`, if the path exists."""
     try:
         fd = os.open(path, os.O_PATH)
     except OSError:
