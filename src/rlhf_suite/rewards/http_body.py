@@ -49,7 +49,9 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON value in `body`; raise BodyError if it is not JSON, nested too deeply, or holds a huge integer."""
+    """Return the JSON value in `body`; raise BodyError if it is not JSON, nested too deeply, or holds a huge
+    integer.
+    """
     try:
         return json.loads(body, parse_int=integer)
     except RecursionError:

@@ -46,7 +46,9 @@ class StartError(RuntimeError):
 
 
 class IsolatedScorer:
-    """Score rows by `reward.rule` or by the file `reward.remote_url`, in one process that is started once and reused."""
+    """Score rows by `reward.rule` or by the file `reward.remote_url`, in one process that is started once and
+    reused.
+    """
 
     def __init__(self, config: TextRewardConfig, log: Path) -> None:
         """Start the process, whose output goes to the file `log`.
@@ -62,9 +64,7 @@ class IsolatedScorer:
         # A single row may take this long even when others wait. A program has its own, earlier deadline.
         self.least_s = config.rules.code_timeout_s + 2 if name == "code" else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
-            raise UserError(
-                f"reward.remote_url={config.remote_url}: this file does not exist; give a .py file that defines reward_func"
-            )
+            raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
         try:
             self.process: RewardProcess | None = RewardProcess(self.source, log)
         except StartError as error:
@@ -104,7 +104,9 @@ class IsolatedScorer:
         return outcomes
 
     def _timeout_reason(self, limit_s: float) -> str:
-        """Return the message of a time-out after `limit_s` seconds, a part of `reward.timeout_s` where rows share it."""
+        """Return the message of a time-out after `limit_s` seconds, a part of `reward.timeout_s` where rows
+        share it.
+        """
         reason = f"no score within reward.timeout_s={self.timeout_s:g} seconds"
         return reason if limit_s >= self.timeout_s else f"{reason}; this row alone had {limit_s:.2g} of them"
 

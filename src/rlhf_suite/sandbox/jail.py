@@ -104,7 +104,9 @@ def own_disk(folder: Path) -> None:
 
 
 def become_nobody() -> None:
-    """Give up root. If only root can enter the interpreter's folder, keep the right to read, which Landlock restricts."""
+    """Give up root. If only root can enter the interpreter's folder, keep the right to read, which Landlock
+    restricts.
+    """
     os.chown(".", NOBODY, NOBODY)
     hidden = any(not parent.stat().st_mode & 1 for parent in Path(sys.base_prefix, "lib").resolve().parents)
     keeps = hidden and libc.syscall(CREATE_RULESET, None, 0, 1) >= 1
