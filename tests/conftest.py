@@ -1,4 +1,9 @@
-"""Ranks that several test modules share."""
+"""The tier of every test, and the fixtures that several folders share.
+
+A test has one tier: `quick` (pure functions and configuration), `stack` (starts processes, Ray, vLLM or gloo), `e2e`
+(whole jobs) or `proof` (matrices and long versions, run on demand). A marker at the test or its file decides, then the
+fixtures that the test uses, then its folder; what is left is quick. `pytest -m quick` runs one tier.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,35 @@ import pytest
 
 from full_disk import small_disk
 from ranks import Ranks
+
+TIERS = ("proof", "e2e", "stack", "quick")  # what takes longest runs first
+FIXTURE_TIERS = {"ranks": "stack", "cluster": "stack", "small": "stack"}
+FOLDER_TIERS = {
+    **dict.fromkeys(("distributed", "engines", "golden", "launch", "serving", "weight_sync"), "stack"),
+    "e2e": "e2e",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier, and begin with the files whose tests take longest."""
+    first: dict[Path, int] = {}
+    for item in items:
+        if not tiers(item):
+            item.add_marker(default_tier(item))
+        first[item.path] = min(TIERS.index(tiers(item)[0]), first.get(item.path, len(TIERS)))
+    items.sort(key=lambda item: first[item.path])
+
+
+def tiers(item: pytest.Item) -> list[str]:
+    """Return the tiers that a test is marked with, those of the test itself before those of its file."""
+    return [mark.name for mark in item.iter_markers() if mark.name in TIERS]
+
+
+def default_tier(item: pytest.Item) -> str:
+    """Return the tier of a test without a marker."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    by_fixture = (tier for name, tier in FIXTURE_TIERS.items() if name in getattr(item, "fixturenames", ()))
+    return FOLDER_TIERS.get(folder) or next(by_fixture, "quick")
 
 
 @pytest.fixture(scope="session")

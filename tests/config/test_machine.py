@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.stack
+
 ROOT = Path(__file__).parents[2]
 PPO = ["task=ppo", "demo=ppo"]
 

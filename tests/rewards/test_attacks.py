@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.stack
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "reward_attacks.py"
 
 

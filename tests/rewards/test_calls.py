@@ -10,6 +10,8 @@ import pytest
 
 from rlhf_suite.sandbox.calls import check, free_names, serve
 
+pytestmark = pytest.mark.stack
+
 STACK = (
     "class Stack:\n def __init__(s): s.held = []\n def push(s, x): s.held.append(x)\n def pop(s): return s.held.pop()"
 )

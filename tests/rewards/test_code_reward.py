@@ -11,6 +11,8 @@ from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 from rlhf_suite.rewards.code import make_code
 from rlhf_suite.sandbox.programs import Limits, run_python
 
+pytestmark = pytest.mark.stack
+
 PAIRS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 ADDS = "print(sum(map(int, input().split())))"
 

@@ -14,6 +14,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 
+pytestmark = pytest.mark.stack
+
 pytest.importorskip("reasoning_gym")
 SUMS = "reasoning_gym:chain_sum/size:3/seed:1/max_terms:2/min_digits:2"
 

@@ -12,6 +12,8 @@ from rlhf_suite.rewards import retry
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
 
+pytestmark = pytest.mark.stack
+
 # A row with the label "flaky" misbehaves in its first three tries, each time in another way: the process that tries is
 # gone each time, so the number of tries is in a file. The rows' batch and the row alone are tries of their own.
 FLAKY = """

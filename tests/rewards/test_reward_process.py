@@ -17,6 +17,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer
 
+pytestmark = pytest.mark.stack
+
 
 def row(label: str, response: str = "r") -> RewardRow:
     return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource="default")

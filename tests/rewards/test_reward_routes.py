@@ -12,6 +12,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards, check_routes
 
+pytestmark = pytest.mark.stack
+
 
 def row(label: str, response: str, datasource: str = "default") -> RewardRow:
     return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)

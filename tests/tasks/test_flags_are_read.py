@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import flag_reads
 from rlhf_suite.config.runs import TASKS, SupervisedRun
 from rlhf_suite.models.builtin import create_tiny
@@ -32,6 +34,7 @@ READ_ELSEWHERE = {
 }
 
 
+@pytest.mark.stack
 def test_every_active_flag_is_read_by_a_run(tmp_path):
     create_tiny(tmp_path / "teacher", seed=1)
     tasks = [task for task, run in TASKS.items() if issubclass(run, SupervisedRun)]

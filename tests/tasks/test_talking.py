@@ -15,6 +15,8 @@ from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.chat_model import Talker
 from rlhf_suite.tasks.chat import Chat
 
+pytestmark = pytest.mark.stack
+
 LIGHT = """
 import sys
 from rlhf_suite.cli.app import main

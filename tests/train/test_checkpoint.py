@@ -154,6 +154,7 @@ def save_for_ever(path: Path, first: int) -> None:
         save(store, step, "best", size=20_000)
 
 
+@pytest.mark.stack
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
     """And never takes one away: what was the newest before is there, or a newer one."""
     path, chance, newest = tmp_path / "checkpoints", random.Random(0), 0
