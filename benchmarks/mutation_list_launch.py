@@ -137,7 +137,7 @@ LAUNCH = [
     ),
     Mutation(
         "every byte of a request buys its connection more time",
-        "serving/http_protocol.py",
+        "serving/http_server.py",
         "        elif self.deadline is None:\n",
         "        else:\n            self.stop_watch()\n",
         BATCHER,

@@ -60,5 +60,5 @@ def test_a_continued_job_takes_the_rows_that_are_left_and_counts_all(tmp_path):
 def test_a_job_without_any_usable_row_is_an_error(tmp_path):
     one = job(tmp_path)
     one.write([Done(16, [], {"samples": 0.0, "skipped": 6.0, "tokens": 0.0})], "tokens")
-    with pytest.raises(UserError, match="none of 6 rows can be used"):
+    with pytest.raises(UserError, match="none of the 6 rows can be used"):
         one.finish()

@@ -115,7 +115,7 @@ def test_what_appears_in_the_outputs_place_meanwhile_is_kept(tmp_path, name):
 def test_a_part_that_is_gone_is_not_made_up(tmp_path):
     opened(tmp_path).append(ROWS[0], 2, {})
     (tmp_path / "out.jsonl.part").unlink()
-    with pytest.raises(UserError, match="which is gone"):
+    with pytest.raises(UserError, match="which is missing"):
         opened(tmp_path, resume=True)
 
 

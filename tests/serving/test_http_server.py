@@ -11,7 +11,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from rlhf_suite.serving import http_protocol
+from rlhf_suite.serving import http_server
 from rlhf_suite.serving.batcher import Batcher
 from rlhf_suite.serving.http_server import BadRequest, Guard, listening, make_app, server_of
 
@@ -271,7 +271,7 @@ def test_the_work_for_a_client_that_hangs_up_is_cancelled():
 
 @pytest.mark.parametrize("begun", [b"", b"POST /g", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"])
 def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, monkeypatch):
-    monkeypatch.setattr(http_protocol, "READ_S", 0.2)
+    monkeypatch.setattr(http_server, "READ_S", 0.2)
 
     async def clients(port):
         reader, _ = await sent(port, begun)
@@ -283,7 +283,7 @@ def test_a_connection_whose_request_does_not_arrive_in_time_is_closed(begun, mon
 
 
 def test_bytes_that_drip_do_not_buy_time(monkeypatch):
-    monkeypatch.setattr(http_protocol, "READ_S", 0.3)
+    monkeypatch.setattr(http_server, "READ_S", 0.3)
 
     async def clients(port):
         _, writer = await sent(port, HEAD)
@@ -295,7 +295,7 @@ def test_bytes_that_drip_do_not_buy_time(monkeypatch):
 
 
 def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch):
-    monkeypatch.setattr(http_protocol, "READ_S", 0.1)
+    monkeypatch.setattr(http_server, "READ_S", 0.1)
 
     async def slow(body):
         await asyncio.sleep(0.5)
@@ -305,7 +305,7 @@ def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch):
 
 
 def test_idle_connections_give_way_to_new_ones(monkeypatch):
-    monkeypatch.setattr(http_protocol, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 8)
 
     async def clients(port):
         idle = [await sent(port, HEAD) for _ in range(20)]

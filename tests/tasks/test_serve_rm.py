@@ -14,7 +14,7 @@ from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.models.builtin import builtin_folder
 from rlhf_suite.models.reward_model import Judge
 from rlhf_suite.serving.http_server import BadRequest
-from rlhf_suite.tasks.serve_rm import Service
+from rlhf_suite.serving.reward_service import RewardService
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def judge(tmp_path_factory):
 
 @asynccontextmanager
 async def running(judge, **limits):
-    service = Service(judge, ServeConfig(**limits))
+    service = RewardService(judge, ServeConfig(**limits))
     async with service.lifespan(None):
         yield service
 

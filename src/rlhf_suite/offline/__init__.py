@@ -1,1 +1,1 @@
-"""Jobs that turn the rows of files into rows of another file: generating answers, and scoring them."""
+"""Offline jobs that turn the rows of files into rows of another file: generate responses, and score them."""

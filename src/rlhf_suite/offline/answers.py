@@ -1,4 +1,4 @@
-"""Rows to answers: encoded, sampled by the engines and scored chunk by chunk, and put into output rows in order."""
+"""Generate responses for rows: encode, sample by the engines and score chunk by chunk; return output rows in order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
 from rlhf_suite.rl.scoring import Scorer, query_texts
 
-MAX_CHUNKS = 64  # held at a time, when a few long answers keep the first of them waiting
+MAX_CHUNKS = 64  # in memory at a time, while the first of them waits for a few long responses
 
 Group = list[Generation]  # the samples of one prompt
 
 
 @dataclass
 class Work:
-    """A chunk on its way: the rows that can be used, and the answers so far."""
+    """A chunk under way: its usable rows, and the responses so far."""
 
     numbers: range
     rows: list[tuple[int, Row, Prompt]]
@@ -36,7 +36,7 @@ class Work:
 
 
 class Answerer:
-    """Answers rows; with a scorer, scores the answers too."""
+    """Generates responses for rows and, with a scorer, scores them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Answerer:
         self.samples = config.rollout.n_samples_per_prompt
 
     def answer(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
-        """The finished chunks, in order. Later ones are handed out while the first are still under way."""
+        """Yield the finished chunks in order. Later chunks are sent to the engines while the first are under way."""
         source, under_way, has_more = iter(chunks), deque[Work](), True
         while has_more or under_way:
             while has_more and self.dispatcher.is_hungry and len(under_way) < MAX_CHUNKS:
@@ -68,7 +68,7 @@ class Answerer:
                 self.hand_over(self.dispatcher.collect(), list(under_way))
 
     def begin(self, numbers: range, rows: Sequence[Given]) -> Work:
-        """Encode a chunk and line its requests up."""
+        """Encode a chunk and submit its requests."""
         work = Work(numbers, [])
         for number, row in zip(numbers, rows, strict=True):
             try:
@@ -81,6 +81,7 @@ class Answerer:
         return work
 
     def request(self, number: int, prompt: Prompt, sample: int) -> GenerationRequest:
+        """Return the request for a sample of row `number`. Its seed depends on these numbers alone."""
         room = self.config.data.max_len - len(prompt.ids)
         return GenerationRequest(
             id=number * self.samples + sample,
@@ -91,14 +92,14 @@ class Answerer:
         )
 
     def hand_over(self, answers: Iterable[Generation], under_way: Sequence[Work]) -> None:
-        """Put answers to the chunks that asked for them."""
+        """Sort responses into the chunks that requested them."""
         ends = [work.numbers.stop for work in under_way]
         for answer in answers:
             work = under_way[int(np.searchsorted(ends, answer.id // self.samples, side="right"))]
             work.answers[answer.id] = answer
 
     def finished(self, work: Work) -> Done:
-        """The rows of a chunk whose answers are all there."""
+        """Return the output rows and sums of a chunk whose responses are complete."""
         groups = [[work.answers[number * self.samples + s] for s in range(self.samples)] for number, _, _ in work.rows]
         scores = self.scores([prompt for _, _, prompt in work.rows], groups)
         rows = [
@@ -121,11 +122,11 @@ class Answerer:
         return Done(work.numbers.stop, rows, sums)
 
     def group_rows(self, row: Row, prompt: Prompt, group: Group, scores: Sequence[float]) -> Iterator[dict[str, Any]]:
-        """The output rows of one prompt: of all samples, or of the best. `scores` is empty without a scorer."""
+        """Yield the output rows of one prompt: all samples, or the best one. `scores` is empty without a scorer."""
         texts = self.tokenizer.batch_decode([answer.ids for answer in group], skip_special_tokens=True)
         sequences = [np.concatenate([np.asarray(prompt.ids, np.int64), answer.ids]) for answer in group]
         queries = query_texts(self.tokenizer, sequences)
-        # These two columns of the input are in the new ones, as text.
+        # The new columns hold the contents of these two input columns, as text.
         replaced = {name for name in (self.config.data.label_key, "datasource") if name in ("label", "datasource")}
         for sample in [best(scores)] if self.config.generate.best_of_n else range(self.samples):
             made = {
@@ -141,7 +142,7 @@ class Answerer:
             yield with_columns(row.values, made | ({"score": scores[sample]} if scores else {}), replaced)
 
     def scores(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> list[list[float] | None]:
-        """The scores of each group's samples; None for a group that reward.on_error drops."""
+        """Return the scores of the samples of each group, or None for a group that reward.on_error=drop drops."""
         if self.scorer is None or not prompts:
             return [[] for _ in prompts]
         self.scorer.prompts = prompts

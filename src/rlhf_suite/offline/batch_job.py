@@ -1,4 +1,4 @@
-"""A job that turns rows into rows of one output file: opened or continued, written chunk by chunk, put in its place."""
+"""An offline job: start or continue its output file, write it chunk by chunk, and move it to its place at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Done:
-    """A chunk's rows for the output, which cover the input up to `stop`, and sums over all that it was made of."""
+    """The output rows of a finished chunk of the input, which ends before row `stop`, and sums over the chunk."""
 
     stop: int
     rows: list[dict[str, Any]]
@@ -28,22 +28,24 @@ class Done:
 
 
 class BatchJob:
-    """The rows `rows` of the input on their way to the output. `default` names the file in the run folder."""
+    """Writes the output for the rows `rows` of the input. `default` is the output file if no flag names another."""
 
     def __init__(self, task: str, output: OutputConfig, default: Path, rows: range, resume: bool) -> None:
         folder = RunFolder(default.parent)
         self.rows, self.journal = rows, Journal(LoggerConfig(), folder, task)
         path = output_file(output.output_path, output.shard, default)
         self.part = PartFile(path, folder.path / "progress.json", rows.start, resume)
-        self.speed: dict[str, float] = {}  # of this process
+        self.speed: dict[str, float] = {}  # since this process started
 
     @property
     def left(self) -> range:
-        """The rows that are still to be done."""
+        """Return the input rows that are not done yet."""
         return range(0) if self.part.progress.done else range(self.part.progress.next_row, self.rows.stop)
 
     def write(self, chunks: Iterable[Done], unit: str) -> None:
-        """Write the chunks as they come, until a signal asks to stop; the speed is that of the sum `unit`."""
+        """Write chunks as they finish, until a signal asks to stop. The speed is measured in `unit`, one of
+        the sums.
+        """
         start, began, count = self.rows.start, time.perf_counter(), 0.0
         progress = Progress(LoggerConfig(), self.journal.task, len(self.rows), self.left.start - start)
         try:
@@ -59,10 +61,14 @@ class BatchJob:
             progress.close()
 
     def finish(self) -> dict[str, float]:
-        """Put the output in its place; the counts and means of all of it."""
+        """Move the output to its place; return counts and means over all of its rows.
+
+        Raises:
+            UserError: no row of the input can be used.
+        """
         totals = self.part.progress.totals
         if self.rows and totals.get("skipped") == len(self.rows):
-            raise UserError(f"none of {len(self.rows)} rows can be used; the reasons are above")
+            raise UserError(f"none of the {len(self.rows)} rows can be used; the reasons are above")
         self.part.finish()
         metrics = means(totals) | self.speed
         self.journal.say(", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
@@ -71,7 +77,7 @@ class BatchJob:
 
 
 def means(totals: dict[str, float]) -> dict[str, float]:
-    """Counts as they are; of `truncated` its share of the samples, of `score` its mean."""
+    """Return the metrics of the sums: counts, the share of truncated samples, and the mean score."""
     result = {name: value for name, value in totals.items() if name not in ("truncated", "scored", "score")}
     if totals.get("samples"):
         result["truncated_rate"] = totals["truncated"] / totals["samples"]

@@ -1,8 +1,8 @@
 """An output file that grows in order and can be continued after a kill at any instant.
 
-Rows are appended to `<output>.part`, as JSON lines. After each group of rows the file is synced, and then the progress
-file (in the run folder, replaced as a whole) says how many bytes of it count. A continued run cuts off what is behind
-them. At the end the part becomes the output: it is renamed, or converted to parquet.
+Rows are appended to `<output>.part` as JSON lines. After each group of rows this file is synced to disk. Then the
+progress file in the run folder, which is replaced as a whole, records how many of its bytes are valid. A continued run
+truncates the part file to this length. At the end the part file is renamed to the output, or converted to parquet.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 from rlhf_suite.disk import file_aside, put, write_json, writing
 from rlhf_suite.errors import UserError
 
-PARQUET_ROWS = 8192  # of a row group
+PARQUET_ROWS = 8192  # in a row group
 
 
 @dataclass
 class Progress:
-    """How far an output is."""
+    """How much of an output is written."""
 
-    next_row: int  # of the input: those before it are done
-    bytes: int = 0  # of the part file that count
-    totals: dict[str, float] = field(default_factory=dict)  # sums over what is written
-    done: bool = False  # the output is in its place
+    next_row: int  # of the input; all rows before it are done
+    bytes: int = 0  # valid length of the part file
+    totals: dict[str, float] = field(default_factory=dict)  # sums over the rows written so far
+    done: bool = False  # whether the output is in its place
 
 
 class PartFile:
-    """The output `path`, of which the file `record` knows how far it is. `resume`: go on where that says."""
+    """The output `path`, whose progress is in the file `record`. With `resume`, writing continues from there."""
 
     def __init__(self, path: Path, record: Path, first_row: int, resume: bool) -> None:
         self.path, self.part, self.record = path, path.with_name(f"{path.name}.part"), record
-        # what becomes the output by a rename: the part itself, or what it is converted to
+        # The file that is renamed to the output: the part file itself, or the parquet file made from it.
         self.ready = self.part if path.suffix != ".parquet" else path.with_name(f"{path.name}.part.parquet")
         if resume and record.exists():
             self.progress = self._read()
@@ -44,15 +44,15 @@ class PartFile:
             self.progress = self._fresh(first_row)
         if not self.progress.done and not self.part.exists() and not self.ready.exists():
             if not path.exists():
-                raise UserError(f"{record} says that rows are in {self.part}, which is gone: start in another folder")
-            self._save(done=True)  # killed between the two last steps of `finish`
+                raise UserError(f"{record} says that rows are in {self.part}, which is missing: use a new folder")
+            self._save(done=True)  # the run was killed between the last two steps of `finish`
         if not self.progress.done and self.part.exists():
             self.file = self.part.open("r+b")
             self.file.truncate(self.progress.bytes)
             self.file.seek(self.progress.bytes)
 
     def _read(self) -> Progress:
-        """Return how far the output is. Raises UserError where that or the output is damaged."""
+        """Return the recorded progress; raise UserError if the record or the part file is damaged."""
         again = f"Restore it, or delete {self.record} and {self.part} to start again"
         try:
             progress = Progress(**json.loads(self.record.read_text()))
@@ -60,18 +60,22 @@ class PartFile:
         except (ValueError, TypeError):
             is_right = False
         if not is_right:
-            raise UserError(f"{self.record} is damaged, so it is not known how far the output is. {again}")
+            raise UserError(f"{self.record} is damaged, so it is not known how many rows are written. {again}")
         size = self.part.stat().st_size if self.part.exists() else progress.bytes
         if size < progress.bytes and not progress.done:
             raise UserError(f"{self.part} has {size} bytes of the {progress.bytes} that were written. {again}")
         return progress
 
     def _fresh(self, first_row: int) -> Progress:
-        """Make an empty part, then the record of it: whenever there is a record, there has been a part."""
+        """Create an empty part file and then its record, so that a record never exists without a part file.
+
+        Raises:
+            UserError: the output or the part file exists already.
+        """
         for path in (self.path, self.part, self.ready):
             if path.exists() and (path == self.path or path.stat().st_size):
                 raise UserError(
-                    f"{path} is there already: continue the run that writes it with ckpt.load_enable=true, remove it, "
+                    f"{path} exists already: continue the run that writes it with ckpt.load_enable=true, remove it, "
                     "or choose another output"
                 )
         with writing(self.part):
@@ -82,7 +86,7 @@ class PartFile:
         return self.progress
 
     def append(self, rows: Sequence[Mapping[str, Any]], next_row: int, sums: Mapping[str, float]) -> None:
-        """Write rows, which cover the input up to `next_row`; `sums` are added to the totals."""
+        """Append the output rows of the input rows before `next_row`, and add `sums` to the totals."""
         lines = b"".join(encoded(row) for row in rows)
         with writing(self.part):
             self.file.write(lines)
@@ -96,7 +100,7 @@ class PartFile:
         )
 
     def finish(self) -> None:
-        """Put the output in its place; beside it where something else has appeared there meanwhile."""
+        """Move the output to its place, or beside it if another file has appeared there in the meantime."""
         if self.progress.done:
             return
         if self.part.exists():
@@ -115,12 +119,12 @@ class PartFile:
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
-    """A row as a line of JSON. A value that JSON does not know becomes its text, half a surrogate pair a ?."""
+    """Return a row as a line of JSON. Values of other types become text; half of a surrogate pair becomes a ?."""
     return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
 
 
 def to_parquet(source: Path, target: Path) -> None:
-    """JSON lines as parquet, a part at a time. A column is of the one type that all its values fit in."""
+    """Convert JSON lines to parquet, some rows at a time. A column has the one type that fits all of its values."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -136,7 +140,7 @@ def to_parquet(source: Path, target: Path) -> None:
 
 
 def tables(source: Path) -> Iterator[list[dict[str, Any]]]:
-    """The lines of a file, some thousand at a time."""
+    """Yield the rows of a file of JSON lines, some thousand at a time."""
     with source.open(encoding="utf-8") as file:
         while lines := list(islice(file, PARQUET_ROWS)):
             yield [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""A reward model, or one of steps, that scores given text: one per rank, each with a share of every chunk."""
+"""The worker that scores sequences by a reward model or a process reward model; each rank takes a part of a chunk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_suite.train.strategy import join_world, load_frozen
 
 
 class ScoreWorker(Worker):
-    """The model, whole on every rank; sequences are packed up to the token budget, without padding."""
+    """Holds a whole copy of the model. Sequences are packed without padding, up to the token budget."""
 
     def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: ScoreRun) -> None:
         super().__init__(rank, world_size, addr, port, device)
@@ -36,17 +36,17 @@ class ScoreWorker(Worker):
         self.model = load_frozen(path, "lm" if by_steps else "value", ds, self.world, flag)
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
-        """[B], as the model gives them at each sequence's last token."""
+        """Return the scores at the last token of each sequence, [B]."""
         return reassemble_rows(*self.forward(batch, lambda part: sequence_scores(self.model, part)))
 
     def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
-        """P(good) at the masked tokens, [T]."""
+        """Return P(good) at the masked tokens, [T], read from the given columns of the logits."""
         return reassemble(batch, *self.forward(batch, lambda part: step_probabilities(self.model, part, columns)))
 
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """`compute` of each micro-batch of this rank's share."""
+        """Return the micro-batches of this rank (indices of sequences) and the result of `compute` for each of them."""
         groups = forward_groups(batch, 1, self.budget)
         return groups, in_micro_batches(batch, groups, len(groups), lambda part: compute(part.to(self.world.device)))

@@ -1,36 +1,41 @@
-"""Output rows of batch jobs: new columns beside those of the input, and what is chosen of a prompt's samples."""
+"""Output rows of offline jobs: new columns beside those of the input, best samples, and pairs of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-# What differs between the samples of a prompt, beside the response itself.
-OF_A_SAMPLE = ("sample", "finish_reason", "num_tokens", "score", "reward_query")
+# Columns in which the samples of a prompt differ, beside the response itself.
+SAMPLE_COLUMNS = ("sample", "finish_reason", "num_tokens", "score", "reward_query")
 
 
 def with_columns(
     given: Mapping[str, Any], made: Mapping[str, Any], replaced: Collection[str | None] = ()
 ) -> dict[str, Any]:
-    """A row with all given columns and the made ones. A given column that has the name of a made one becomes
-    `input_<name>`, unless it is one of `replaced`, whose content the made one has."""
+    """Return a row with the columns of the input and the new ones.
+
+    A column of the input that has the name of a new one is renamed to `input_<name>`. Columns in `replaced` are
+    dropped, because the new ones hold their contents.
+    """
     kept = {f"input_{name}" if name in made else name: value for name, value in given.items() if name not in replaced}
     return kept | dict(made)
 
 
 def best(scores: Sequence[float]) -> int:
-    """Index of the largest score, the first of equals."""
+    """Return the index of the largest score, the first one if several are equal."""
     return max(range(len(scores)), key=lambda index: (scores[index], -index))
 
 
 def pair(rows: Sequence[Mapping[str, Any]], scores: Sequence[float], response_key: str) -> dict[str, Any] | None:
-    """The best and the worst response of a prompt as `chosen` and `rejected` with their scores, beside what its rows
-    have in common; None where all scores are equal."""
+    """Return a row with the best and the worst response of a prompt as `chosen` and `rejected`, with their scores.
+
+    The row also has the columns that all samples share. Return None if all scores are equal.
+    """
     chosen = best(scores)
     rejected = best([-score for score in scores])
     if scores[chosen] == scores[rejected]:
         return None
-    common = {k: v for k, v in rows[chosen].items() if k != response_key and k not in OF_A_SAMPLE}
+    common = {k: v for k, v in rows[chosen].items() if k != response_key and k not in SAMPLE_COLUMNS}
     made = {
         "chosen": rows[chosen][response_key],
         "rejected": rows[rejected][response_key],

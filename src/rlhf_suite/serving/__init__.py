@@ -1,1 +1,1 @@
-"""The HTTP server that answers reward requests, and the batching of concurrent requests."""
+"""Serving a reward model over HTTP: the server, the route, and the batching of concurrent requests."""

@@ -1,4 +1,4 @@
-"""Joins what concurrent requests ask of a model into one call: while it computes, the next batch gathers."""
+"""Batch the sequences of concurrent requests into one call of the model; meanwhile the next batch is collected."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ Item = tuple[list[int], "asyncio.Future[Outcome]"]
 
 
 class Batcher:
-    """Calls `score` with at most `max_rows` sequences and, unless one alone has more, `max_tokens` tokens.
+    """Calls `score` with at most `max_rows` sequences and `max_tokens` tokens (one longer sequence goes alone).
 
-    All calls are made in one thread: what its memory allocator has freed is used again, and not kept once per thread.
+    One thread makes all calls, so the memory that the allocator keeps per thread is kept only once.
     """
 
     def __init__(self, score: Score, max_rows: int, max_tokens: int) -> None:
         self.score, self.max_rows, self.max_tokens = score, max_rows, max_tokens
         self.waiting: deque[Item] = deque()
-        self.news = asyncio.Event()
+        self.has_items = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, "batcher")
         self.calls = self.rows = 0
 
     async def submit(self, sequences: Sequence[list[int]]) -> list[Outcome]:
-        """Return their scores, in order; in the place of one that could not be computed, the exception.
+        """Return the score of each sequence, in order, or the exception in the place of one that failed.
 
-        Whoever is cancelled while waiting has his sequences taken from the queue.
+        If the caller is cancelled while it waits, its sequences are removed from the queue.
         """
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Outcome]] = [loop.create_future() for _ in sequences]
         self.waiting.extend(zip(sequences, futures, strict=True))
-        self.news.set()
+        self.has_items.set()
         return await asyncio.gather(*futures)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Score batches until cancelled."""
         while True:
-            await self.news.wait()
-            batch = self.take()
+            await self.has_items.wait()
+            batch = self.next_batch()
             if not batch:
-                self.news.clear()
+                self.has_items.clear()
                 continue
             results = await self.outcomes([ids for ids, _ in batch])
             for (_, future), result in zip(batch, results, strict=True):
@@ -50,7 +50,7 @@ class Batcher:
                     future.set_result(result)
 
     async def outcomes(self, sequences: Sequence[list[int]]) -> list[Outcome]:
-        """Score a batch; where that fails, each sequence alone, so that one fails none of the others."""
+        """Score a batch. If that fails, score each sequence alone, so that one failure does not affect the others."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self.thread, self.score, sequences)
@@ -61,8 +61,8 @@ class Batcher:
         self.calls, self.rows = self.calls + 1, self.rows + len(sequences)
         return [*found]
 
-    def take(self) -> list[Item]:
-        """The next batch, in order of arrival; those who hung up are passed over."""
+    def next_batch(self) -> list[Item]:
+        """Return the next batch in order of arrival, without the sequences of clients that have gone."""
         batch: list[Item] = []
         tokens = 0
         while self.waiting and len(batch) < self.max_rows:

@@ -1,8 +1,12 @@
-"""An HTTP server of one route: token, size limit, health, and an end that lets requests under way finish.
+"""An HTTP server with one route: token, size limit, deadlines, a health route, and a graceful end.
 
-A handler gets the request's JSON object and returns the answer's; `BadRequest` is the caller's mistake (HTTP 422). The
-handler of a client that hangs up is cancelled. Connections that do not send a whole request in time are closed
-(`serving/http_protocol.py`).
+A handler gets the JSON object of a request and returns the JSON object of the answer. It raises `BadRequest` for a
+mistake of the caller (HTTP 422). When a client closes its connection, its handler is cancelled. When the server is
+stopped, requests under way may finish.
+
+uvicorn waits for the rest of a request without a limit. Here a connection has READ_S seconds to send a whole request.
+Where MAX_CONNECTIONS are open already, the one that has waited longest to send its request is closed for a new one, so
+idle connections cannot lock others out.
 """
 
 from __future__ import annotations
@@ -16,31 +20,33 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from rlhf_suite.serving.http_protocol import MAX_CONNECTIONS, Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 30  # for requests under way when the server is to stop
-NOBODY = Response(status_code=499)  # the answer to a client that is not there any more; it is never sent
+READ_S = 30.0  # for a connection to send a whole request, headers and body
+MAX_CONNECTIONS = 512
+CLIENT_GONE = Response(status_code=499)  # for a client that has closed its connection; it is never sent
 
 
 class BadRequest(ValueError):
-    """What was asked makes no sense: the message says why."""
+    """The request cannot be understood. The message says why."""
 
 
 class TooLarge(ValueError):
-    """The request has more bytes than allowed."""
+    """The request has more bytes than the limit."""
 
 
 def make_app(path: str, handler: Handler, health: dict[str, str], lifespan: Lifespan | None, max_bytes: int) -> FastAPI:
-    """POST `path` and GET /health."""
+    """Return the app that answers POST `path` by `handler` and GET /health by `health`."""
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.add_api_route("/health", lambda: health, methods=["GET"])
 
@@ -49,19 +55,19 @@ def make_app(path: str, handler: Handler, health: dict[str, str], lifespan: Life
             given = parsed(await body_of(request, max_bytes))
             found = await while_connected(request, handler(given))
         except ClientDisconnect:
-            return NOBODY
+            return CLIENT_GONE
         except TooLarge as error:
             return JSONResponse({"error": str(error)}, 413, {"connection": "close"})
         except BadRequest as error:
             return JSONResponse({"error": str(error)}, 422)
-        return NOBODY if found is None else JSONResponse(found)
+        return CLIENT_GONE if found is None else JSONResponse(found)
 
     app.add_route(path, answer, methods=["POST"])
     return app
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a request; TooLarge as soon as it is known to be."""
+    """Return the body of a request; raise TooLarge as soon as it exceeds `max_bytes`."""
     reason = f"the request is larger than {max_bytes} bytes"
     declared = request.headers.get("Content-Length", "0")
     if not declared.isdecimal() or int(declared[:20]) > max_bytes:
@@ -75,7 +81,7 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Whatever is wrong with it is a BadRequest that repeats nothing of it."""
+    """Return the JSON object in a body; raise BadRequest, which quotes nothing of the body, if there is none."""
     try:
         given = json.loads(body.decode())
     except UnicodeDecodeError as error:
@@ -84,7 +90,7 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the request is not JSON: {error.msg} (character {error.pos})") from error
     except RecursionError as error:
         raise BadRequest("the request's JSON is nested too deeply") from error
-    except ValueError as error:  # Python's own limit
+    except ValueError as error:  # Python has a limit for the digits of an integer
         raise BadRequest("the request holds an integer of too many digits") from error
     if not isinstance(given, dict):
         raise BadRequest("expected a JSON object")
@@ -92,7 +98,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 async def while_connected(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Await an answer, or None when the client hangs up first: the work on it is cancelled."""
+    """Return the awaited answer. If the client closes its connection first, cancel the work and return None."""
     work = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(request.receive())  # after the whole body, the next message is a disconnect
     try:
@@ -104,11 +110,11 @@ async def while_connected(request: Request, answer: Awaitable[dict[str, Any]]) -
 
 
 class Guard:
-    """Lets a request through that has the token, or, where there is none, that names this machine as its host.
+    """Lets requests through that have the token or, if the server has no token, that name this machine as the host.
 
-    Without the second a page in a browser here could ask this server under a name of its own, which its owner's name
-    server resolves to 127.0.0.1 (DNS rebinding). /health needs no token. With too many requests under way a further
-    one is told to come back.
+    The check of the host prevents DNS rebinding: a web page that is open on this machine could otherwise send requests
+    here under a name of its own, which its owner's name server resolves to 127.0.0.1. /health needs no token. When too
+    many requests are under way, further ones get HTTP 503.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -130,7 +136,7 @@ class Guard:
             self.under_way -= 1
 
     def refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let through."""
+        """Return the response that refuses a request, or None if the request may pass."""
         headers = dict(scope["headers"])
         if self.expected is None:
             host = headers.get(b"host", b"").decode("latin-1")
@@ -144,20 +150,76 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """The name or address of a Host header, without its port."""
+    """Return the name or address in a Host header, without the port."""
     name, colon, port = host.rpartition(":")
     name = name if colon and port.isdecimal() else host
     return name.strip("[]").lower()
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; OSError when the address is taken. Port 0 takes a free one."""
+    """Return a socket that listens; port 0 chooses a free port. Raise OSError when the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
 
 
+class Protocol(H11Protocol):
+    """A connection that is closed unless its request arrives in time.
+
+    `reading_since` is the time since which a request is awaited; it is None while a request is being answered.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.deadline: asyncio.TimerHandle | None = None
+        self.reading_since: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.make_room()
+        self.watch()
+
+    def make_room(self) -> None:
+        """Close the connection that has waited longest to send its request, or this one if none is waiting."""
+        waiting = [each for each in self.connections if isinstance(each, Protocol) and each.reading_since is not None]
+        min(waiting, key=lambda each: each.reading_since or 0.0, default=self).end()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_watch()
+        super().connection_lost(exc)
+
+    def watch(self) -> None:
+        """Start the timer while a request is incomplete; stop it once the request is complete."""
+        is_whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        if is_whole or self.transport.is_closing():
+            self.stop_watch()
+        elif self.deadline is None:
+            self.reading_since = self.loop.time()
+            self.deadline = self.loop.call_later(READ_S, self.end)
+
+    def stop_watch(self) -> None:
+        """Stop the timer."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self.deadline = self.reading_since = None
+
+    def end(self) -> None:
+        """Close the connection at once, without sending what is left."""
+        self.stop_watch()
+        self.connections.discard(self)
+        self.transport.abort()
+
+
 class Server(uvicorn.Server):
-    """Ends on SIGINT and SIGTERM as something done, not as something killed: uvicorn would raise the signal again."""
+    """A server that ends normally on SIGINT and SIGTERM, where uvicorn would raise the signal again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -170,7 +232,7 @@ class Server(uvicorn.Server):
 
 
 def server_of(app: ASGIApp) -> Server:
-    """The server of an app, with the deadlines of `Protocol`."""
+    """Return the server of an app, with the deadlines of `Protocol`."""
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -184,5 +246,5 @@ def server_of(app: ASGIApp) -> Server:
 
 
 def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Answer until a signal says to stop."""
+    """Answer requests until a signal asks to stop."""
     server_of(app).run(sockets=[listener])
