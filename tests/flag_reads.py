@@ -11,7 +11,6 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.flags import walk
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import Run
-from rlhf_suite.config.unused_flags import NEEDS
 
 RECORDING = Path(__file__).parent / "recording"
 Read = tuple[str, str]  # (section class, field)
@@ -36,8 +35,7 @@ def unread(lines: list[list[str]], files: list[Path]) -> set[str]:
 def active(config: Run) -> dict[str, Read]:
     """Every flag that does something under the values of `config`, by its dotted key."""
     values = flat(asdict(config))
-    idle = [need for need in NEEDS if need.flag in values and not need.holds(values)]
-    keys = [info.key for info in walk(config) if not any(need.concerns(info.key) for need in idle)]
+    keys = [info.key for info in walk(config) if all(condition.holds(values) for condition in info.meta.when)]
     return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_suite.config.flag_types import kind
-from rlhf_suite.config.flags import walk
+from rlhf_suite.config.flags import declared, kind, walk
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import value_problems
@@ -25,6 +24,25 @@ def test_every_flag_has_one_line_of_help():
         assert info.meta.help, name
         assert "\n" not in info.meta.help, name
         assert not info.meta.help.endswith("."), name
+
+
+def test_every_condition_depends_on_a_flag_that_exists():
+    known = flags_of(None)
+    conditions = {each for root in TASKS.values() for info in declared(root(), "") for each in info.meta.when}
+    named = {each.flag for condition in conditions for each in (condition, *condition.alternatives)}
+    assert named <= set(known)
+
+
+def test_help_says_when_a_flag_is_read():
+    flags = flags_of("ppo")
+    assert flags["actor.muon.lr"].help.endswith("Muon group. Read when actor.optim=muon")
+    assert flags["actor.eps_clip"].help.endswith(
+        "Read when actor.policy_loss_type is ppo, gspo or cispo and actor.eps_clip_low_high is null"
+    )
+    assert flags["logger.wandb.group"].help.endswith(
+        "Read when logger.wandb.enable=true or logger.tensorboard_dir is set"
+    )
+    assert "prompt_key" not in flags_of("sft")["data.turn_markers"].help, "task=sft has no data.prompt_key"
 
 
 def test_no_flag_bears_a_name_that_was_renamed_away():

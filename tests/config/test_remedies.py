@@ -12,7 +12,7 @@ from rlhf_suite.cli.arguments import quoted
 from rlhf_suite.cli.compose import hydra_ready
 from rlhf_suite.cli.overrides import parser
 from rlhf_suite.cli.presets import group_names
-from rlhf_suite.config.flag_types import kind
+from rlhf_suite.config.flags import kind
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.paths import is_path
 from rlhf_suite.config.runs import TASKS

@@ -151,7 +151,7 @@ def hydra(line: CommandLine) -> int:
 
 def adding(word: str) -> str:
     """A word as Hydra wants it: the entries of a table are keys that are not there yet."""
-    from rlhf_suite.config.flag_types import kind
+    from rlhf_suite.config.flags import kind
     from rlhf_suite.config.names import flags_of
 
     info = flags_of(None).get(word.partition("=")[0])

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.flag_types import kind
-from rlhf_suite.config.flags import FlagInfo
+from rlhf_suite.config.flags import FlagInfo, kind
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 

@@ -67,7 +67,7 @@ def print_flags(infos: list[FlagInfo]) -> None:
         print(f"\n{flags[0].owner.__doc__}")
         for info in flags:
             print(f"  {info.key} = {spelled(info.default)}")
-            text = f"{info.meta.help} ({described(info)})"
+            text = f"{info.help} ({described(info)})"
             print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from rlhf_suite.cli.arguments import quoted
 from rlhf_suite.cli.presets import group_names
 from rlhf_suite.cli.values import Value
-from rlhf_suite.config.flag_types import kind
+from rlhf_suite.config.flags import kind
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group
+from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_one_of, is_positive, is_set, is_true
 
 ON_POLICY_DISTILL = "on_policy_distill"
 ESTIMATORS = (
@@ -14,6 +14,8 @@ ESTIMATORS = (
 GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "opo")
 IS_LEVELS = ("off", "token", "seq", "geo")
 IS_MODES = ("mask", "clip")
+CORRECTED = is_not(".is_correction_level", "off", "token")
+FILTERED = is_true(".dynamic_filtering_enable")
 IS_GATINGS = ("ratio", "binary_kl", "tv")
 
 
@@ -29,7 +31,11 @@ class AdvantageConfig:
     )
     gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
-    no_std_norm: bool = flag(False, "Whitening subtracts the mean only (gae, reinforce, reinforce_baseline)")
+    no_std_norm: bool = flag(
+        False,
+        "Whitening subtracts the mean only",
+        when=is_one_of(".estimator", "gae", "reinforce", "reinforce_baseline"),
+    )
     is_correction_level: str = flag(
         "off",
         "Correct for what engine and trainer disagree about: per token, whole sequences kept or dropped (seq), or one "
@@ -37,13 +43,16 @@ class AdvantageConfig:
         choices=IS_LEVELS,
     )
     is_correction_mode: str = flag(
-        "mask", "Outside the band: drop (mask), or bound the weight (clip)", choices=IS_MODES
+        "mask", "Outside the band: drop (mask), or bound the weight (clip)", choices=IS_MODES, when=CORRECTED
     )
     is_correction_gating: str = flag(
-        "ratio", "What is compared with the band: the ratio or a divergence of the two policies", choices=IS_GATINGS
+        "ratio",
+        "What is compared with the band: the ratio or a divergence of the two policies",
+        choices=IS_GATINGS,
+        when=CORRECTED,
     )
     is_correction_threshold: list[float] = flag(
-        [0.5, 5.0], "The band [low, high], or one upper bound; divergences take one upper bound", ge=0
+        [0.5, 5.0], "The band [low, high], or one upper bound; divergences take one upper bound", ge=0, when=CORRECTED
     )
 
 
@@ -52,13 +61,20 @@ class KLConfig:
     """KL to the reference policy"""
 
     init_coef: float = flag(0.01, "Coefficient beta; 0: no reference model at all", ge=0)
-    estimator: str = flag("k1", "Estimator of Schulman's note on approximating KL", choices=("k1", "k2", "k3"))
+    estimator: str = flag(
+        "k1",
+        "Estimator of Schulman's note on approximating KL",
+        choices=("k1", "k2", "k3"),
+        when=is_positive(".init_coef"),
+    )
     use_loss: bool = flag(False, "KL as a loss term instead of a per-token reward")
     unbiased_gradient: bool = flag(
-        False, "With use_loss: the estimator's value, and the gradient of importance-weighted k2, which is unbiased"
+        False,
+        "The estimator's value, and the gradient of importance-weighted k2, which is unbiased",
+        when=is_true(".use_loss"),
     )
     target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0, resume=FIXED)
-    horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1)
+    horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1, when=is_set(".target", "<number>"))
 
 
 @dataclass
@@ -83,10 +99,14 @@ class AlgoConfig:
     dynamic_filtering_enable: bool = flag(
         False, "Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"
     )
-    dynamic_filtering_range: list[float] = flag([0.0, 1.0], "A group's mean score must be strictly between these two")
-    dynamic_filtering_min_std: float = flag(0.0, "The deviation of a group's scores must be above this", ge=0)
+    dynamic_filtering_range: list[float] = flag(
+        [0.0, 1.0], "A group's mean score must be strictly between these two", when=FILTERED
+    )
+    dynamic_filtering_min_std: float = flag(
+        0.0, "The deviation of a group's scores must be above this", ge=0, when=FILTERED
+    )
     dynamic_filtering_max_rounds: int = flag(
-        10, "Rounds of sampling per step; then it trains on the groups that it has", ge=1
+        10, "Rounds of sampling per step; then it trains on the groups that it has", ge=1, when=FILTERED
     )
     mismatch_max: float | None = flag(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import flag, is_one_of
 
 REWARD_LOSSES = ("sigmoid", "logexp")
 PREFERENCE_LOSSES = ("sigmoid", "ipo", "hinge", "simpo", "orpo")
@@ -27,7 +27,7 @@ class DPOAlgoConfig:
     beta: float = flag(0.1, "Strength of the pull to the reference; simpo: scale; orpo: weight of the odds ratio", gt=0)
     label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (sigmoid: cDPO)", ge=0, lt=0.5)
     nll_loss_coef: float = flag(0.0, "Weight of the chosen answer's mean token loss", ge=0)
-    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
+    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0, when=is_one_of(".loss", "simpo"))
 
 
 @dataclass

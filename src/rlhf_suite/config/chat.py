@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import flag, is_false, is_positive
+
+SAMPLED = is_positive(".temperature", "1")
 
 
 @dataclass
@@ -14,7 +16,7 @@ class ChatTextConfig(RenderConfig):
 
     apply_chat_template: bool = flag(True, "Render the conversation with the tokenizer's chat template, if it has one")
     input_template: str | None = flag(
-        "User: {}\nAssistant: ", "Template of a turn with one {}; used without a chat template"
+        "User: {}\nAssistant: ", "Template of a turn with one {}", when=is_false(".apply_chat_template")
     )
 
 
@@ -28,5 +30,5 @@ class ChatConfig:
         2048, "Longest conversation in tokens, with max_new_tokens for its next answer; the oldest turns are dropped"
     )
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
-    top_p: float = flag(1.0, "Nucleus sampling", gt=0, le=1)
-    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1)
+    top_p: float = flag(1.0, "Nucleus sampling", gt=0, le=1, when=SAMPLED)
+    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)

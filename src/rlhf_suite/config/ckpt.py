@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FREE, flag
+from rlhf_suite.config.flags import FREE, flag, is_positive, is_true
+
+PERIODIC = is_positive(".save_steps", "<steps>")
 
 
 @dataclass
@@ -21,6 +23,7 @@ class ResumeConfig:
         "Flags that may differ from those of the run that is continued: [train.max_steps,actor.adam.lr]. The change is "
         "recorded in the run folder",
         resume=FREE,
+        when=is_true(".load_enable"),
     )
 
 
@@ -29,7 +32,11 @@ class CheckpointConfig(ResumeConfig):
     """Checkpoints and the final model"""
 
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
-    save_adapter: bool = flag(False, "With LoRA also export the adapter alone, in peft's format: <output_dir>_adapter")
+    save_adapter: bool = flag(
+        False,
+        "Also export the adapter alone, in peft's format: <output_dir>_adapter",
+        when=is_positive("ds.lora.rank", "<rank>"),
+    )
     path: str | None = flag(None, "Checkpoints; null: <run folder>/checkpoints")
     load_enable: bool = flag(
         False,
@@ -38,8 +45,10 @@ class CheckpointConfig(ResumeConfig):
     )
     save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1, resume=FREE)
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
-    max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE)
-    max_mem: float | None = flag(None, "Size limit of the checkpoint folder in GiB; null: none", gt=0, resume=FREE)
+    max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE, when=PERIODIC)
+    max_mem: float | None = flag(
+        None, "Size limit of the checkpoint folder in GiB; null: none", gt=0, resume=FREE, when=PERIODIC
+    )
     best_metric_key: str | None = flag(
         None,
         "Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FREE, flag
+from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
@@ -14,6 +14,11 @@ REWARD_COLUMNS = "Further columns that a .py file or servers get with each row, 
 INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
 
 
+TEMPLATED, PLAIN = is_true(".apply_chat_template"), is_false(".apply_chat_template")
+NOT_PRETRAINING = is_false("actor.pretrain_mode_enable")
+SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
+
+
 @dataclass
 class RenderConfig:
     """How conversations become text"""
@@ -21,7 +26,7 @@ class RenderConfig:
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
     chat_template_kwargs: list[str] = flag(
-        [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]"
+        [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]", when=TEMPLATED
     )
 
 
@@ -31,7 +36,9 @@ class TextConfig(RenderConfig):
 
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
     tools_key: str | None = flag(
-        None, "Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text"
+        None,
+        "Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text",
+        when=TEMPLATED,
     )
     on_bad_row: str = flag(
         "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
@@ -62,6 +69,7 @@ class DataConfig(TextConfig):
         "GiB of encoded rows kept; beyond it those that were not used for the longest time are removed",
         gt=0,
         resume=FREE,
+        when=is_true(".cache_enable"),
     )
 
 
@@ -72,9 +80,9 @@ class PromptTextConfig(TextConfig):
     input_key: str = flag("input", INPUT_KEY)
     prompt_dataset: str | None = flag(None, SOURCES)
     prompt_split: str = flag("train", "Split of sources that have several")
-    input_template: str | None = flag(None, "Prompt template with one {}; used without a chat template")
+    input_template: str | None = flag(None, "Prompt template with one {}", when=PLAIN)
     label_key: str | None = flag(None, "Column handed to the reward as the label")
-    reward_columns: list[str] = flag([], REWARD_COLUMNS)
+    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
 
 
 @dataclass
@@ -93,7 +101,7 @@ class ScoredRowsConfig:
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
-    reward_columns: list[str] = flag([], REWARD_COLUMNS)
+    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
     query_key: str | None = flag(
         "reward_query",
         "Column of prompt and response with special tokens, as task=generate writes it: what rewards see. Rows without "
@@ -117,9 +125,7 @@ class ScoreDataConfig(ScoredRowsConfig, TextConfig):
     """Prompts with responses"""
 
     output_key: str = flag("response", "Column of the response: text, or messages")
-    input_template: str | None = flag(
-        None, "Prompt template with one {} for a reward model; used without a chat template"
-    )
+    input_template: str | None = flag(None, "Prompt template with one {} for a reward model", when=PLAIN)
     max_samples: int | None = flag(None, "Rows taken after those; null: all", ge=1)
 
 
@@ -136,7 +142,9 @@ class RewardTextConfig:
     """Prompts that say a reward"""
 
     reward_template: str = flag(
-        "{prompt} <rm_score>: {reward:.2f} ", "How a prompt says its reward; input_template goes around it"
+        "{prompt} <rm_score>: {reward:.2f} ",
+        "How a prompt says its reward; input_template goes around it",
+        when=(is_set(".reward_key", "<column>"), is_set(".target_reward", "<number>")),
     )
 
 
@@ -162,7 +170,7 @@ class SourceDataConfig(DataConfig):
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     dataset_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(
-        "User: {}\nAssistant: ", "Prompt template with one {}; used without a chat template"
+        "User: {}\nAssistant: ", "Prompt template with one {}", when=(PLAIN, NOT_PRETRAINING)
     )
 
 
@@ -173,6 +181,7 @@ class AnswerDataConfig(SourceDataConfig):
     turn_markers: list[str] | None = flag(
         None,
         "What begins a user's turn and an assistant's, where a column holds a whole dialogue as text",
+        when=(is_null(".output_key") | is_set(".chosen_key", "<column>"), is_null(".prompt_key"), NOT_PRETRAINING),
     )
 
 
@@ -181,9 +190,13 @@ class SFTDataConfig(AnswerDataConfig, RewardTextConfig):
     """SFT data"""
 
     input_key: str = flag("input", INPUT_KEY)
-    output_key: str | None = flag(None, "Column of the response; null: the last turn of input_key is the response")
+    output_key: str | None = flag(
+        None, "Column of the response; null: the last turn of input_key is the response", when=NOT_PRETRAINING
+    )
     reward_key: str | None = flag(
-        None, "Column of a reward that is written into the prompt (conditional SFT); null: the prompt is as it is"
+        None,
+        "Column of a reward that is written into the prompt (conditional SFT); null: the prompt is as it is",
+        when=NOT_PRETRAINING,
     )
     pack_to_max_len: bool = flag(
         False, "Lay several examples into each row of max_len tokens; a row is what train.batch_size counts"
@@ -220,21 +233,27 @@ class RewardPairDataConfig(PairDataConfig):
 class LabelledDataConfig(AnswerDataConfig):
     """Answers that are desirable or not"""
 
-    input_key: str = flag("input", INPUT_KEY)
-    output_key: str | None = flag("output", "Column of the answer; null: the last turn of input_key is the answer")
-    label_key: str = flag("label", "Column that is 1 (true, yes) for a desirable answer, 0 (false, no) for another one")
-    prompt_key: str | None = flag(None, "Of pairs: column (or comma list) of the prompt; null: it is in both answers")
+    input_key: str = flag("input", INPUT_KEY, when=SINGLE)
+    output_key: str | None = flag(
+        "output", "Column of the answer; null: the last turn of input_key is the answer", when=SINGLE
+    )
+    label_key: str = flag(
+        "label", "Column that is 1 (true, yes) for a desirable answer, 0 (false, no) for another one", when=SINGLE
+    )
+    prompt_key: str | None = flag(
+        None, "Of pairs: column (or comma list) of the prompt; null: it is in both answers", when=PAIRED
+    )
     chosen_key: str | None = flag(
         None, "Learn from pairs, without labels: column of the desirable answer, as task=dpo reads it"
     )
-    rejected_key: str | None = flag(None, "Of pairs: column of the undesirable answer")
+    rejected_key: str | None = flag(None, "Of pairs: column of the undesirable answer", when=PAIRED)
 
 
 @dataclass
 class StepDataConfig(SourceDataConfig):
     """Solutions with a label for every step"""
 
-    input_template: str | None = flag(None, "Template of the text with one {}; used without a chat template")
+    input_template: str | None = flag(None, "Template of the text with one {}", when=PLAIN)
     input_key: str = flag("input", "Column of the text with placeholders behind its steps; with steps_key, the prompt")
     steps_key: str | None = flag(
         None, "Column with the list of steps; each goes on a line of its own, a placeholder behind it"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group
+from rlhf_suite.config.flags import FIXED, flag, group, is_positive
+
+ADAPTED = is_positive(".rank", "<rank>")
 
 
 @dataclass
@@ -12,9 +14,9 @@ class LoRAConfig:
     """Low-rank adapters"""
 
     rank: int = flag(0, "Rank; 0: full fine-tuning", ge=0, resume=FIXED)
-    alpha: int = flag(16, "Scale numerator: updates are scaled by alpha / rank", ge=1)
-    dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1)
-    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear", resume=FIXED)
+    alpha: int = flag(16, "Scale numerator: updates are scaled by alpha / rank", ge=1, when=ADAPTED)
+    dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1, when=ADAPTED)
+    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear", resume=FIXED, when=ADAPTED)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import flag, is_set
 
 # What each task measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
 # them with what evaluations return.
@@ -24,9 +24,16 @@ EVALUATED: dict[str, tuple[str, ...]] = {
 }
 
 
+HELD_OUT = is_set(".dataset", "<source>")
+
+
 def column(name: str) -> list[str] | None:
     """Declare the flag of a column of evaluation sets."""
-    return flag(None, f"Its name in the evaluation sets: [one for all of them], or one for each; null: data.{name}")
+    return flag(
+        None,
+        f"Its name in the evaluation sets: [one for all of them], or one for each; null: data.{name}",
+        when=HELD_OUT,
+    )
 
 
 @dataclass
@@ -34,10 +41,10 @@ class EvalConfig:
     """Evaluation loss"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
-    split: str = flag("train", "Split of sources that have several")
+    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
     steps: int = flag(-1, "Every so many optimiser steps; -1: once per epoch", ge=-1)
-    max_samples: int | None = flag(None, "Rows taken of each source; null: all", ge=1)
-    on_start: bool = flag(True, "Evaluate before the first step too")
+    max_samples: int | None = flag(None, "Rows taken of each source; null: all", ge=1, when=HELD_OUT)
+    on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
 
     def column_flags(self) -> dict[str, list[str]]:
         """Return the columns that evaluation sets call otherwise than the training data, by the name of the flag."""
@@ -97,8 +104,8 @@ class RLEvalConfig(EvalConfig):
     """Evaluation by sampling: pass@1 and pass@k"""
 
     steps: int = flag(-1, "Every so many RL steps, and after the last; -1: never", ge=-1)
-    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1)
-    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0)
+    n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT)
+    temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, when=HELD_OUT)
     input_key: list[str] | None = column("input_key")
     label_key: list[str] | None = column("label_key")
 
@@ -108,7 +115,11 @@ class LoopEvalConfig:
     """Held-out prompts, answered greedily and scored before the first iteration and after each"""
 
     dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
-    split: str = flag("train", "Split of sources that have several")
-    max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1)
-    input_key: str | None = flag(None, "Column of the prompt in the held-out sources; null: data.input_key")
-    label_key: str | None = flag(None, "Column of the label in the held-out sources; null: data.label_key")
+    split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
+    max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
+    input_key: str | None = flag(
+        None, "Column of the prompt in the held-out sources; null: data.input_key", when=HELD_OUT
+    )
+    label_key: str | None = flag(
+        None, "Column of the label in the held-out sources; null: data.label_key", when=HELD_OUT
+    )

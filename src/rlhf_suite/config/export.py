@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.flag_types import kind
-from rlhf_suite.config.flags import FlagInfo, by_section, walk
+from rlhf_suite.config.flags import FlagInfo, by_section, kind, walk
 from rlhf_suite.config.formatting import described, spelled
 from rlhf_suite.config.runs import TASKS
 
@@ -42,7 +41,7 @@ def sections() -> dict[tuple[str, tuple[str, ...]], list[str]]:
 
 
 def row(info: FlagInfo) -> str:
-    cells = (f"`{info.key}`", f"`{spelled(info.default)}`", described(info), info.meta.help)
+    cells = (f"`{info.key}`", f"`{spelled(info.default)}`", described(info), info.help)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
 
 
@@ -68,7 +67,7 @@ def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
         for section in sections:
             empty = {"type": "object", "additionalProperties": False, "properties": {}}
             node = node["properties"].setdefault(section, empty)
-        node["properties"][name] = {"description": info.meta.help, "default": info.default, "anyOf": [*forms(info)]}
+        node["properties"][name] = {"description": info.help, "default": info.default, "anyOf": [*forms(info)]}
     return root
 
 

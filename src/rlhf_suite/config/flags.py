@@ -1,21 +1,107 @@
-"""How a flag is declared: one dataclass field with its type, default, help and bounds; `walk` lists them all."""
+"""How a flag is declared: a dataclass field with type, default, help, bounds and condition. `walk` lists all flags.
+
+A flag is of type bool, int, float, str, a list of these, or a table `dict[str, Section]` of named entries, each with
+the flags of a section. `list[float] | None` may be null.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import types
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 # What a flag may do when a run is continued: change without a word, change when ckpt.allow_changes names it, or never.
 FREE, NAMED, FIXED = "free", "named", "fixed"
 
 
 @dataclass(frozen=True)
+class When:
+    """The condition under which a flag is read: the value that another flag must have.
+
+    `flag` is the other flag's whole key; one that begins with a dot is in the section of the declaration. `says` is the
+    condition in words, behind that key; `remedy` is the value to write. One of `alternatives` may hold instead.
+    """
+
+    flag: str
+    is_met: Callable[[Any], bool]
+    says: str
+    remedy: str
+    alternatives: tuple[When, ...] = ()
+
+    def __or__(self, other: When) -> When:
+        return replace(self, alternatives=(*self.alternatives, other))
+
+    def below(self, prefix: str) -> When:
+        """Return the condition with whole keys, for a declaration in the section `prefix` ("" or "actor.")."""
+        key = f"{prefix}{self.flag[1:]}" if self.flag.startswith(".") else self.flag
+        return replace(self, flag=key, alternatives=tuple(each.below(prefix) for each in self.alternatives))
+
+    def among(self, keys: Container[str]) -> When | None:
+        """Return the condition in a task with these flags; None where it has nothing to depend on."""
+        if self.flag not in keys:
+            return None
+        return replace(self, alternatives=tuple(each for each in self.alternatives if each.flag in keys))
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the condition is met by the values of all flags of a run."""
+        met = any(map(self.is_met, values_of(self.flag, values)))
+        return met or any(each.holds(values) for each in self.alternatives)
+
+    @property
+    def text(self) -> str:
+        """The condition in words."""
+        return " or ".join(f"{each.flag}{each.says}" for each in (self, *self.alternatives))
+
+    @property
+    def fix(self) -> str:
+        """What to write so that the flag is read."""
+        return " or ".join(f"{each.flag}={each.remedy}" for each in (self, *self.alternatives))
+
+
+def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
+    """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
+    section, _, name = flag.rpartition(".")
+    named = [key for key in values if key.startswith(f"{section}.sources.") and key.rpartition(".")[2] == name]
+    return [values[key] for key in (flag, *named)]
+
+
+def is_true(flag: str) -> When:
+    return When(flag, bool, "=true", "true")
+
+
+def is_false(flag: str) -> When:
+    return When(flag, lambda value: not value, "=false", "false")
+
+
+def is_set(flag: str, remedy: str) -> When:
+    return When(flag, lambda value: value is not None, " is set", remedy)
+
+
+def is_null(flag: str) -> When:
+    return When(flag, lambda value: value is None, " is null", "null")
+
+
+def is_positive(flag: str, remedy: str = "<number > 0>") -> When:
+    return When(flag, lambda value: value is not None and value > 0, " > 0", remedy)
+
+
+def is_one_of(flag: str, *names: str) -> When:
+    *most, last = names
+    listed = f"{', '.join(most)} or {last}" if most else last
+    return When(flag, lambda value: value in names, f" is {listed}" if most else f"={last}", listed)
+
+
+def is_not(flag: str, name: str, remedy: str) -> When:
+    return When(flag, lambda value: value != name, f" is not {name}", remedy)
+
+
+@dataclass(frozen=True)
 class Meta:
-    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds; `resume`: whether a
-    continued run may have another value."""
+    """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, and the conditions
+    under which it is read; `resume`: whether a continued run may have another value."""
 
     help: str
     choices: tuple[str | int, ...] | None = None
@@ -24,17 +110,27 @@ class Meta:
     lt: float | None = None
     le: float | None = None
     resume: str = NAMED
+    when: tuple[When, ...] = ()
 
 
 @dataclass(frozen=True)
 class FlagInfo:
-    """One flag of a task: its dotted key, resolved type, default, `Meta`, and the dataclass that declares it."""
+    """One flag of a task: its dotted key, resolved type, default, `Meta`, and the dataclass that declares it.
+
+    In `meta.when` are whole keys, and the conditions of the sections around the flag too.
+    """
 
     key: str
     type: Any
     default: Any
     meta: Meta
     owner: type
+
+    @property
+    def help(self) -> str:
+        """What the flag means, and when it is read."""
+        conditions = " and ".join(each.text for each in self.meta.when)
+        return f"{self.meta.help}. Read when {conditions}" if conditions else self.meta.help
 
 
 def flag(  # noqa: PLR0913
@@ -47,35 +143,111 @@ def flag(  # noqa: PLR0913
     lt: float | None = None,
     le: float | None = None,
     resume: str = NAMED,
+    when: When | tuple[When, ...] = (),
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item."""
-    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume)}
+    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when))}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
 
 
-def group(cls: type, **defaults: Any) -> Any:
-    """Declare a section of flags, with other defaults than its class where a task needs them."""
-    return dataclasses.field(default_factory=partial(cls, **defaults))
+def group(cls: type, defaults: Mapping[str, Any] | None = None, when: When | tuple[When, ...] = ()) -> Any:
+    """Declare a section of flags: with other defaults than its class where a task needs them, by dotted name within the
+    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read."""
+    return dataclasses.field(
+        default_factory=partial(with_defaults, cls, defaults or {}), metadata={"when": all_of(when)}
+    )
+
+
+def all_of(when: When | tuple[When, ...]) -> tuple[When, ...]:
+    return (when,) if isinstance(when, When) else when
+
+
+def with_defaults(cls: type, defaults: Mapping[str, Any]) -> Any:
+    """Return a section with other values for the flags in `defaults`."""
+    section = cls()
+    for key, value in defaults.items():
+        *parents, name = key.split(".")
+        owner = section
+        for parent in parents:
+            owner = getattr(owner, parent)
+        assert hasattr(owner, name), f"{cls.__name__} has no flag {key}"
+        setattr(owner, name, value)
+    return section
 
 
 def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
-    """Every flag below a section class or instance (an instance shows its task's own defaults)."""
-    instance = config() if isinstance(config, type) else config
+    """Yield every flag below a section class or instance (an instance shows its task's own defaults).
+
+    A condition is dropped in a task that does not have the flag it depends on.
+    """
+    infos = list(declared(config() if isinstance(config, type) else config, prefix))
+    keys = {info.key for info in infos}
+    for info in infos:
+        when = tuple(filter(None, (each.among(keys) for each in info.meta.when)))
+        yield replace(info, meta=replace(info.meta, when=when))
+
+
+def declared(instance: Any, prefix: str, around: tuple[When, ...] = ()) -> Iterator[FlagInfo]:
+    """Yield the flags of a section and of those in it; `around` are the conditions of the sections around it."""
     hints = get_type_hints(type(instance))
-    for field in dataclasses.fields(instance):
+    for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
         if "meta" in field.metadata:
-            yield FlagInfo(key, hints[field.name], value, field.metadata["meta"], type(instance))
+            meta: Meta = field.metadata["meta"]
+            when = (*around, *(each.below(prefix) for each in meta.when))
+            yield FlagInfo(key, hints[field.name], value, replace(meta, when=when), type(instance))
         else:
-            yield from walk(value, f"{key}.")
+            own = tuple(each.below(prefix) for each in field.metadata["when"])
+            yield from declared(value, f"{key}.", (*around, *own))
 
 
 def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:
-    """Flags under the key of their section ("" for the root's own), sections in order of appearance."""
+    """Return flags under the key of their section ("" for the root's own), sections in order of appearance."""
     sections: dict[str, list[FlagInfo]] = {}
     for info in infos:
         sections.setdefault(info.key.rpartition(".")[0], []).append(info)
     return sections
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A flag's type: `base` is bool, int, float, str, list or dict; `item` is what a list or a table holds."""
+
+    base: type
+    item: type | None
+    optional: bool
+
+    @property
+    def name(self) -> str:
+        """As users read it, e.g. `list[float] or null`."""
+        if self.base is dict:
+            return f"{{name: {{{', '.join(field.name for field in fields(self.section))}}}}}"
+        name = self.base.__name__ if self.item is None else f"list[{self.item.__name__}]"
+        return f"{name} or null" if self.optional else name
+
+    @property
+    def scalar(self) -> type:
+        """The type of the flag, or of each item of its list."""
+        return self.item or self.base
+
+    @property
+    def section(self) -> type:
+        """The section of a table's entries."""
+        assert self.base is dict and self.item is not None
+        return self.item
+
+
+def kind(hint: Any) -> Kind:
+    """Take a resolved type hint apart."""
+    optional = False
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+        optional = True
+    if get_origin(hint) is list:
+        return Kind(list, get_args(hint)[0], optional)
+    if get_origin(hint) is dict:
+        return Kind(dict, get_args(hint)[1], optional)
+    return Kind(hint, None, optional)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from rlhf_suite.config.flag_types import kind
-from rlhf_suite.config.flags import FlagInfo, Meta
+from rlhf_suite.config.flags import FlagInfo, Meta, kind
 
 BOUNDS = (
     ("gt", "> ", lambda value, bound: value > bound),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FREE, flag, group
+from rlhf_suite.config.flags import FREE, flag, group, is_set, is_true
+
+NAMING = is_true(".enable") | is_set("logger.tensorboard_dir", "<folder>")
 
 
 @dataclass
@@ -12,15 +14,16 @@ class WandbConfig:
     """Weights & Biases; the key comes from WANDB_API_KEY, without one the run is stored offline"""
 
     enable: bool = flag(False, "Log to W&B", resume=FREE)
-    project: str = flag("rlhf_suite", "Project", resume=FREE)
-    org: str | None = flag(None, "Entity", resume=FREE)
+    project: str = flag("rlhf_suite", "Project", resume=FREE, when=is_true(".enable"))
+    org: str | None = flag(None, "Entity", resume=FREE, when=is_true(".enable"))
     group: str | None = flag(
-        None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name", resume=FREE
+        None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name", resume=FREE, when=NAMING
     )
     run_name: str | None = flag(
         None,
         "Run name, in TensorBoard too; null: the run folder's name, in a sweep what varies: 0 train.seed=1",
         resume=FREE,
+        when=NAMING,
     )
 
 

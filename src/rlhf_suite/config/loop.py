@@ -49,7 +49,7 @@ class ConditionalLoopConfig(LoopConfig):
 class ConditionalActorConfig(SupervisedActorConfig):
     """The model that answers and learns from all its answers, good and bad"""
 
-    adam: AdamConfig = group(AdamConfig, lr=5e-6)
+    adam: AdamConfig = group(AdamConfig, {"lr": 5e-6})
     disable_dropout: bool = flag(False, DISABLE_DROPOUT)
 
 
@@ -57,7 +57,7 @@ class ConditionalActorConfig(SupervisedActorConfig):
 class RejectionActorConfig(SupervisedActorConfig):
     """The model that answers and learns from its best answers"""
 
-    adam: AdamConfig = group(AdamConfig, lr=2e-6)
+    adam: AdamConfig = group(AdamConfig, {"lr": 2e-6})
     disable_dropout: bool = flag(False, DISABLE_DROPOUT)
 
 
@@ -65,7 +65,7 @@ class RejectionActorConfig(SupervisedActorConfig):
 class PreferenceLoopActorConfig(SupervisedActorConfig):
     """The model that answers and learns which of its answers are better"""
 
-    adam: AdamConfig = group(AdamConfig, lr=5e-7)
+    adam: AdamConfig = group(AdamConfig, {"lr": 5e-7})
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group
+from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_one_of, is_true
 
 SCHEDULES = (
     "constant",
@@ -46,10 +46,18 @@ class TrainedModelConfig:
     )
     optim: str = flag("adam", "Optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
-    muon: MuonConfig = group(MuonConfig)
+    muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
     lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", choices=SCHEDULES)
-    lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
-    min_lr_ratio: float = flag(0.1, "Final over peak rate (cosine_with_min_lr)", ge=0, le=1)
+    lr_warmup_ratio: float = flag(
+        0.03,
+        "Share of the optimiser steps spent warming up",
+        ge=0,
+        le=1,
+        when=is_not(".lr_scheduler", "constant", "constant_with_warmup"),
+    )
+    min_lr_ratio: float = flag(
+        0.1, "Final over peak rate", ge=0, le=1, when=is_one_of(".lr_scheduler", "cosine_with_min_lr")
+    )
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
     freeze: list[str] = flag(
         [], "Modules or parameters that are not trained, as regular expressions of their whole names", resume=FIXED
@@ -57,4 +65,6 @@ class TrainedModelConfig:
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
     aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
-    gradient_checkpointing_reentrant: bool = flag(False, "Use the re-entrant variant of checkpointing")
+    gradient_checkpointing_reentrant: bool = flag(
+        False, "Use the re-entrant variant of checkpointing", when=is_true(".gradient_checkpointing_enable")
+    )

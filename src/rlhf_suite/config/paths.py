@@ -6,8 +6,7 @@ import os
 import re
 from typing import Any
 
-from rlhf_suite.config.flag_types import kind
-from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.flags import FlagInfo, kind, walk
 
 # By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...
 PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template)")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import When, flag, group, is_one_of, is_set, is_true
 
+STEPS = is_true(".enable")
+MODEL = is_set(".model_name_or_path", "<reward model>")
 TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of reward servers
+CODE = is_one_of("reward.rule", "code")
 AGGREGATES = ("min", "product", "last", "mean")
 RULES = ("exact_match", "math", "code", "format", "length", "reasoning_gym")
 WITHOUT_LABEL = ("format", "length")  # rules that look at the response alone
+
+
+def is_http(remote_url: str | None) -> bool:
+    """Whether reward.remote_url names servers rather than a file."""
+    return remote_url is not None and remote_url.startswith(("http://", "https://"))
 
 
 @dataclass
@@ -27,13 +35,15 @@ class ProcessRewardConfig:
     """A process reward model (task=prm) that scores every step of a response; reward=prm turns it on"""
 
     enable: bool = flag(False, "Score responses step by step")
-    model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer")
-    aggregate: str = flag("min", "A response's reward from P(good) of its steps", choices=AGGREGATES)
+    model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer", when=STEPS)
+    aggregate: str = flag("min", "A response's reward from P(good) of its steps", choices=AGGREGATES, when=STEPS)
     step_separator: str | None = flag(
-        None, "What ends a step of a response; empty: every character is one; null: as the model was trained"
+        None,
+        "What ends a step of a response; empty: every character is one; null: as the model was trained",
+        when=STEPS,
     )
-    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, when=STEPS)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, when=STEPS)
 
 
 @dataclass
@@ -41,11 +51,15 @@ class RuleConfig:
     """What rules can be told"""
 
     format_pattern: str = flag(
-        r"<think>.*?</think>\s*<answer>.*?</answer>", "rule=format: regular expression of the whole response"
+        r"<think>.*?</think>\s*<answer>.*?</answer>",
+        "Regular expression of the whole response",
+        when=is_one_of("reward.rule", "format"),
     )
-    length_limit: int = flag(4000, "rule=length: characters up to which a response gets 1", ge=1)
-    code_timeout_s: float = flag(10.0, "rule=code: seconds for all tests of a response", gt=0)
-    code_memory_mb: int = flag(1024, "rule=code: memory of the program in MiB", ge=64)
+    length_limit: int = flag(
+        4000, "Characters up to which a response gets 1", ge=1, when=is_one_of("reward.rule", "length")
+    )
+    code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0, when=CODE)
+    code_memory_mb: int = flag(1024, "Memory of the program in MiB", ge=64, when=CODE)
 
 
 @dataclass
@@ -75,11 +89,16 @@ class TextRewardConfig(SourceConfig):
     sources: dict[str, NamedSourceConfig] = flag(
         {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
     )
-    http: HttpConfig = group(HttpConfig)
+    http: HttpConfig = group(
+        HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
+    )
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
     num_retries: int = flag(
-        0, "Further tries of responses that a rule, a file or servers fail to score, after 1, 2, 4, ... seconds", ge=0
+        0,
+        "Further tries of responses that a rule, a file or servers fail to score, after 1, 2, 4, ... seconds",
+        ge=0,
+        when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"),
     )
 
 
@@ -88,11 +107,13 @@ class RewardConfig(TextRewardConfig):
     """Where the reward comes from"""
 
     offload: bool = flag(
-        False, "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass"
+        False,
+        "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass",
+        when=MODEL,
     )
     normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
-    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, when=MODEL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, when=MODEL)
     on_error: str = flag(
         "stop",
         "A sample whose reward fails or times out, reward.num_retries further tries included: end the run, or drop "
@@ -100,7 +121,11 @@ class RewardConfig(TextRewardConfig):
         choices=("stop", "drop"),
     )
     max_error_rate: float = flag(
-        0.5, "End the run when a larger share of a batch's samples has no reward (reward.on_error=drop)", ge=0, le=1
+        0.5,
+        "End the run when a larger share of a batch's samples has no reward",
+        ge=0,
+        le=1,
+        when=is_one_of(".on_error", "drop"),
     )
 
 
@@ -120,15 +145,12 @@ class RLRewardConfig(JudgeConfig):
     overlong_buffer_len: int | None = flag(
         None, "Penalise the last so many tokens before the longest response allowed, linearly; null: off", ge=1
     )
-    overlong_penalty_factor: float = flag(1.0, "The overlong penalty of a response of full length", ge=0)
+    overlong_penalty_factor: float = flag(
+        1.0, "The overlong penalty of a response of full length", ge=0, when=is_set(".overlong_buffer_len", "<tokens>")
+    )
     stop_properly_penalty_coef: float | None = flag(
         None, "Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off", le=1
     )
-
-
-def is_http(remote_url: str | None) -> bool:
-    """Whether reward.remote_url names servers rather than a file."""
-    return remote_url is not None and remote_url.startswith(("http://", "https://"))
 
 
 def urls(remote_url: str | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag
+from rlhf_suite.config.flags import flag, is_true
 
 
 @dataclass
@@ -33,10 +33,16 @@ class RolloutConfig(SamplingConfig):
 
     batch_size: int = flag(1024, "Prompts per RL step", ge=1)
     vllm_generate_batch_size: int | None = flag(
-        None, "Prompts per round of sampling with algo.dynamic_filtering_enable; null: rollout.batch_size", ge=1
+        None,
+        "Prompts per round of sampling; null: rollout.batch_size",
+        ge=1,
+        when=is_true("algo.dynamic_filtering_enable"),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
     micro_batch_size: int = flag(1, "Sequences per forward when making experience", ge=1)
     max_tokens_per_gpu: int | None = flag(
-        None, "Token budget of a forward when train.dynamic_batch_enable; null: train.max_tokens_per_gpu", ge=1
+        None,
+        "Token budget of a forward pass; null: train.max_tokens_per_gpu",
+        ge=1,
+        when=is_true("train.dynamic_batch_enable"),
     )

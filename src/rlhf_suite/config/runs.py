@@ -48,7 +48,7 @@ from rlhf_suite.config.eval import (
     RLEvalConfig,
     StepEvalConfig,
 )
-from rlhf_suite.config.flags import flag, group
+from rlhf_suite.config.flags import flag, group, is_one_of, is_positive
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import (
@@ -98,8 +98,8 @@ class RMRun(SupervisedRun):
 
     task: str = flag("rm", "The task; chosen with task=<name>")
     actor: RMActorConfig = group(RMActorConfig)
-    data: RewardPairDataConfig = group(RewardPairDataConfig, max_len=512, input_template=None)
-    train: TrainConfig = group(TrainConfig, max_epochs=1, micro_batch_size=1)
+    data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
     eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
     algo: RMAlgoConfig = group(RMAlgoConfig)
 
@@ -111,9 +111,9 @@ class DPORun(SupervisedRun):
     task: str = flag("dpo", "The task; chosen with task=<name>")
     actor: DPOActorConfig = group(DPOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
-    data: PairDataConfig = group(PairDataConfig, max_len=512, input_template=None)
-    train: TrainConfig = group(TrainConfig, max_epochs=1)
-    eval: PairEvalConfig = group(PairEvalConfig, split="test")
+    data: PairDataConfig = group(PairDataConfig, {"max_len": 512, "input_template": None})
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
+    eval: PairEvalConfig = group(PairEvalConfig, {"split": "test"})
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
 
 
@@ -125,8 +125,8 @@ class KTORun(SupervisedRun):
     actor: KTOActorConfig = group(KTOActorConfig)
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
-    train: TrainConfig = group(TrainConfig, max_epochs=1)
-    eval: LabelledEvalConfig = group(LabelledEvalConfig, split="test")
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
+    eval: LabelledEvalConfig = group(LabelledEvalConfig, {"split": "test"})
     algo: KTOAlgoConfig = group(KTOAlgoConfig)
 
 
@@ -137,8 +137,8 @@ class PRMRun(SupervisedRun):
     task: str = flag("prm", "The task; chosen with task=<name>")
     actor: PRMActorConfig = group(PRMActorConfig)
     data: StepDataConfig = group(StepDataConfig)
-    train: TrainConfig = group(TrainConfig, max_epochs=1, micro_batch_size=1)
-    eval: StepEvalConfig = group(StepEvalConfig, split="test")
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
+    eval: StepEvalConfig = group(StepEvalConfig, {"split": "test"})
     algo: PRMAlgoConfig = group(PRMAlgoConfig)
 
 
@@ -150,8 +150,8 @@ class DistillRun(SupervisedRun):
     actor: StudentConfig = group(StudentConfig)
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
-    train: TrainConfig = group(TrainConfig, max_epochs=1)
-    eval: AnswerEvalConfig = group(AnswerEvalConfig, split="test")
+    train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
+    eval: AnswerEvalConfig = group(AnswerEvalConfig, {"split": "test"})
     algo: DistillAlgoConfig = group(DistillAlgoConfig)
 
 
@@ -161,9 +161,9 @@ class PPORun(TrainedRun):
 
     task: str = flag("ppo", "The task; chosen with task=<name>")
     actor: PolicyConfig = group(PolicyConfig)
-    critic: CriticConfig = group(CriticConfig)
-    ref: ReferenceConfig = group(ReferenceConfig)
-    teacher: RLTeacherConfig = group(RLTeacherConfig)
+    critic: CriticConfig = group(CriticConfig, when=is_one_of("algo.advantage.estimator", "gae"))
+    ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
+    teacher: RLTeacherConfig = group(RLTeacherConfig, when=is_positive("algo.distill.coef"))
     reward: RLRewardConfig = group(RLRewardConfig)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
@@ -207,7 +207,7 @@ class LoopRun(ResumableRun):
     actor: SupervisedActorConfig = group(SupervisedActorConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: RowRangeConfig = group(RowRangeConfig)
-    rollout: GenerationConfig = group(GenerationConfig, n_samples_per_prompt=8)
+    rollout: GenerationConfig = group(GenerationConfig, {"n_samples_per_prompt": 8})
     vllm: EngineConfig = group(EngineConfig)
     reward: RewardConfig = group(RewardConfig)
     train: TrainConfig = group(TrainConfig)
@@ -244,7 +244,7 @@ class ConditionalSFTRun(LoopRun):
     task: str = flag("conditional_sft", "The task; chosen with task=<name>")
     actor: ConditionalActorConfig = group(ConditionalActorConfig)
     data: ConditionalDataConfig = group(ConditionalDataConfig)
-    loop: ConditionalLoopConfig = group(ConditionalLoopConfig, num_iterations=1)
+    loop: ConditionalLoopConfig = group(ConditionalLoopConfig, {"num_iterations": 1})
 
 
 SamplingRun = PPORun | GenerateRun  # what has engines

@@ -49,7 +49,7 @@ class ServeRMRun(Run):
 
     task: str = flag("serve_rm", "The task; chosen with task=<name>")
     reward: ServedRewardConfig = group(ServedRewardConfig)
-    ds: ServedModelConfig = group(ServedModelConfig, packing_samples=True)
+    ds: ServedModelConfig = group(ServedModelConfig, {"packing_samples": True})
     serve: ServeConfig = group(ServeConfig)
 
 

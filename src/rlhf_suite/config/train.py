@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag
+from rlhf_suite.config.flags import FIXED, flag, is_true
 
 
 @dataclass
@@ -14,7 +14,7 @@ class TrainConfig:
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
     micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward", ge=1)
     dynamic_batch_enable: bool = flag(False, "Balanced micro-batches by token budget; needs ds.packing_samples")
-    max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch with dynamic_batch_enable", ge=1)
+    max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch", ge=1, when=is_true(".dynamic_batch_enable"))
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
     early_stopping_patience: int | None = flag(
@@ -40,7 +40,9 @@ class RLTrainConfig(TrainConfig):
     enable_ema: bool = flag(
         False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED
     )
-    ema_beta: float = flag(0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1)
+    ema_beta: float = flag(
+        0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1, when=is_true(".enable_ema")
+    )
     colocate_all: bool | None = flag(
         None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"
     )

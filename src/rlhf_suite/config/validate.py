@@ -10,8 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.config.flag_types import Kind, kind
-from rlhf_suite.config.flags import FlagInfo, Meta, walk
+from rlhf_suite.config.flags import FlagInfo, Kind, Meta, kind, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, shown, spelled
 from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
 from rlhf_suite.config.paths import expand_home, is_path

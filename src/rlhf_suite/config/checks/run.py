@@ -31,7 +31,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
 )
 from rlhf_suite.config.template_variables import variable_problems
-from rlhf_suite.config.unused_flags import idle
+from rlhf_suite.config.unused_flags import unused
 
 AnyRun = SupervisedRun | PPORun
 TextRun = AnyRun | GenerateRun | ScoreRun | ChatRun
@@ -42,7 +42,7 @@ UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
 
 def check(run: Run, given: Iterable[str]) -> list[Problem]:
     """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
-    problems = [*idle(run, given), *broken(run, MODELS), *allowed_changes_are_flags(run)]
+    problems = [*unused(run, given), *broken(run, MODELS), *allowed_changes_are_flags(run)]
     if isinstance(run, SupervisedRun):
         problems += broken(run, (*COMMON, *supervised.RULES))
     elif isinstance(run, PPORun):
