@@ -148,8 +148,8 @@ STEPS = [
     Mutation(
         "a step's reward is read at the token before its placeholder",
         "tasks/prm.py",
-        "read_logits(model, batch, at, reward_logits)",
-        "read_logits(model, batch, at - 1, reward_logits)",
+        "map_logits(model, batch, at, reward_logits)",
+        "map_logits(model, batch, at - 1, reward_logits)",
         formula("prm"),
     ),
     Mutation(

@@ -55,7 +55,7 @@ def test_the_result_can_always_be_encoded():
 
 
 def test_a_line_of_a_run_shows_what_others_wrote_in_it(tmp_path, capsys):
-    Journal(LoggerConfig(), RunFolder(tmp_path), "ppo").say(f"why: {HOSTILE}")
+    Journal(LoggerConfig(), RunFolder(tmp_path), "ppo").info(f"why: {HOSTILE}")
     assert capsys.readouterr().out == f"why: {SHOWN}\n"
 
 

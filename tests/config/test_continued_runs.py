@@ -123,8 +123,8 @@ def test_load_enable_finds_the_run_whose_flags_may_change(checked, tmp_path, mon
 
 def test_a_finished_run_says_so_with_its_result(checked, tmp_path):
     record = earlier(tmp_path, checked(PPO).runs[0])
-    record.step(3)
-    record.done({"eval/pass1": 0.75, "train/reward": 0.5})
+    record.record_step(3)
+    record.mark_done({"eval/pass1": 0.75, "train/reward": 0.5})
     again = checked(f"{PPO} ckpt.load_enable=true").runs[0]
     assert finished(again, tmp_path) is None, "its model is not there"
     record.model.mkdir()

@@ -100,7 +100,7 @@ def test_what_cannot_use_the_nodes_of_a_slurm_job_is_refused_on_each_of_them(che
 @pytest.mark.parametrize("name", ["hydra.run.dir", "run_dir"])
 def test_a_named_folder_that_holds_a_run_is_only_continued_on_purpose(checked, here, name):
     earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)
-    RunFolder(here / "mine").step(1)
+    RunFolder(here / "mine").record_step(1)
     refused = for_run(checked(f"task=sft {name}=mine"))
     assert isinstance(refused, Problem)
     assert "ckpt.load_enable=true" in refused.fix
@@ -113,11 +113,11 @@ def test_a_run_that_ended_before_its_first_step_does_not_block_its_folder(checke
     earlier_run(here / "mine", checked("task=sft").runs[0], age_s=0)
     record = RunFolder(here / "mine")
     name = record.run_id
-    record.failed(ValueError("no such model"))
+    record.mark_failed(ValueError("no such model"))
     assert for_run(checked("task=sft run_dir=mine")) == Place(Path("mine"))
     record.start("again")
     assert record.run_id == name, "it is the same run"
-    record.done({})
+    record.mark_done({})
     refused = for_run(checked("task=chat run_dir=mine"))
     assert isinstance(refused, Problem) and "load_enable" not in refused.fix, "a tool cannot continue"
 

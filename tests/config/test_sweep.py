@@ -23,10 +23,10 @@ def a_job(tmp_path, number, words=("--help",), done=None, error=None):
     record = RunFolder(folder)
     if done is not None:
         record.start("")
-        record.done(done)
+        record.mark_done(done)
     elif error is not None:
         record.start("")
-        record.failed(error)
+        record.mark_failed(error)
     return Job(number, ["task=sft", f"train.seed={number}"], str(folder), list(words))
 
 

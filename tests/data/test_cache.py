@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 from test_loading import SFT, Counting, load, write
 
-from rlhf_suite.data.cache import in_use, make_room
+from rlhf_suite.data.cache import evict, open_locked
 from rlhf_suite.data.store import SUMMARY
 from rlhf_suite.data.text_encoders import ConversationEncoder
 
 HOLDS = """
 import sys
 from pathlib import Path
-from rlhf_suite.data.cache import in_use
-held = in_use(Path(sys.argv[1]))
+from rlhf_suite.data.cache import open_locked
+held = open_locked(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -54,18 +54,18 @@ def left(sets):
 
 
 def test_those_unused_for_the_longest_time_go_until_the_rest_fits(sets):
-    assert make_room(sets, SUMMARY, 3000) == []
-    assert names(make_room(sets, SUMMARY, 2999)) == ["old"]
-    in_use(sets / "middle" / SUMMARY).close()
-    assert names(make_room(sets, SUMMARY, 1000)) == ["new"]
+    assert evict(sets, SUMMARY, 3000) == []
+    assert names(evict(sets, SUMMARY, 2999)) == ["old"]
+    open_locked(sets / "middle" / SUMMARY).close()
+    assert names(evict(sets, SUMMARY, 1000)) == ["new"]
     assert left(sets) == ["middle"] and list(sets.glob(".*")) == [sets / ".next.new.1"]
 
 
 def test_what_is_in_use_stays_even_beyond_the_bound(sets):
-    with in_use(sets / "old" / SUMMARY):
+    with open_locked(sets / "old" / SUMMARY):
         os.utime(sets / "old" / SUMMARY, (1, 1))
-        assert names(make_room(sets, SUMMARY, 10)) == ["middle", "new"]
-    assert names(make_room(sets, SUMMARY, 10)) == ["old"]
+        assert names(evict(sets, SUMMARY, 10)) == ["middle", "new"]
+    assert names(evict(sets, SUMMARY, 10)) == ["old"]
 
 
 def test_a_reader_in_another_process_counts_until_it_is_gone(sets):
@@ -73,11 +73,11 @@ def test_a_reader_in_another_process_counts_until_it_is_gone(sets):
         [sys.executable, "-c", HOLDS, str(sets / "old" / SUMMARY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert reader.stdout.readline() == b"held\n"
-    make_room(sets, SUMMARY, 10)
+    evict(sets, SUMMARY, 10)
     assert left(sets) == ["old"]
     reader.kill()
     reader.communicate()
-    make_room(sets, SUMMARY, 10)
+    evict(sets, SUMMARY, 10)
     assert left(sets) == []
 
 
@@ -87,13 +87,13 @@ def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
 
     def removed_meanwhile(file, operation):
         monkeypatch.undo()
-        make_room(sets, SUMMARY, 10)
+        evict(sets, SUMMARY, 10)
         place.mkdir()
         (place / SUMMARY).write_text("another")
 
     monkeypatch.setattr("rlhf_suite.data.cache.fcntl.flock", removed_meanwhile)
     with pytest.raises(FileNotFoundError):
-        in_use(place / SUMMARY)
+        open_locked(place / SUMMARY)
 
 
 def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
@@ -101,8 +101,8 @@ def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr("rlhf_suite.data.cache.fcntl.flock", no_locks)
-    in_use(sets / "old" / SUMMARY).close()
-    assert make_room(sets, SUMMARY, 10) == [] and left(sets) == ["middle", "new", "old"]
+    open_locked(sets / "old" / SUMMARY).close()
+    assert evict(sets, SUMMARY, 10) == [] and left(sets) == ["middle", "new", "old"]
 
 
 def test_a_run_keeps_its_own_sets_and_reads_them_after_the_others_are_gone(tokenizer, tmp_path, cache):

@@ -7,7 +7,7 @@ import pytest
 from rlhf_suite.config.data import LabelledDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.encode import encode_rows
-from rlhf_suite.data.preferences import LabelledEncoder, WithMismatched
+from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -19,7 +19,7 @@ def example(prompt, answer, label=1.0):
 def test_the_mismatched_answer_is_the_next_to_another_prompt():
     a, b = [1, 2], [3]
     rows = [example(a, [10]), example(a, [11, 12]), example(b, [13], 0.0), example(a, [14])]
-    found = [group.examples for group in WithMismatched(rows, 99)]
+    found = [group.examples for group in MismatchedPairs(rows, 99)]
     assert [pair[0] for pair in found] == rows
     assert [pair[1].ids for pair in found] == [[1, 2, 13], [1, 2, 13], [3, 14], [1, 2, 13]]
     assert [pair[1].mask for pair in found] == [[0, 0, 1], [0, 0, 1], [0, 1], [0, 0, 1]]
@@ -28,12 +28,12 @@ def test_the_mismatched_answer_is_the_next_to_another_prompt():
 
 def test_the_mismatched_answer_is_cut_like_any_other():
     rows = [example([1, 2, 3], [4]), example([5], [6, 7, 8])]
-    assert WithMismatched(rows, 4)[0].examples[1].ids == [1, 2, 3, 6]
+    assert MismatchedPairs(rows, 4)[0].examples[1].ids == [1, 2, 3, 6]
 
 
 def test_a_single_prompt_is_refused():
     with pytest.raises(UserError, match="all rows have the same prompt"):
-        WithMismatched([example([1], [2]), example([1], [3])], 9)
+        MismatchedPairs([example([1], [2]), example([1], [3])], 9)
 
 
 @pytest.mark.parametrize(

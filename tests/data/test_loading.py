@@ -306,17 +306,17 @@ def test_progress_is_told(tokenizer, tmp_path):
 
 
 def test_the_identity_of_sources_is_that_of_their_contents(tmp_path, tokenizer):
-    def identity(path, cache=True):
+    def contents_digest(path, cache=True):
         loader = Loader(ConversationEncoder(tokenizer, SFT), replace(SFT, cache_enable=cache), 0, BadRows("skip"))
         loader.load(Sources(str(path), "train"))
-        return loader.identity
+        return loader.contents_digest
 
     path = write(tmp_path / "a.jsonl")
-    first = identity(path)
-    assert identity(path, cache=False) == first
-    assert identity(path.rename(tmp_path / "b.jsonl")) == first
+    first = contents_digest(path)
+    assert contents_digest(path, cache=False) == first
+    assert contents_digest(path.rename(tmp_path / "b.jsonl")) == first
     (tmp_path / "b.jsonl").write_text((tmp_path / "b.jsonl").read_text().replace("a", "b", 1))
-    assert identity(tmp_path / "b.jsonl") != first
+    assert contents_digest(tmp_path / "b.jsonl") != first
 
 
 def test_max_samples_counts_rows_also_where_a_row_makes_several_items(tokenizer, tmp_path):

@@ -6,11 +6,18 @@ import json
 
 import pytest
 
-from rlhf_suite.data.response_groups import Answer, Answers, all_answers, answer_groups, best_and_worst, best_answer
+from rlhf_suite.data.response_groups import (
+    ResponseGroup,
+    ScoredResponse,
+    all_responses,
+    best_and_worst_responses,
+    best_response,
+    response_groups,
+)
 
 
 def group(*scores):
-    return Answers("q", [Answer(f"a{n}", score) for n, score in enumerate(scores)])
+    return ResponseGroup("q", [ScoredResponse(f"a{n}", score) for n, score in enumerate(scores)])
 
 
 def output(path, *rows):
@@ -30,9 +37,9 @@ def test_groups_are_prompts_without_answers_that_are_cut_off_or_empty(tmp_path):
         (first, 0, "x", 0.5, "stop"), (first, 1, "cut", 1.0, "length"), (first, 2, "y", 0.0, "stop"),
         (second, 0, "cut", 1.0, "length"), (second, 1, " ", 0.0, "stop"),
     )  # fmt: skip
-    assert list(answer_groups(path, "question")) == [
-        Answers("a", [Answer("x", 0.5), Answer("y", 0.0)]),
-        Answers([{"role": "user", "content": "b"}], []),
+    assert list(response_groups(path, "question")) == [
+        ResponseGroup("a", [ScoredResponse("x", 0.5), ScoredResponse("y", 0.0)]),
+        ResponseGroup([{"role": "user", "content": "b"}], []),
     ]
 
 
@@ -40,7 +47,7 @@ def test_groups_are_told_apart_where_answers_are_missing(tmp_path):
     rows = [("a", 1), ("a", 2), ("b", 3), ("c", 0), ("c", 1)]
     made = [{"q": q, "prompt": q, "sample": s, "response": "x", "score": s, "finish_reason": "stop"} for q, s in rows]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    found = [(group.prompt, [a.score for a in group.answers]) for group in answer_groups(tmp_path / "out.jsonl", "q")]
+    found = [(group.prompt, [a.score for a in group.answers]) for group in response_groups(tmp_path / "out.jsonl", "q")]
     assert found == [("a", [1, 2]), ("b", [3]), ("c", [0, 1])]
 
 
@@ -50,32 +57,32 @@ def test_groups_are_told_apart_where_answers_are_missing(tmp_path):
 )
 def test_the_prompt_is_found_under_the_name_that_the_output_gives_it(tmp_path, given, key):
     path = output(tmp_path / "out.jsonl", (given, 0, "x", 0.5, "stop"))
-    assert next(answer_groups(path, key)).prompt == "a"
+    assert next(response_groups(path, key)).prompt == "a"
 
 
 def test_the_best_answer_is_the_first_of_equals():
-    assert best_answer(group(0.0, 1.0, 1.0), None) == [{"input": "q", "output": "a1", "score": 1.0}]
+    assert best_response(group(0.0, 1.0, 1.0), None) == [{"input": "q", "output": "a1", "score": 1.0}]
 
 
 def test_a_prompt_without_a_good_enough_answer_is_left_out():
-    assert best_answer(group(0.25, 0.5), 0.75) == "no answer scores 0.75"
-    assert best_answer(group(0.25, 0.75), 0.75)[0]["output"] == "a1"
-    assert best_answer(group(), None) == "every answer is cut off or empty"
+    assert best_response(group(0.25, 0.5), 0.75) == "no answer scores 0.75"
+    assert best_response(group(0.25, 0.75), 0.75)[0]["output"] == "a1"
+    assert best_response(group(), None) == "every answer is cut off or empty"
 
 
 def test_a_pair_is_the_first_best_and_the_first_worst():
-    assert best_and_worst(group(0.5, 0.0, 1.0, 0.0, 1.0)) == [
+    assert best_and_worst_responses(group(0.5, 0.0, 1.0, 0.0, 1.0)) == [
         {"input": "q", "chosen": "a2", "rejected": "a1", "chosen_score": 1.0, "rejected_score": 0.0}
     ]
 
 
 def test_a_prompt_whose_answers_are_all_as_good_is_left_out():
-    assert best_and_worst(group(1.0, 1.0)) == "all answers score the same"
-    assert best_and_worst(group(1.0)) == "all answers score the same"
-    assert best_and_worst(group()) == "every answer is cut off or empty"
+    assert best_and_worst_responses(group(1.0, 1.0)) == "all answers score the same"
+    assert best_and_worst_responses(group(1.0)) == "all answers score the same"
+    assert best_and_worst_responses(group()) == "every answer is cut off or empty"
 
 
 def test_all_answers_are_rows_with_their_scores():
-    rows = all_answers(group(0.0, 1.0))
+    rows = all_responses(group(0.0, 1.0))
     assert [(row["output"], row["score"]) for row in rows] == [("a0", 0.0), ("a1", 1.0)]
-    assert all_answers(group()) == "every answer is cut off or empty"
+    assert all_responses(group()) == "every answer is cut off or empty"

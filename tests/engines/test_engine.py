@@ -85,7 +85,7 @@ class Trainer:
         self.sender.connect(world_size)
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]):
-        return self.sender.publish(version, weights.items())
+        return self.sender.send(version, weights.items())
 
 
 def make_model(kind: str, seed: int):
@@ -130,7 +130,7 @@ def gap(model, asked, answers, temperature: float = 1.0) -> float:
 def sync(pool: EnginePool, model, version: int):
     sender = ShmSender(torch.float32, check=True)
     try:
-        return pool.update_weights(sender.publish(version, checkpoint(model)))[0]
+        return pool.update_weights(sender.send(version, checkpoint(model)))[0]
     finally:
         sender.release()
 
@@ -273,7 +273,7 @@ def test_a_sync_replaces_the_weights_of_a_tied_model(tied):
     asked = requests(4)
     for version, seed in ((2, 5), (3, 6)):
         report = sync(tied, make_model("tied", seed), version)
-        assert (report.unheld, report.held) == ((), report.received)
+        assert (report.not_readable, report.read_back) == ((), report.received)
         answers = tied.generate(asked)
         assert gap(make_model("tied", seed), asked, answers) < 1e-6
         assert {int(v) for answer in answers for v in answer.versions} == {version}
@@ -320,9 +320,9 @@ def test_twenty_syncs_do_not_grow_the_engine(tied):
 
 def test_a_changed_parameter_is_found_and_a_sync_repairs_it(tied):
     (handle,) = tied._handles
-    assert ray.get(handle.attest.remote()).unheld == ()
+    assert ray.get(handle.attest.remote()).not_readable == ()
     ray.get(handle.perturb.remote("model.norm.weight"))
-    with pytest.raises(WeightSyncError, match=r"tensor model.norm.weight \[64\] float32 is held changed"):
+    with pytest.raises(WeightSyncError, match=r"tensor model.norm.weight \[64\] float32 differs in .* after loading"):
         ray.get(handle.attest.remote())
     sync(tied, make_model("tied", 1), version=2)
     ray.get(handle.attest.remote())
@@ -351,8 +351,8 @@ def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
         weights = dict(checkpoint(model))
         publish = partial(trainer.publish.remote, version, weights)
         manifest, (report,) = pool.sync("gloo", version, lambda: [publish()], [member])  # noqa: B023
-        assert len(manifest.entries) == len(weights) == report.received == report.held + len(report.unheld)
-        assert all(".experts." in name for name in report.unheld)
+        assert len(manifest.entries) == len(weights) == report.received == report.read_back + len(report.not_readable)
+        assert all(".experts." in name for name in report.not_readable)
         answers = pool.generate(asked)
         assert gap(model, asked, answers) < 1e-6
         assert answers[0].weight_version == version
@@ -362,7 +362,7 @@ def test_the_attestation_notices_a_head_that_kept_the_old_embedding(pools):
     (handle,) = pools["uncured"]._handles
     ray.get(handle.without_head_cure.remote())
     with pytest.raises(
-        WeightSyncError, match=r"model.embed_tokens.weight .* is held changed in lm_head.weight \(packed\)"
+        WeightSyncError, match=r"model.embed_tokens.weight .* differs in lm_head.weight \(packed\) after loading"
     ):
         sync(pools["uncured"], make_model("tied", 5), version=1)
 
@@ -385,7 +385,7 @@ def test_engine_methods_are_asynchronous():
 
 def test_a_byte_that_changed_on_the_way_stops_the_engine_and_names_the_tensor(pools):
     pool, sender = pools["tied"], ShmSender(torch.float32, check=True)
-    manifest = sender.publish(3, checkpoint(make_model("tied", 5)))
+    manifest = sender.send(3, checkpoint(make_model("tied", 5)))
     (entry,) = [entry for entry in manifest.entries if entry.name == "model.layers.1.self_attn.v_proj.weight"]
     data = np.memmap(manifest.path, dtype=np.uint8, mode="r+")
     data[entry.offset + 5] ^= 4

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.attention import Sequences, _Call, varlen_attention
+from rlhf_suite.models.attention import SequenceLayout, _Call, varlen_attention
 
 
 def states(total: int, heads: int = 4, kv_heads: int = 2, **kwargs) -> list[torch.Tensor]:
@@ -17,20 +17,20 @@ def states(total: int, heads: int = 4, kv_heads: int = 2, **kwargs) -> list[torc
 
 
 def test_positions_start_again_at_every_sequence():
-    sequences = Sequences.of(torch.tensor([3, 1, 2]), packed=True)
+    sequences = SequenceLayout.of(torch.tensor([3, 1, 2]), packed=True)
     assert sequences.positions.tolist() == [0, 1, 2, 0, 0, 1]
     assert sequences.cu_lengths.tolist() == [0, 3, 4, 6] and sequences.cu_lengths.dtype == torch.int32
     assert sequences.slots.tolist() == [0, 1, 2, 3, 6, 7]
 
 
 def test_neighbours_of_the_same_length_are_one_run():
-    sequences = Sequences.of(torch.tensor([7, 7, 3, 7]), packed=True)
+    sequences = SequenceLayout.of(torch.tensor([7, 7, 3, 7]), packed=True)
     assert sequences.runs == ((2, 7), (1, 3), (1, 7))
 
 
 def test_a_sequence_attends_to_itself_alone():
     query, key, value = states(8)
-    sequences = Sequences.of(torch.tensor([5, 3]), packed=True)
+    sequences = SequenceLayout.of(torch.tensor([5, 3]), packed=True)
     together, _ = varlen_attention(nn.Module(), query, key, value, None, sequences=sequences)
     other = value.clone()
     other[:, :, :5] += 1
@@ -43,7 +43,7 @@ def test_a_sequence_attends_to_itself_alone():
 @pytest.mark.parametrize("argument", ["softcap", "s_aux", "position_bias"])
 def test_scores_that_need_more_than_a_scale_are_refused(argument):
     query, key, value = states(4)
-    sequences = Sequences.of(torch.tensor([4]), packed=True)
+    sequences = SequenceLayout.of(torch.tensor([4]), packed=True)
     with pytest.raises(UserError, match=argument):
         varlen_attention(nn.Module(), query, key, value, None, sequences=sequences, **{argument: 30.0})
 
@@ -59,7 +59,7 @@ def test_a_model_that_does_not_hand_the_borders_on_is_refused():
 @pytest.mark.parametrize("window", [None, 7])
 def test_the_cuda_kernel_agrees_with_sdpa(window):
     lengths = torch.tensor([5, 70, 1, 130, 9], device="cuda")
-    sequences = Sequences.of(lengths, packed=True)
+    sequences = SequenceLayout.of(lengths, packed=True)
     half = [s.requires_grad_() for s in states(int(lengths.sum()), device="cuda", dtype=torch.bfloat16)]
     full = [s.detach().float().requires_grad_() for s in half]
     results = []

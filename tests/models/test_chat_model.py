@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.chat_model import Talker
+from rlhf_suite.models.chat_model import ChatModel
 
 GREEDY = ChatConfig(temperature=0, max_new_tokens=12, max_len=256)
 
@@ -63,10 +63,10 @@ def prompts(talker):
 @pytest.mark.parametrize("kind", ["model", "windowed"])
 def test_answers_are_those_of_a_model_that_reads_everything_anew(kind, request):
     path = request.getfixturevalue(kind)
-    talker = Talker(str(path), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(path), GREEDY, ChatTextConfig(), "cpu")
     for ids in prompts(talker):
         pieces = []
-        answer = talker.answer(ids, pieces.append)
+        answer = talker.respond(ids, pieces.append)
         expected = plain(path, ids)
         assert answer.text == "".join(pieces) == talker.tokenizer.decode(expected, skip_special_tokens=True)
         assert answer.num_tokens == len(expected)
@@ -75,22 +75,22 @@ def test_answers_are_those_of_a_model_that_reads_everything_anew(kind, request):
 
 
 def test_what_was_read_or_written_is_not_read_again(model):
-    talker = Talker(str(model), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(model), GREEDY, ChatTextConfig(), "cpu")
     read = []
     talker.model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(args[0].shape[1]))
     first, _, _ = prompts(talker)
-    answer = talker.answer(first, lambda text: None)
+    answer = talker.respond(first, lambda text: None)
     written = plain(model, first)
     read.clear()
-    talker.answer([*first, *written, 65, 66], lambda text: None)
+    talker.respond([*first, *written, 65, 66], lambda text: None)
     assert answer.num_tokens == len(written) and read[0] == 3, "the last token written, and two new ones"
     read.clear()
-    talker.answer(first, lambda text: None)
+    talker.respond(first, lambda text: None)
     assert read[0] == 1, "the last token of a prompt is read for what comes after it"
 
 
 def test_an_interrupted_answer_keeps_what_was_written_and_harms_none_after_it(model):
-    talker = Talker(str(model), GREEDY, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(model), GREEDY, ChatTextConfig(), "cpu")
     first, longer, _ = prompts(talker)
     layer, calls = talker.model.model.layers[0], []
 
@@ -101,18 +101,18 @@ def test_an_interrupted_answer_keeps_what_was_written_and_harms_none_after_it(mo
 
     hook = layer.register_forward_hook(interrupt)
     pieces = []
-    answer = talker.answer(first, pieces.append)
+    answer = talker.respond(first, pieces.append)
     hook.remove()
     assert answer.is_interrupted and not answer.is_capped and answer.num_tokens == 3
     assert "".join(pieces) == answer.text == talker.tokenizer.decode(plain(model, first)[:3], skip_special_tokens=True)
-    assert talker.answer(longer, pieces.append).text == talker.tokenizer.decode(
+    assert talker.respond(longer, pieces.append).text == talker.tokenizer.decode(
         plain(model, longer), skip_special_tokens=True
     )
 
 
 def test_sampling_is_as_the_flags_say_whatever_the_model_suggests(model):
     config = ChatConfig(temperature=0.5, top_p=0.9, max_new_tokens=5)
-    found = Talker(str(model), config, ChatTextConfig(), "cpu").model.generation_config
+    found = ChatModel(str(model), config, ChatTextConfig(), "cpu").model.generation_config
     assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.5, 0.9, 0)
     assert found.repetition_penalty in (None, 1.0) and found.max_new_tokens == 5
     assert found.eos_token_id == sorted({7, AutoTokenizer.from_pretrained(model).eos_token_id})
@@ -120,4 +120,4 @@ def test_sampling_is_as_the_flags_say_whatever_the_model_suggests(model):
 
 def test_a_conversation_longer_than_the_model_was_made_for_is_refused(model):
     with pytest.raises(UserError, match=r"chat\.max_len=999999: .* was made for \d+ tokens\. Write chat\.max_len="):
-        Talker(str(model), ChatConfig(max_len=999_999), ChatTextConfig(), "cpu")
+        ChatModel(str(model), ChatConfig(max_len=999_999), ChatTextConfig(), "cpu")

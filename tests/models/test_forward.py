@@ -10,13 +10,13 @@ from rlhf_suite.config.ds import LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import expert_counts, expert_shares, load_balancing_loss
 from rlhf_suite.models.forward import (
     ScalarOutputs,
     check_layout,
     hidden_states,
-    read_logits,
+    map_logits,
     sequence_outputs,
     sequence_scores,
     token_log_probs,
@@ -284,12 +284,12 @@ def test_what_is_read_of_logits_and_its_gradient_do_not_depend_on_the_chunks(loa
     weight = model.model.get_input_embeddings().weight
     (expected,) = torch.autograd.grad(plain[:, 5].sum(), weight)
     monkeypatch.setattr("rlhf_suite.models.head.chunk_rows", lambda _: chunk)
-    found = read_logits(model, batch, at, lambda logits, rows: logits.log_softmax(-1)[:, 5] * (at[rows] >= 0)).values
+    found = map_logits(model, batch, at, lambda logits, rows: logits.log_softmax(-1)[:, 5] * (at[rows] >= 0)).values
     torch.testing.assert_close(found, plain[:, 5], **CLOSE)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), weight)[0], expected, rtol=1e-5, atol=1e-5)
-    assert read_logits(model, batch, at[:0], lambda logits, _: logits[:, :2]).values.shape == (0, 2)
+    assert map_logits(model, batch, at[:0], lambda logits, _: logits[:, :2]).values.shape == (0, 2)
 
 
 def hidden_of(model, batch):
     """The last hidden states, [T, H]."""
-    return hidden_states(model.model, batch, Sequences.of(batch.lengths, model.packed), False)[0]
+    return hidden_states(model.model, batch, SequenceLayout.of(batch.lengths, model.packed), False)[0]

@@ -11,9 +11,9 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
-from rlhf_suite.models.lora import adapters_off
+from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.models.prepare import make_trainable
-from rlhf_suite.models.quantize import whole_precision
+from rlhf_suite.models.quantize import dequantized
 from rlhf_suite.models.save import save_adapter, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
 
@@ -58,7 +58,7 @@ def test_matrices_are_held_in_4_bits_and_others_as_they_are(base, load):
     small = {name for name, p in model.named_parameters() if p.dtype == torch.uint8}
     assert len(small) == 14 and all("_proj.weight" in name for name in small)
     for name, parameter in model.named_parameters():
-        error = (whole_precision(parameter) - exact.get_parameter(name)).abs().max()
+        error = (dequantized(parameter) - exact.get_parameter(name)).abs().max()
         assert 0 < error < 0.2 * exact.get_parameter(name).abs().max() if name in small else error == 0
 
 
@@ -91,7 +91,7 @@ def test_gradients_are_those_of_the_dequantised_model(base, load, batch, tokeniz
     models = [adapted(small), adapted(load(path=tmp_path / "whole"))]
     for model in models:
         token_log_probs(model, batch).log_probs.sum().backward()
-    with torch.no_grad(), adapters_off(small):
+    with torch.no_grad(), adapters_disabled(small):
         assert (token_log_probs(small, batch).log_probs - token_log_probs(models[1], batch).log_probs).abs().max() > 0.1
     wanted = {name: p.grad for name, p in models[1].named_parameters() if p.requires_grad}
     for name, parameter in small.named_parameters():

@@ -16,7 +16,7 @@ from rlhf_suite.data.batch import collate
 from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
-from rlhf_suite.models.process_reward_model import KEY, scores_of, solution_encoder, step_probabilities
+from rlhf_suite.models.process_reward_model import KEY, solution_encoder, split_step_scores, step_probabilities
 
 SOLUTIONS = [
     ("reverse 2616 =", "6162"),
@@ -51,7 +51,7 @@ def found(path, micro_batch_size):
         examples = [encoder.encode(*each) for each in SOLUTIONS[start : start + micro_batch_size]]
         batch = collate(examples)
         probabilities = step_probabilities(model, batch, encoder.columns)
-        scores += scores_of(batch, probabilities, [example.truncated for example in examples])
+        scores += split_step_scores(batch, probabilities, [example.truncated for example in examples])
     return scores
 
 

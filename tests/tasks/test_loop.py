@@ -45,7 +45,7 @@ def done(folder, run, answers=(), score=0.0):
     (folder / {"score": "scores.jsonl"}.get(run.task, "generations.jsonl")).write_text(
         "".join(json.dumps(row) + "\n" for row in rows)
     )
-    record.done({"score": score})
+    record.mark_done({"score": score})
 
 
 def rows_of(path):

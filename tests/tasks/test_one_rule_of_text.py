@@ -24,7 +24,7 @@ from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.generation import Generation
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.reward_model import Judge
+from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.offline.answers import Answerer, Work
 from rlhf_suite.offline.scores import text_row
 from rlhf_suite.rewards.base import RewardRow
@@ -123,7 +123,7 @@ def wanted(model, answered):
 @pytest.fixture(scope="module")
 def served(model):
     """The model of task=serve_rm behind HTTP."""
-    judge = Judge(str(model), ServedModelConfig(packing_samples=True), "cpu", None)
+    judge = RewardModel(str(model), ServedModelConfig(packing_samples=True), "cpu", None)
     server = RewardServer(lambda body: (200, {"rewards": judge.scores([judge.encode(t) for t in body["query"]])}))
     yield server
     server.close()

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassificati
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.models.builtin import builtin_folder
-from rlhf_suite.models.reward_model import Judge
+from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.http_server import BadRequest
 from rlhf_suite.serving.reward_service import RewardService
 
@@ -26,7 +26,7 @@ def judge(tmp_path_factory):
         model = Qwen3ForSequenceClassification(AutoConfig.from_pretrained(base, num_labels=1))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return Judge(str(folder), ServedModelConfig(param_dtype="fp32"), "cpu", None)
+    return RewardModel(str(folder), ServedModelConfig(param_dtype="fp32"), "cpu", None)
 
 
 @asynccontextmanager

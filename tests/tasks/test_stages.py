@@ -24,7 +24,7 @@ def begin(folder, run, done):
     record.start(fingerprint(run))
     save(run, folder / "config.yaml")
     if done:
-        record.done({"x": 1.0})
+        record.mark_done({"x": 1.0})
     return record
 
 
@@ -68,7 +68,7 @@ def test_a_stage_that_has_begun_is_resumed(tmp_path):
 def test_a_stage_that_was_killed_or_broke_says_where_to_look(tmp_path):
     record = begin(tmp_path / "iter_2/dpo", RUN, done=False)
     assert "it ended without a word (SIGKILL, out of memory?)" in str(failure("iter_2/dpo", record, -9))
-    record.failed(KeyError("loss"))
+    record.mark_failed(KeyError("loss"))
     (record.path / "error.log").write_text("Traceback")
     record.logs.mkdir()
     error = failure("iter_2/dpo", record, 1)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.models.builtin import create_tiny
-from rlhf_suite.models.chat_model import Talker
+from rlhf_suite.models.chat_model import ChatModel
 from rlhf_suite.tasks.chat import Chat
 
 pytestmark = pytest.mark.stack
@@ -37,7 +37,7 @@ def model(tmp_path_factory):
 def chat(model):
     """A chat in a pipe, answering at most four tokens."""
     config = ChatConfig(temperature=0, max_new_tokens=4, max_len=64)
-    talker = Talker(str(model), config, ChatTextConfig(), "cpu")
+    talker = ChatModel(str(model), config, ChatTextConfig(), "cpu")
     return Chat(talker, Conversation(talker.tokenizer, ChatTextConfig(), 60), is_terminal=False)
 
 

@@ -22,9 +22,9 @@ def test_a_new_folder_says_so(folder):
 def test_a_run_to_the_end(folder):
     folder.start("abc")
     assert folder.status()["state"] == "running"
-    folder.step(1)
-    folder.step(2)
-    folder.done({"eval/pass1": 0.75, "train/kl": float("nan")})
+    folder.record_step(1)
+    folder.record_step(2)
+    folder.mark_done({"eval/pass1": 0.75, "train/kl": float("nan")})
     status = json.loads((folder.path / "status.json").read_text())
     assert status["state"] == "done"
     assert status["fingerprint"] == "abc"
@@ -34,8 +34,8 @@ def test_a_run_to_the_end(folder):
 
 def test_a_failed_run_says_why_and_a_resumed_one_forgets_it(folder):
     folder.start("abc")
-    folder.step(7)
-    folder.failed(ValueError("no such file"))
+    folder.record_step(7)
+    folder.mark_failed(ValueError("no such file"))
     assert folder.status()["state"] == "failed"
     assert folder.status()["error"] == "ValueError: no such file"
     folder.start("abc")
@@ -45,14 +45,14 @@ def test_a_failed_run_says_why_and_a_resumed_one_forgets_it(folder):
 def test_a_reader_never_sees_half_a_file(folder):
     folder.start("abc")
     before = folder.status_file.stat().st_ino
-    folder.step(1)
+    folder.record_step(1)
     assert folder.status_file.stat().st_ino != before  # replaced, not rewritten
     assert [path.name for path in folder.path.iterdir()] == ["status.json"]
 
 
 def test_what_others_wrote_into_an_error_is_shown_and_bounded(folder):
     folder.start("f")
-    folder.failed(RuntimeError("\x1b[2J\ud800\nnext line " + "x" * 3_000_000))
+    folder.mark_failed(RuntimeError("\x1b[2J\ud800\nnext line " + "x" * 3_000_000))
     error = json.loads(folder.status_file.read_text())["error"]
     assert error.startswith("RuntimeError: \\x1b[2J\\ud800\nnext line xxx")
     assert error.endswith("characters)") and len(error) < 21_000
@@ -62,8 +62,8 @@ def test_a_full_disk_still_takes_how_the_run_stands(small):
     folder = RunFolder(small / "run")
     folder.start("abc")
     fill(small)
-    folder.step(3)
-    folder.failed(OSError("No space left on device"))
+    folder.record_step(3)
+    folder.mark_failed(OSError("No space left on device"))
     status = folder.status()
     assert (status["state"], status["last_step"]) == ("failed", 3)
     assert "No space left" in status["error"]
@@ -73,7 +73,7 @@ def test_an_error_that_does_not_fit_is_cut(small):
     folder = RunFolder(small / "run")
     folder.start("abc")
     fill(small)
-    folder.failed("x" * 9000)
+    folder.mark_failed("x" * 9000)
     assert folder.status()["state"] == "failed"
     assert folder.status()["error"].startswith("xxx")
 

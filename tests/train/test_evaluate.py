@@ -16,7 +16,7 @@ from task_formulas import MINUS, PLACEHOLDER, PLUS
 from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.sources import set_names
+from rlhf_suite.data.sources import metric_names
 from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 
@@ -68,9 +68,9 @@ def test_each_set_and_all_sets_by_hand(ranks, folder, batch, by_hand, size, zero
 
 
 def test_sets_are_named_by_their_last_part_unless_two_share_it():
-    assert set_names(["data/test.jsonl", "builtin:reverse_eval"]) == ["test", "builtin:reverse_eval"]
+    assert metric_names(["data/test.jsonl", "builtin:reverse_eval"]) == ["test", "builtin:reverse_eval"]
     twins = ["a/test.jsonl", "b/test.jsonl"]
-    assert set_names(twins) == twins
+    assert metric_names(twins) == twins
 
 
 def test_no_set_no_metric(ranks, folder):

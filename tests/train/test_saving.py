@@ -211,7 +211,7 @@ def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(s
     with pytest.raises(DiskError, match=r"step_000002\.tmp cannot be written: the disk is full"):
         one.save(2, "step")
     assert names(one) == ["step_000001"], "what could not be written is gone, so there is room again"
-    folder.failed("full")
+    folder.mark_failed("full")
     assert folder.status()["state"] == "failed"
 
 

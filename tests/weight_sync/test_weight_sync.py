@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync import digests as weights
 from rlhf_suite.weight_sync import sender as weight_sender
-from rlhf_suite.weight_sync.cuda_ipc import note, terms
+from rlhf_suite.weight_sync.cuda_ipc import handle_from_json, handle_to_json
 from rlhf_suite.weight_sync.digests import TensorEntry, WeightSyncError, digest, entries_from_plain
 from rlhf_suite.weight_sync.read_back import ModelReader
 from rlhf_suite.weight_sync.sender import SHM_FOLDER, SHM_PREFIX, ShmSender, StreamSender, broadcast, make_group
@@ -63,7 +63,7 @@ def test_digest_continues_over_chunks(monkeypatch):
 def test_shm_file_holds_every_tensor_in_the_engines_type(dtype):
     weights = {"a.weight": torch.randn(3, 5), "b": torch.randn(()), "ids": torch.arange(7), "c": torch.randn(4, 2).t()}
     sender = ShmSender(dtype, check=True)
-    manifest = sender.publish(4, weights.items())
+    manifest = sender.send(4, weights.items())
     assert Path(manifest.path).stat().st_mode & 0o777 == 0o600
     flat = torch.from_file(manifest.path, size=Path(manifest.path).stat().st_size, dtype=torch.uint8)
     assert [entry.name for entry in manifest.entries] == list(weights)
@@ -82,7 +82,7 @@ def test_manifest_survives_plain_values():
 
 def test_unchecked_publication_has_no_digests():
     sender = ShmSender(torch.float32, check=False)
-    assert sender.publish(1, [("a", torch.ones(2))]).entries[0].digest == ""
+    assert sender.send(1, [("a", torch.ones(2))]).entries[0].digest == ""
     sender.release()
 
 
@@ -93,20 +93,20 @@ def test_a_failed_publication_leaves_no_file():
 
     before = set(SHM_FOLDER.glob(f"{SHM_PREFIX}*"))
     with pytest.raises(UserError, match="--shm-size"):
-        ShmSender(torch.float32, check=True).publish(1, weights())
+        ShmSender(torch.float32, check=True).send(1, weights())
     assert set(SHM_FOLDER.glob(f"{SHM_PREFIX}*")) == before
 
 
 def test_files_of_killed_owners_are_swept_and_others_are_not():
     code = (
         "import torch, os; from rlhf_suite.weight_sync.sender import ShmSender; "
-        "print(ShmSender(torch.float32, True).publish(1, [('a', torch.ones(2))]).path, flush=True); "
+        "print(ShmSender(torch.float32, True).send(1, [('a', torch.ones(2))]).path, flush=True); "
         "os.kill(os.getpid(), 9)"
     )
     left = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
     assert Path(left).exists()
     alive = ShmSender(torch.float32, check=True)
-    path = alive.publish(1, [("a", torch.ones(2))]).path
+    path = alive.send(1, [("a", torch.ones(2))]).path
     ShmSender(torch.float32, check=True)
     assert not Path(left).exists()
     assert Path(path).exists()
@@ -134,7 +134,7 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     thread = threading.Thread(target=receive)
     thread.start()
     sender.connect(2)
-    manifest = sender.publish(3, weights.items())
+    manifest = sender.send(3, weights.items())
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
@@ -164,9 +164,9 @@ def test_fused_padded_and_packed_matrices_are_read_back_by_name(packed):
         "lm_head.weight": torch.randn(5, 3),
     }
     sender = ShmSender(torch.float32, check=True)
-    expected = {entry.name: entry for entry in sender.publish(1, weights.items()).entries}
+    expected = {entry.name: entry for entry in sender.send(1, weights.items()).entries}
     sender.release()
-    held = list(ModelReader(Fused(*weights.values(), packed=packed), expected).held())
+    held = list(ModelReader(Fused(*weights.values(), packed=packed), expected).read_back())
     assert {found.entry.name: found.place for found in held} == {
         "layer.q.weight": "layer.q.weight" + " (packed)" * packed,
         "layer.k.weight": "layer.k.weight" + " (packed)" * packed,
@@ -184,7 +184,7 @@ def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
     with pytest.raises(
         WeightSyncError, match=r"tensor layer.q.bias has no place in vLLM's Fused: its layer.qk has no bias"
     ):
-        list(ModelReader(model, expected).held())
+        list(ModelReader(model, expected).read_back())
 
 
 def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_gpu():
@@ -194,7 +194,7 @@ def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_g
     values = (torch.Tensor, torch.Size([7]), (1,), 3, storage, torch.uint8, 5)
     values += (b"\x00handle", 4096, 512, False, b"counter", 2, b"event", True)
     entries = [TensorEntry("a.weight", (7,), "uint8", 0, 7, "")]
-    found, arguments = terms(note(entries, values), device=0)
+    found, arguments = handle_from_json(handle_to_json(entries, values), device=0)
     assert found == entries
     lender, borrower = dict(zip(names, values, strict=True)), dict(zip(names, arguments, strict=True))
     assert borrower == lender | {"storage_device": 0}

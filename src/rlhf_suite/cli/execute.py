@@ -89,12 +89,12 @@ def train(run: Run, folder: Path) -> None:
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
             metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
-        record.done(metrics)
+        record.mark_done(metrics)
     except Stopped as stop:
-        record.stopped(str(stop))
+        record.mark_stopped(str(stop))
         raise
     except BaseException as error:
-        record.failed(error)
+        record.mark_failed(error)
         raise
     if isinstance(run, TrainedRun | LoopRun):
         from rlhf_suite.report.summary import summarise

@@ -24,27 +24,27 @@ from rlhf_suite.disk import file_digest
 from rlhf_suite.locks import lock
 
 
-def in_use(file: Path) -> IO[bytes]:
+def open_locked(file: Path) -> IO[bytes]:
     """Open `file` of a set and hold the set for as long as the result lives; the time of its last use is now.
 
     Raises:
         OSError: it is not there, or is just being removed.
     """
-    held = file.open("rb")
+    lock_file = file.open("rb")
     try:
-        if not lock(held, shared=True):
+        if not lock(lock_file, shared=True):
             raise FileNotFoundError(file)
-        if not os.path.samestat(os.fstat(held.fileno()), file.stat()):
+        if not os.path.samestat(os.fstat(lock_file.fileno()), file.stat()):
             raise FileNotFoundError(file)
         with contextlib.suppress(PermissionError):  # a cache of somebody else's
             os.utime(file)
     except BaseException:
-        held.close()
+        lock_file.close()
         raise
-    return held
+    return lock_file
 
 
-def make_room(cache: Path, mark: str, max_bytes: float) -> list[Path]:
+def evict(cache: Path, mark: str, max_bytes: float) -> list[Path]:
     """Remove sets, folders of `cache`, until they have `max_bytes` together or all that are left are in use; the one
     whose file `mark` was touched longest ago goes first. Returns what is gone."""
     sets = [folder for folder in cache.glob("[!.]*") if (folder / mark).is_file()]
@@ -53,13 +53,13 @@ def make_room(cache: Path, mark: str, max_bytes: float) -> list[Path]:
     for folder in sorted(sets, key=lambda each: (each / mark).stat().st_mtime):
         if total <= max_bytes:
             break
-        if removed(folder, mark):
+        if remove_unless_open(folder, mark):
             gone.append(folder)
             total -= sizes[folder]
     return gone
 
 
-def removed(folder: Path, mark: str) -> bool:
+def remove_unless_open(folder: Path, mark: str) -> bool:
     """Remove a set unless somebody has it open."""
     aside = folder.with_name(f".{folder.name}.old.{os.getpid()}")
     try:

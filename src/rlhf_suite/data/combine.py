@@ -14,7 +14,7 @@ from rlhf_suite.data.sources import Sources
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Lazy(Sequence[T_co]):
+class LazySequence(Sequence[T_co]):
     """A sequence by its length and `at`, which never sees an index that is negative or too large."""
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Lazy(Sequence[T_co]):
         return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
 
 
-class Combined(Lazy[T_co]):
+class Combined(LazySequence[T_co]):
     """Several sequences as one: end to end, or in the order of `order` [N], whose entries count from the first item of
     the first sequence. Nothing is copied."""
 

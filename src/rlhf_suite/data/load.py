@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.data.cache import digest, make_room
+from rlhf_suite.data.cache import digest, evict
 from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.sources import Located, Sources, limited, locate, set_names
+from rlhf_suite.data.sources import Located, Sources, limited, locate, metric_names
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_elsewhere, open_folder, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
@@ -38,7 +38,7 @@ class Loader(Generic[Encoded]):
     contents: list[list[str]] = field(default_factory=list)  # of each source that was loaded, the digests of its files
 
     @property
-    def identity(self) -> str:
+    def contents_digest(self) -> str:
         """A digest of what is in the files of all sources loaded so far, wherever they are."""
         return hashlib.sha256(json.dumps(self.contents).encode()).hexdigest()
 
@@ -49,14 +49,14 @@ class Loader(Generic[Encoded]):
     def load_with_names(self, sources: Sources) -> tuple[Sequence[Encoded], Sequence[str]]:
         """The items of all sources, and for each item the name of its source in metrics."""
         parts = self.parts(sources)
-        names = [[name] * len(part) for name, part in zip(set_names(sources.names), parts, strict=True)]
+        names = [[name] * len(part) for name, part in zip(metric_names(sources.names), parts, strict=True)]
         return combine(parts, sources, self.seed), combine(names, sources, self.seed)
 
     def parts(self, sources: Sources) -> list[Sequence[Encoded]]:
         """The items of each source."""
         parts = [self.source(name, sources) for name in sources.names]
         if self.data.cache_enable:
-            make_room(cache_folder(KIND), SUMMARY, self.data.cache_max_gb * GIB)
+            evict(cache_folder(KIND), SUMMARY, self.data.cache_max_gb * GIB)
         return parts
 
     def source(self, name: str, sources: Sources) -> Sequence[Encoded]:

@@ -43,7 +43,7 @@ def message_of(value: object, key: str, row: Row) -> Message:
     `content` stays, as None, in a message that only calls tools. Arguments of tools become objects, as templates
     expect them."""
     if isinstance(value, dict) and "role" not in value and {"from", "value"} <= value.keys():
-        value = shared_message(value, key, row)
+        value = sharegpt_message(value, key, row)
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise RowError(row.where, f"column {key!r} has an item that is not a message: role and content are needed")
     if value.get("content") is not None and "tool_calls" not in value and None not in value.values():
@@ -58,7 +58,7 @@ def message_of(value: object, key: str, row: Row) -> Message:
     return message
 
 
-def shared_message(value: dict[str, Any], key: str, row: Row) -> Message:
+def sharegpt_message(value: dict[str, Any], key: str, row: Row) -> Message:
     """An item of a ShareGPT conversation, {"from": "human", "value": "..."}, as a message."""
     role = SHAREGPT_ROLES.get(value["from"])
     if role is None:
@@ -82,7 +82,7 @@ def with_arguments(call: object, key: str, row: Row) -> object:
     return {**call, "function": changed} if isinstance(call, dict) and "function" in call else changed
 
 
-def called(message: Message) -> list[str]:
+def called_functions(message: Message) -> list[str]:
     """The names of the functions that a message calls."""
     calls = message.get("tool_calls") or []
     return [call.get("function", call)["name"] for call in calls]
@@ -103,7 +103,7 @@ def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
     return value or None
 
 
-def check_answer(message: Message, row: Row) -> None:
+def check_response(message: Message, row: Row) -> None:
     """RowError unless an answer has text or calls a tool."""
     content = message["content"]
     if not message.get("tool_calls") and (not content or (isinstance(content, str) and not content.strip())):
@@ -120,7 +120,7 @@ def not_blank(text: str, key: str, row: Row) -> str:
 ROLES = ("user", "assistant")
 
 
-def marks(text: str, markers: Sequence[str], row: Row) -> list[re.Match[str]]:
+def turn_starts(text: str, markers: Sequence[str], row: Row) -> list[re.Match[str]]:
     """Where the turns of a text begin, the first at its beginning; group 1 is the marker."""
     names = "|".join(map(re.escape, markers))
     found = list(re.finditer(rf"(?:\A|\n)\s*({names})", text))
@@ -131,7 +131,7 @@ def marks(text: str, markers: Sequence[str], row: Row) -> list[re.Match[str]]:
 
 def messages_in(text: str, markers: Sequence[str], row: Row) -> list[Message]:
     """The turns of a dialogue as messages. `markers`: what begins a user's turn, and an assistant's."""
-    found = marks(text, markers, row)
+    found = turn_starts(text, markers, row)
     ends = [mark.start() for mark in found[1:]] + [len(text)]
     return [
         {"role": ROLES[markers.index(mark[1])], "content": text[mark.end() : end].strip()}
@@ -139,9 +139,9 @@ def messages_in(text: str, markers: Sequence[str], row: Row) -> list[Message]:
     ]
 
 
-def last_answer(text: str, markers: Sequence[str], row: Row) -> tuple[str, str]:
+def last_response(text: str, markers: Sequence[str], row: Row) -> tuple[str, str]:
     """A dialogue, as it is written, up to and with the marker of its last turn, and that turn."""
-    last = marks(text, markers, row)[-1]
+    last = turn_starts(text, markers, row)[-1]
     if last[1] != markers[1]:
         raise RowError(row.where, f"the last turn of a dialogue does not begin with {markers[1]!r}")
     prompt, answer = text[: last.end()], text[last.end() :].rstrip()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import Group, Item, sequences
-from rlhf_suite.data.combine import Combined, Lazy
+from rlhf_suite.data.combine import Combined, LazySequence
 from rlhf_suite.data.store import Store
 from rlhf_suite.errors import UserError
 
@@ -98,7 +98,7 @@ def _in_order(bins: list[list[int]]) -> list[list[int]]:
     return sorted(ascending, key=lambda part: (not part, part[:1]))
 
 
-class PackedRows(Lazy[Group]):
+class PackedRows(LazySequence[Group]):
     """Rows of `capacity` tokens at most, each with as many of `items` as fit; a row is put together when asked for."""
 
     def __init__(self, items: Sequence[Item], capacity: int) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example, Group, Item, sequences
-from rlhf_suite.data.combine import Lazy
+from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.render import text_of
-from rlhf_suite.data.row import LeftOut, Row, RowError, number, truth
-from rlhf_suite.data.text_encoders import ConversationEncoder, answer_config, cut
+from rlhf_suite.data.row import LeftOut, Row, RowError, boolean, number
+from rlhf_suite.data.text_encoders import ConversationEncoder, cut, supervised_config
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,22 +33,23 @@ class PairEncoder:
     ) -> None:
         self.config, self.margin_key = config, margin_key
         self.chosen, self.rejected = (
-            ConversationEncoder(tokenizer, self.answer_config(key)) for key in (config.chosen_key, config.rejected_key)
+            ConversationEncoder(tokenizer, self.supervised_config(key))
+            for key in (config.chosen_key, config.rejected_key)
         )
 
-    def answer_config(self, key: str) -> SFTDataConfig:
+    def supervised_config(self, key: str) -> SFTDataConfig:
         """How the answer in column `key` is encoded."""
         if self.config.prompt_key is not None:
-            return answer_config(self.config, self.config.prompt_key, key)
+            return supervised_config(self.config, self.config.prompt_key, key)
         if self.config.apply_chat_template or self.config.turn_markers is not None:  # the last turn is the answer
-            return answer_config(self.config, key, None)
-        return answer_config(replace(self.config, input_template=None), PROMPT, key)
+            return supervised_config(self.config, key, None)
+        return supervised_config(replace(self.config, input_template=None), PROMPT, key)
 
     def encode(self, row: Row) -> Group:
         """RowError where the two are one and the same, also if only after the cut at data.max_len."""
         if self.chosen.config.input_key == PROMPT:
             row = self.split(row)
-        pair = tuple(encoder.answer(row) for encoder in (self.chosen, self.rejected))
+        pair = tuple(encoder.encode_last_response(row) for encoder in (self.chosen, self.rejected))
         if prompt_ids(pair[0]) != prompt_ids(pair[1]):
             raise RowError(row.where, "the two conversations differ before their last answers")
         if pair[0].ids == pair[1].ids:
@@ -84,26 +85,28 @@ class LabelledEncoder:
     with a label, two for a pair."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> None:
-        self.config, self.encoder = config, answer_encoder(tokenizer, config)
+        self.config, self.encoder = config, response_encoder(tokenizer, config)
 
     def encode(self, row: Row) -> Example | list[Example]:
         """RowError says why the row cannot be used."""
         if isinstance(self.encoder, PairEncoder):
             chosen, rejected = self.encoder.encode(row).examples
             return [replace(chosen, numbers={"label": 1.0}), replace(rejected, numbers={"label": 0.0})]
-        label = truth(row, self.config.label_key)
-        return replace(self.encoder.answer(row), numbers={"label": float(label)})
+        label = boolean(row, self.config.label_key)
+        return replace(self.encoder.encode_last_response(row), numbers={"label": float(label)})
 
 
-def answer_encoder(tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> PairEncoder | ConversationEncoder:
+def response_encoder(
+    tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig
+) -> PairEncoder | ConversationEncoder:
     """What encodes the answers: pairs as `task=dpo` does, single ones as `task=sft`."""
     if config.chosen_key is None or config.rejected_key is None:
-        return ConversationEncoder(tokenizer, answer_config(config, config.input_key, config.output_key))
+        return ConversationEncoder(tokenizer, supervised_config(config, config.input_key, config.output_key))
     shared = {field.name: getattr(config, field.name) for field in fields(PairDataConfig)}
     return PairEncoder(tokenizer, PairDataConfig(**shared))
 
 
-class WithMismatched(Lazy[Group]):
+class MismatchedPairs(LazySequence[Group]):
     """Each example, and its prompt with the answer of the next example that has another prompt; put together when asked
     for. What is paired depends on the data alone, so neither on micro-batches nor on ranks."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.data import TextConfig
 from rlhf_suite.config.reward_text import says_reward, with_reward
 from rlhf_suite.data.messages import Message, not_blank
-from rlhf_suite.data.row import Row, RowError, joined, required
+from rlhf_suite.data.row import Row, RowError, joined_columns, required
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def fill(input_template: str | None, prompt: str) -> str:
 
 def text_of(row: Row, key: str) -> str:
     """The text in column `key` (or in the columns of a comma list), not blank."""
-    value = joined(row, key)
+    value = joined_columns(row, key)
     if isinstance(value, list):
         raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
     if not isinstance(value, str):

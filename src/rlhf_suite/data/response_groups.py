@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.loop_stages import CHOSEN, INPUT, OUTPUT, REJECTED, SCORE
-from rlhf_suite.data.row import Row, joined
+from rlhf_suite.data.row import Row, joined_columns
 
 # The columns that task=generate makes; a given column of that name is called `input_<name>` in its output.
 MADE = ("prompt", "response", "label", "datasource", "sample", "finish_reason", "num_tokens", "score", "reward_query")
@@ -20,7 +20,7 @@ Selected = list[dict[str, Any]] | str  # rows to train on, or why there are none
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScoredResponse:
     """A whole answer to a prompt."""
 
     text: str
@@ -28,16 +28,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ResponseGroup:
     """The answers to one prompt, in the order of their sampling, without those that are empty, and those that
     max_new_tokens cut off: these have no end, and would be learned with one."""
 
     prompt: object  # as the row has it: text or messages
-    answers: list[Answer]
+    answers: list[ScoredResponse]
     columns: dict[str, object] = field(default_factory=dict)  # that go on to the rows to train on
 
 
-def answer_groups(path: Path, input_key: str, tools_key: str | None = None) -> Iterator[Answers]:
+def response_groups(path: Path, input_key: str, tools_key: str | None = None) -> Iterator[ResponseGroup]:
     """The groups of a scored output of task=generate whose prompts were in column `input_key`."""
     group, last = None, {"prompt": "", "sample": 0}
     for row in read_lines(path):
@@ -46,10 +46,10 @@ def answer_groups(path: Path, input_key: str, tools_key: str | None = None) -> I
             if group is not None:
                 yield group
             columns = {} if tools_key is None else {tools_key: row.get(input_name(tools_key))}
-            group = Answers(prompt_of(row, input_key), [], columns)
+            group = ResponseGroup(prompt_of(row, input_key), [], columns)
         last = row
         if row["finish_reason"] != "length" and row["response"].strip():
-            group.answers.append(Answer(row["response"], row["score"]))
+            group.answers.append(ScoredResponse(row["response"], row["score"]))
     if group is not None:
         yield group
 
@@ -58,7 +58,7 @@ def prompt_of(row: dict[str, Any], input_key: str) -> object:
     """What the row that was answered has in column `input_key`, or in the columns of that comma list."""
     names = [name.strip() for name in input_key.split(",")]
     given = {name: row.get(input_name(name)) for name in names}
-    return joined(Row(given, "the answers", row["sample"]), input_key)
+    return joined_columns(Row(given, "the answers", row["sample"]), input_key)
 
 
 def input_name(name: str) -> str:
@@ -71,7 +71,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def best_answer(group: Answers, min_score: float | None) -> Selected:
+def best_response(group: ResponseGroup, min_score: float | None) -> Selected:
     """The row of the first answer with the highest score, or why there is none."""
     if not group.answers:
         return NONE
@@ -81,7 +81,7 @@ def best_answer(group: Answers, min_score: float | None) -> Selected:
     return [{**group.columns, INPUT: group.prompt, OUTPUT: best.text, SCORE: best.score}]
 
 
-def best_and_worst(group: Answers) -> Selected:
+def best_and_worst_responses(group: ResponseGroup) -> Selected:
     """The row of the first answers with the highest and the lowest score, or why there is none."""
     if not group.answers:
         return NONE
@@ -92,7 +92,7 @@ def best_and_worst(group: Answers) -> Selected:
     return [{**group.columns, INPUT: group.prompt, CHOSEN: best.text, REJECTED: worst.text, **scores}]
 
 
-def all_answers(group: Answers) -> Selected:
+def all_responses(group: ResponseGroup) -> Selected:
     """A row for each answer, or why there is none."""
     common = {**group.columns, INPUT: group.prompt}
     return [{**common, OUTPUT: each.text, SCORE: each.score} for each in group.answers] or NONE

@@ -52,7 +52,7 @@ def required(row: Row, key: str) -> object:
     return value
 
 
-def joined(row: Row, key: str) -> object:
+def joined_columns(row: Row, key: str) -> object:
     """The value of column `key`; where `key` is a comma list, the texts of its columns with a blank line between them,
     without those that are blank or null."""
     names = [name.strip() for name in key.split(",")]
@@ -77,15 +77,15 @@ def number(row: Row, key: str) -> float:
     return result
 
 
-TRUTHS = {"1": True, "1.0": True, "true": True, "yes": True, "0": False, "0.0": False, "false": False, "no": False}
+BOOLEANS = {"1": True, "1.0": True, "true": True, "yes": True, "0": False, "0.0": False, "false": False, "no": False}
 
 
-def truth(row: Row, key: str) -> bool:
+def boolean(row: Row, key: str) -> bool:
     """Whether column `key` says yes: 1 or 0, true or false, yes or no, as a value or as text."""
     value = str(required(row, key)).strip().lower()
-    if value not in TRUTHS:
+    if value not in BOOLEANS:
         raise RowError(row.where, f"column {key!r} is neither 1 (true, yes) nor 0 (false, no)")
-    return TRUTHS[value]
+    return BOOLEANS[value]
 
 
 @dataclass

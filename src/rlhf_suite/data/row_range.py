@@ -35,7 +35,7 @@ class RowSource:
         for name in source_names(self.spec):
             yield from locate(name, self.split, self.flags).rows()
 
-    def beginnings(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
+    def with_group_starts(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
         """Each row, and whether it begins a new group. A malformed row goes with those before it."""
         last: object = None
         is_first = True
@@ -55,7 +55,7 @@ class RowSource:
         The parts follow each other, so that their outputs, one after the other, are the output of the whole.
         """
         total, starts = 0, list[int]()  # of groups of several rows
-        for _, is_new in self.beginnings(iter(self)):
+        for _, is_new in self.with_group_starts(iter(self)):
             starts += [total] if is_new and self.key is not None else []
             total += 1
         start = min(self.skip, total)
@@ -72,7 +72,7 @@ class RowSource:
     def chunks(self, rows: range, size: int) -> Iterator[tuple[range, list[Given]]]:
         """The rows of `rows` in chunks of `size`, or a few more so as to divide no group, each with their numbers."""
         start, chunk = rows.start, list[Given]()
-        for row, is_new in self.beginnings(islice(iter(self), rows.start, rows.stop)):
+        for row, is_new in self.with_group_starts(islice(iter(self), rows.start, rows.stop)):
             if len(chunk) >= size and is_new:
                 yield range(start, start + len(chunk)), chunk
                 start, chunk = start + len(chunk), []

@@ -129,7 +129,7 @@ def source_names(spec: str) -> list[str]:
     return [name.strip() for name in spec.split(",") if name.strip()]
 
 
-def set_names(sources: Sequence[str]) -> list[str]:
+def metric_names(sources: Sequence[str]) -> list[str]:
     """What each source is called in metrics: its last part, or all of it where several have the same."""
     stems = [Path(source).stem for source in sources]
     return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]

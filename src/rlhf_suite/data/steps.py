@@ -11,7 +11,7 @@ from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
 from rlhf_suite.data.render import begin_ids, check_rendering, fill, text_of, tokens
-from rlhf_suite.data.row import LeftOut, Row, RowError, joined, required
+from rlhf_suite.data.row import LeftOut, Row, RowError, joined_columns, required
 from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
 
@@ -97,7 +97,7 @@ class StepEncoder:
     def text(self, row: Row, generation_prompt: bool) -> str:
         if not self.config.apply_chat_template:
             return fill(self.config.input_template, text_of(row, self.config.input_key))
-        messages = messages_of(joined(row, self.config.input_key), self.config.input_key, "user", row)
+        messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt)
 
     def target(self, label: object, row: Row) -> tuple[float, float]:

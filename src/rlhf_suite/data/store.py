@@ -19,15 +19,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import Example, Group, Item, sequences
-from rlhf_suite.data.cache import in_use
-from rlhf_suite.data.combine import Lazy
+from rlhf_suite.data.cache import open_locked
+from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import UserError
 
 T = TypeVar("T")
 ROWS, COUNTS, SUMMARY = "rows.arrow", "counts.npy", "summary.json"
-BATCH_TOKENS = 1 << 19  # what is held while a batch is filled, about 20 MB
+BATCH_TOKENS = 1 << 19  # kept in memory while a batch is filled, about 20 MB
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Layout:
     counts: NDArray[np.int32]  # tokens of each item
 
 
-class Store(Lazy[T]):
-    """Items read back from an Arrow file: from a folder, or from memory. `held` keeps the folder from being removed."""
+class Store(LazySequence[T]):
+    """Items read back from an Arrow file: from a folder, or from memory. `lock_file` protects the folder."""
 
-    def __init__(self, source: Path | pa.Buffer, layout: Layout, held: IO[bytes] | None = None) -> None:
-        self.source, self.layout, self.held = source, layout, held
+    def __init__(self, source: Path | pa.Buffer, layout: Layout, lock_file: IO[bytes] | None = None) -> None:
+        self.source, self.layout, self.lock_file = source, layout, lock_file
         self.codec: Codec[T] = codecs()[layout.kind]
         on_disk = isinstance(source, Path)
         self.file = pa.ipc.open_file(pa.memory_map(str(source / ROWS)) if on_disk else pa.BufferReader(source))
@@ -84,11 +84,11 @@ def write_folder(items: Iterable[T], folder: Path, bad: BadRows) -> None:
 def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
     """The store in a folder, and what was said of its rows when they were encoded; None if it is not (whole) there."""
     try:
-        held = in_use(folder / SUMMARY)
-        summary = json.load(held)
+        lock_file = open_locked(folder / SUMMARY)
+        summary = json.load(lock_file)
         counts = np.load(folder / COUNTS, mmap_mode="r")
         ends = np.array(summary["ends"], np.int64)
-        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts), held)
+        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts), lock_file)
         whole = store.file.num_record_batches == len(ends) and ends[-1] == len(counts)
     except (OSError, ValueError, KeyError, EOFError):  # pyarrow's errors and those of JSON are ValueErrors
         return None
@@ -125,16 +125,16 @@ def write_rows(items: Iterable[T], sink: Any) -> Layout:
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    held: list[T] = []
+    batch: list[T] = []
     tokens = 0
     for item in items:
-        held.append(item)
+        batch.append(item)
         tokens += codec_of(item).tokens(item)
         if tokens >= BATCH_TOKENS:
-            yield held
-            held, tokens = [], 0
-    if held:
-        yield held
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch
 
 
 PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns")

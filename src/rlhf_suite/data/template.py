@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.template_variables import variables_of
-from rlhf_suite.data.messages import Message, called
+from rlhf_suite.data.messages import Message, called_functions
 from rlhf_suite.data.row import Row, RowError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ChatTemplate:
         self, before: str, prompt: list[Message], answer: list[Message], row: Row, tools: list[Any] | None
     ) -> Turn:
         """The turn whose answer goes behind the generation prompt, with what the template puts around an answer."""
-        if len(answer) > 1 or called(answer[0]) or not isinstance(answer[0]["content"], str):
+        if len(answer) > 1 or called_functions(answer[0]) or not isinstance(answer[0]["content"], str):
             what = "an answer of several messages" if len(answer) > 1 else "a tool call"
             raise RowError(row.where, f"the chat template does not render {what} behind its own generation prompt")
         rendered = self.text([*prompt, {"role": "assistant", "content": MARK}], row, tools)
@@ -98,7 +98,7 @@ class ChatTemplate:
 
     def check_calls(self, written: str, answer: list[Message], row: Row) -> None:
         """RowError unless the names of all called functions are in the rendering."""
-        if not all(name in written for message in answer for name in called(message)):
+        if not all(name in written for message in answer for name in called_functions(message)):
             raise RowError(row.where, "the chat template does not render tool_calls; set data.tokenizer_chat_template")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.messages import Message, check_answer, last_answer, messages_in, messages_of, tools_of
+from rlhf_suite.data.messages import Message, check_response, last_response, messages_in, messages_of, tools_of
 from rlhf_suite.data.render import (
     RewardText,
     begin_ids,
@@ -27,7 +27,7 @@ from rlhf_suite.data.render import (
     text_of,
     tokens,
 )
-from rlhf_suite.data.row import LeftOut, Row, RowError, joined, number, required
+from rlhf_suite.data.row import LeftOut, Row, RowError, joined_columns, number, required
 from rlhf_suite.data.template import ChatTemplate, Turn
 from rlhf_suite.errors import UserError
 
@@ -84,9 +84,9 @@ class ConversationEncoder:
 
     def encode(self, row: Row) -> Example | list[Example]:
         """Ids and mask of a row, or of each answer of it; RowError says why it cannot be used."""
-        return self._turns(row) if self.config.multiturn else self.answer(row)
+        return self._turns(row) if self.config.multiturn else self.encode_last_response(row)
 
-    def answer(self, row: Row) -> Example:
+    def encode_last_response(self, row: Row) -> Example:
         """Ids and mask of a row's last answer; RowError says why it cannot be used."""
         if self.config.apply_chat_template:
             return self._example([self._last_turn(row)], row)
@@ -97,7 +97,7 @@ class ConversationEncoder:
         if self.config.output_key is None:
             assert self.config.turn_markers is not None
             dialogue = text_of(row, self.config.input_key)
-            before, answer = last_answer(dialogue, self.config.turn_markers, row)
+            before, answer = last_response(dialogue, self.config.turn_markers, row)
             return [Segment(before, False), Segment(answer, True)]
         prompt = self.rewards.prompt(text_of(row, self.config.input_key), self._reward(row))
         prompt = fill(self.config.input_template, prompt)
@@ -114,7 +114,7 @@ class ConversationEncoder:
                     f"the response has a message of role {message['role']!r}: "
                     "only assistant messages can be trained on; data.multiturn=true picks them out",
                 )
-            check_answer(message, row)
+            check_response(message, row)
         if not prompt:
             raise RowError(row.where, "the prompt is empty")
         return self.template.turn(prompt, answer, row, tools_of(row, self.config.tools_key))
@@ -134,7 +134,7 @@ class ConversationEncoder:
         if places[0] == 0:
             raise RowError(row.where, "the conversation begins with an assistant message")
         for place in places:
-            check_answer(messages[place], row)
+            check_response(messages[place], row)
         turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
         grows = all(later.before.startswith(turn.before + turn.answer) for turn, later in pairwise(turns))
         return self._example(turns, row) if grows else self._each_alone(turns, row)
@@ -164,7 +164,7 @@ class ConversationEncoder:
 
     def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
         """Prompt messages and response messages of a row."""
-        given = joined(row, self.config.input_key)
+        given = joined_columns(row, self.config.input_key)
         if self.config.output_key is not None:
             answer = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
             return messages_of(given, self.config.input_key, "user", row), answer
@@ -224,14 +224,14 @@ class PromptEncoder:
         return fill(self.config.input_template, prompt)
 
     def _chat(self, row: Row) -> str:
-        messages = messages_of(joined(row, self.config.input_key), self.config.input_key, "user", row)
+        messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
         messages = self.rewards.messages(messages, self.target, row)
         return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt=True)
 
 
-def answer_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
+def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
     """The configuration of supervised tuning that encodes column `output_key` as the answer to `input_key`."""
     shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
     return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)

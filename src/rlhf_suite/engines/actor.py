@@ -54,7 +54,7 @@ class Engine:
         """One response per request, in order. What a request samples depends on its seed alone, not on the others."""
         for request in requests:
             self._check(request)
-        await self._usable()
+        await self._wait_until_usable()
         jobs = [
             Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id)) for request in requests
         ]
@@ -65,7 +65,7 @@ class Engine:
 
         A sequence may have max_len - 1 tokens at most: the engine insists on room for one more.
         """
-        await self._usable()
+        await self._wait_until_usable()
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -125,7 +125,7 @@ class Engine:
         self._startup_s = time.perf_counter() - began
         return engine
 
-    async def _usable(self) -> None:
+    async def _wait_until_usable(self) -> None:
         """Waits until vLLM is imported and the engine is up, and sees to it that it does not sample from noise."""
         await self._call(lambda engine: None)
         assert self._has_weights, "the engine has random weights until the first sync"
@@ -151,11 +151,11 @@ class Engine:
             engine.collective_rpc("finish_weight_update")
             report = _attest(engine)
         except BaseException as error:
-            raise self._loop.give_up(error, "loading weights") from None
+            raise self._loop.fail(error, "loading weights") from None
         engine.reset_prefix_cache(reset_running_requests=True)
         engine.set_weight_version(str(manifest.version))
         self._has_weights = True
-        return SyncReport(report.received, report.held, report.unheld, time.perf_counter() - began)
+        return SyncReport(report.received, report.read_back, report.not_readable, time.perf_counter() - began)
 
 
 def _attest(engine: LLMEngine) -> SyncReport:

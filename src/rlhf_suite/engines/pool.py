@@ -138,7 +138,7 @@ class Dispatcher:
         self.load = [0] * len(pool)  # requests that each engine has
 
     @property
-    def is_hungry(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the engines could take more than they are given."""
         return not self.waiting
 

@@ -84,7 +84,7 @@ class StepLoop:
         total = sum(len(batch.jobs) for batch in batches)
         return total - sum(batch.left for batch in batches), total
 
-    def give_up(self, error: BaseException, what: str) -> Exception:
+    def fail(self, error: BaseException, what: str) -> Exception:
         """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say.
 
         Returns what every call raises from now on.
@@ -121,7 +121,7 @@ class StepLoop:
         try:
             engine = self._build()
         except BaseException as error:
-            self.give_up(error, "starting")
+            self.fail(error, "starting")
         while self._run_commands(engine):
             if self._waiting:
                 self._step(engine)
@@ -149,7 +149,7 @@ class StepLoop:
                 batch, index = self._waiting.pop(output.request_id)
                 batch.put(index, batch.jobs[index].read(output))
         except BaseException as error:
-            self.give_up(error, "generating")
+            self.fail(error, "generating")
 
 
 def _fail(batch: Batch[Any], added: Future[None]) -> None:

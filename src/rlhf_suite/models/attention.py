@@ -25,7 +25,7 @@ REFUSED = ("softcap", "s_aux", "position_bias")  # arguments that change the sco
 
 
 @dataclass(frozen=True)
-class Sequences:
+class SequenceLayout:
     """Where each sequence lies; computed once per forward pass and handed to every layer."""
 
     packed: bool
@@ -36,7 +36,7 @@ class Sequences:
     runs: tuple[tuple[int, int], ...]  # (how many, length) of neighbours that have the same length
 
     @staticmethod
-    def of(lengths: Tensor, packed: bool) -> Sequences:
+    def of(lengths: Tensor, packed: bool) -> SequenceLayout:
         """The sequences of `lengths` [B]."""
         starts = lengths.cumsum(0) - lengths  # [B]
         total, longest = int(lengths.sum()), int(lengths.max())
@@ -46,7 +46,7 @@ class Sequences:
         cu_lengths = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
         values, counts = torch.unique_consecutive(lengths, return_counts=True)
         runs = tuple(zip(counts.tolist(), values.tolist(), strict=True))
-        return Sequences(packed, cu_lengths, longest, positions, segments * longest + positions, runs)
+        return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs)
 
 
 def varlen_attention(
@@ -55,7 +55,7 @@ def varlen_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    sequences: Sequences | None = None,
+    sequences: SequenceLayout | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function. query [1, H, T, D] packed or [B, H, L, D] padded; output [1, T, H, D] or
@@ -110,7 +110,7 @@ class _Call:
 
 
 class _FlashKernel(Protocol):
-    def __call__(self, states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor: ...
+    def __call__(self, states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor: ...
 
 
 @cache
@@ -121,7 +121,7 @@ def _flash_kernel() -> _FlashKernel:
     except ImportError:
         return _torch_flash
 
-    def packaged(states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor:
+    def packaged(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
         borders, longest = sequences.cu_lengths, sequences.max_length
         window = (-1, -1) if call.window is None else (call.window - 1, 0)
         return flash_attn_varlen_func(
@@ -132,7 +132,7 @@ def _flash_kernel() -> _FlashKernel:
     return packaged
 
 
-def _torch_flash(states: list[Tensor], sequences: Sequences, call: _Call) -> Tensor:
+def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     if call.dropout > 0:

@@ -18,7 +18,7 @@ FLAG = "actor.model_name_or_path"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatResponse:
     """What the model wrote, and whether it ended there of its own accord, at the cap, or was interrupted."""
 
     text: str
@@ -27,7 +27,7 @@ class Answer:
     is_interrupted: bool = False
 
 
-class Talker:
+class ChatModel:
     """A model on one device, its precision that of its file. Keys and values of the last prompt and answer are kept,
     and serve the next prompt as far as its tokens are the same."""
 
@@ -52,7 +52,7 @@ class Talker:
         self.cache: DynamicCache | None = None
 
     @torch.inference_mode()
-    def answer(self, ids: list[int], on_text: Callable[[str], None]) -> Answer:
+    def respond(self, ids: list[int], on_text: Callable[[str], None]) -> ChatResponse:
         """The answer to a prompt; `on_text` gets it piece by piece. Ctrl-C ends the answer, not the program."""
         cache = self._known(ids)
         self.ids, self.cache = [], None  # an interrupted forward leaves layers of different lengths
@@ -70,7 +70,7 @@ class Talker:
             self._keep(out.past_key_values, [*ids, *stream.ids])
         text = self.tokenizer.decode(stream.ids, skip_special_tokens=True)
         is_capped = not is_interrupted and stream.ids[-1] not in self.model.generation_config.eos_token_id
-        return Answer(str(text), len(stream.ids), is_capped, is_interrupted)
+        return ChatResponse(str(text), len(stream.ids), is_capped, is_interrupted)
 
     def _known(self, ids: Sequence[int]) -> DynamicCache | None:
         """The cache, cut to the tokens that begin `ids`; its last token is always read, for what comes after it."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.reduce import counted_sequences
-from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.attention import SequenceLayout
 
 RouterLogits = tuple[Tensor, ...]  # of each MoE layer, [rows, E]
 
@@ -29,16 +29,16 @@ class ExpertBalance:
     top_k: int
     shares: Tensor | None = None  # f [E] of the optimiser step that is under way; null: of each batch alone
 
-    def loss(self, router_logits: RouterLogits, batch: TokenBatch, sequences: Sequences) -> Tensor:
+    def loss(self, router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
         """The mean over the rows of the batch that count, weight 1."""
-        return load_balancing_loss(routed(router_logits, batch, sequences), self.top_k, self.shares)
+        return load_balancing_loss(counted_logits(router_logits, batch, sequences), self.top_k, self.shares)
 
-    def counts(self, router_logits: RouterLogits, batch: TokenBatch, sequences: Sequences) -> Tensor:
+    def counts(self, router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
         """`expert_counts` of the batch."""
-        return expert_counts(routed(router_logits, batch, sequences), self.top_k)
+        return expert_counts(counted_logits(router_logits, batch, sequences), self.top_k)
 
 
-def routed(router_logits: RouterLogits, batch: TokenBatch, sequences: Sequences) -> Tensor:
+def counted_logits(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
     """Logits [N, E] of the rows that count: no padding, and no sequences without a trained token."""
     rows = None if sequences.packed else sequences.slots
     if "mask" in batch.tokens:

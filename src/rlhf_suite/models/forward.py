@@ -19,9 +19,9 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums
 from rlhf_suite.models import attention
-from rlhf_suite.models.attention import Sequences
+from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import ExpertBalance
-from rlhf_suite.models.head import Read, ScoringHead, Unread
+from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -65,13 +65,13 @@ class LanguageModel(nn.Module):
         needed: Tensor | None = None,
         reader: tuple[Tensor, Read | None] | None = None,
         count_experts: bool = False,
-    ) -> TokenOutputs | ScalarOutputs | Unread:
+    ) -> TokenOutputs | ScalarOutputs | DeferredLogits:
         """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
 
         With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states, or
         with read None what they can be computed from; with `count_experts` what `expert_counts` says of the batch.
         """
-        sequences = Sequences.of(batch.lengths, self.packed)
+        sequences = SequenceLayout.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
@@ -80,7 +80,7 @@ class LanguageModel(nn.Module):
         if reader is not None:
             at, read = reader
             if read is None:
-                unread: Unread = self.model.get_output_embeddings()(hidden.index_select(0, at), later=True)
+                unread: DeferredLogits = self.model.get_output_embeddings()(hidden.index_select(0, at), later=True)
                 return unread
             return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
         wanted = sequences.positions > 0
@@ -114,7 +114,7 @@ class ScalarModel(nn.Module):
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """The head's output at every token's own hidden state, [T]. Read through the functions below."""
-        sequences = Sequences.of(batch.lengths, self.packed)
+        sequences = SequenceLayout.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
@@ -136,7 +136,7 @@ def token_log_probs(
     return outputs
 
 
-def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: Read) -> ScalarOutputs:
+def map_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: Read) -> ScalarOutputs:
     """What `read` makes of the logits at the tokens `at` [N]: those of the token that follows each. They exist for a
     chunk of tokens at a time; `read` is called again in the backward pass."""
     outputs: ScalarOutputs = model(batch, reader=(at, read))
@@ -144,10 +144,10 @@ def read_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: 
 
 
 @torch.no_grad()
-def unread_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> Unread:
+def deferred_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> DeferredLogits:
     """The logits at the tokens `at` [N], to be computed a few rows at a time: for a frozen model, of which another
     model's `read` needs the same rows."""
-    outputs: Unread = model(batch, reader=(at, None))
+    outputs: DeferredLogits = model(batch, reader=(at, None))
     return outputs
 
 
@@ -182,7 +182,7 @@ def sequence_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutp
     return ScalarOutputs(outputs.values[batch.starts + batch.lengths - 1], outputs.aux_loss)
 
 
-def answer_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
+def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
     """log p(answer | prompt) of each sequence, [B]: the sum over its masked tokens."""
     mask = batch.tokens["mask"]
     outputs = token_log_probs(model, batch, needed=mask.bool())
@@ -211,7 +211,7 @@ def check_layout(model: PreTrainedModel, packed: bool) -> None:
 
 
 def hidden_states(
-    model: PreTrainedModel, batch: TokenBatch, sequences: Sequences, router_logits: bool
+    model: PreTrainedModel, batch: TokenBatch, sequences: SequenceLayout, router_logits: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The last hidden states [T, H]; where asked for, each MoE layer's router logits [rows, experts] as well."""
     inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
@@ -231,12 +231,12 @@ def hidden_states(
     return states, outputs.router_logits if router_logits else ()
 
 
-def _packed_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
+def _packed_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """One row of all sequences, [1, T]; positions start again at each. A 2-D mask would switch the borders off."""
     return {"input_ids": batch.ids[None], "position_ids": sequences.positions[None], "attention_mask": None}
 
 
-def _padded_inputs(batch: TokenBatch, sequences: Sequences) -> dict[str, Any]:
+def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
     """Right-padded rows, [B, L]; the padding is token 0, masked."""
     rows, longest = len(batch), sequences.max_length
     ids = batch.ids.new_zeros(rows * longest).index_copy_(0, sequences.slots, batch.ids).view(rows, longest)

@@ -33,7 +33,7 @@ def chunk_rows(vocabulary: int) -> int:
     return max(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary)
 
 
-class Unread(NamedTuple):
+class DeferredLogits(NamedTuple):
     """Logits of N tokens that are computed when asked for, by a head that stays as it is until then. Not for gradients.
 
     Under ZeRO-3 it keeps the head's matrix, whole, for as long as it is held itself.
@@ -169,7 +169,7 @@ class ScoringHead(nn.Linear):
         """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None); with `read` what it
         makes of the logits, computed again in the backward pass; with `later` what they can be computed from."""
         if later:
-            return Unread(hidden, self.weight.detach(), None if self.bias is None else self.bias.detach())
+            return DeferredLogits(hidden, self.weight.detach(), None if self.bias is None else self.bias.detach())
         if read is not None:
             return self.read(hidden, read)
         if targets is None:

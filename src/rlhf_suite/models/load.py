@@ -97,7 +97,7 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     return tokenizer
 
 
-def own_precision(path: str, flag: str) -> str:
+def checkpoint_precision(path: str, flag: str) -> str:
     """Return the ds.param_dtype that holds a checkpoint exactly: bf16 for one in bf16, fp32 for any other."""
     with loading(flag, path):
         config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False)

@@ -70,7 +70,7 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
     """Within it the model computes as if it had no adapters. Nothing else changes, `requires_grad` included."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -115,16 +115,16 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
     try:
         wrapped = PeftModel.from_pretrained(model, str(adapter.path), config=adapter.config)
     except (ValueError, RuntimeError) as error:
-        raise other_base(base, adapter, str(error).splitlines()[-1].strip()) from error
+        raise wrong_base(base, adapter, str(error).splitlines()[-1].strip()) from error
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     if absent := sorted(expected.keys() - adapter.weights.keys()):
-        raise other_base(base, adapter, f"the adapter does not hold {some(absent)}")
+        raise wrong_base(base, adapter, f"the adapter does not hold {some(absent)}")
     if surplus := sorted(adapter.weights.keys() - expected.keys() - wrapped.state_dict().keys()):
-        raise other_base(base, adapter, f"the model has no place for {some(surplus)}")
+        raise wrong_base(base, adapter, f"the model has no place for {some(surplus)}")
     adapted = {int(number) for name in expected for number in LAYER.findall(name)}
     layers = model.config.get_text_config().num_hidden_layers
     if trained_elsewhere(adapter, base) and adapted and max(adapted) + 1 < layers:
-        raise other_base(base, adapter, f"the model has {layers} layers, the adapter is for {max(adapted) + 1}")
+        raise wrong_base(base, adapter, f"the model has {layers} layers, the adapter is for {max(adapted) + 1}")
     count = sum(isinstance(module, LoraLayer) for module in wrapped.modules())
     try:
         wrapped.merge_and_unload(safe_merge=True)
@@ -140,7 +140,7 @@ def trained_elsewhere(adapter: Adapter, base: str) -> bool:
     return adapter.config.base_model_name_or_path not in (None, base, model_folder(base, BASE))
 
 
-def other_base(base: str, adapter: Adapter, reason: str) -> UserError:
+def wrong_base(base: str, adapter: Adapter, reason: str) -> UserError:
     trained_on = adapter.config.base_model_name_or_path or "an unnamed model"
     return UserError(
         f"{ADAPTER}={adapter.path} does not fit {BASE}={base}: {reason}. The adapter was trained on {trained_on}: "
@@ -158,11 +158,11 @@ def untie(model: PreTrainedModel) -> bool:
     if head.weight is not embedding.weight:
         return False
     head.weight = nn.Parameter(head.weight.detach().clone())
-    say_tied(model, False)  # as long as they are apart; peft warns of any model that says otherwise
+    set_tied(model, False)  # as long as they are apart; peft warns of any model that says otherwise
     return True
 
 
-def say_tied(model: PreTrainedModel, tied: bool) -> None:
+def set_tied(model: PreTrainedModel, tied: bool) -> None:
     """Write into the configuration whether head and embedding share a matrix."""
     model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = tied
 
@@ -173,4 +173,4 @@ def tie_if_equal(model: PreTrainedModel) -> None:
     tied = torch.equal(head.weight, embedding.weight)
     if tied:
         head.weight = embedding.weight
-    say_tied(model, tied)
+    set_tied(model, tied)

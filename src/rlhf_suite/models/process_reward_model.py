@@ -14,7 +14,7 @@ from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.forward import read_logits
+from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.load import load_tokenizer, model_folder
 
 KEY = "process_reward"  # in config.json
@@ -40,11 +40,11 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
     def good(logits: Tensor, _: slice) -> Tensor:
         return logits[:, list(columns)].softmax(-1)[:, 0]
 
-    found = read_logits(model, batch, at, good).values  # [N]
+    found = map_logits(model, batch, at, good).values  # [N]
     return found.new_zeros(batch.num_tokens).index_copy(0, at, found)
 
 
-def scores_of(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:
+def split_step_scores(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:
     """`probabilities` [T] sorted by solution."""
     rows = zip(batch.tokens["mask"].bool().split(batch.lengths.tolist()), truncated, strict=True)
     values = probabilities.split(batch.lengths.tolist())

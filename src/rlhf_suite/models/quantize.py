@@ -39,7 +39,7 @@ def keep_exact(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def whole_precision(weight: Tensor) -> Tensor:
+def dequantized(weight: Tensor) -> Tensor:
     """The matrix that a 4-bit weight stands for; any other tensor as it is."""
     state = getattr(weight, "quant_state", None)
     if state is None:

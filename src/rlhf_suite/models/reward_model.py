@@ -13,12 +13,12 @@ from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel, sequence_scores
-from rlhf_suite.models.load import load_model, load_tokenizer, model_folder, own_precision
+from rlhf_suite.models.load import checkpoint_precision, load_model, load_tokenizer, model_folder
 
 FLAG = "reward.model_name_or_path"
 
 
-class Judge:
+class RewardModel:
     """The score of a text is the head at its last token. `constants`: mean and deviation to standardise by, or None."""
 
     def __init__(self, path: str, ds: ServedModelConfig, device: str, constants: tuple[float, float] | None) -> None:
@@ -49,7 +49,7 @@ class Judge:
 
 def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
     """Return how the model is held: by default in the precision of its checkpoint."""
-    precision = ds.param_dtype or own_precision(path, FLAG)
+    precision = ds.param_dtype or checkpoint_precision(path, FLAG)
     if precision == "fp32" and ds.attn_implementation == "flash_attention_2":
         raise UserError(
             f"ds.attn_implementation=flash_attention_2: it has no fp32 kernels, and {FLAG}={path} is not in bf16. "

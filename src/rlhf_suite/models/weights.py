@@ -17,7 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import ADAPTER, merged
-from rlhf_suite.models.quantize import STATE, whole_precision
+from rlhf_suite.models.quantize import STATE, dequantized
 
 BASE = re.compile(r"\.base_layer(?=\.)")  # one for each adapter around a module
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
@@ -86,7 +86,7 @@ def _layers(names: list[str]) -> Iterator[list[str]]:
 
 
 def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tensor:
-    weight = whole_precision(tensors[name])
+    weight = dequantized(tensors[name])
     owner, leaf = name.rpartition(".")[::2]
     while owner.endswith(".base_layer"):
         owner = owner.removesuffix(".base_layer")

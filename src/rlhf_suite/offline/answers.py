@@ -56,7 +56,7 @@ class Answerer:
         """Yield the finished chunks in order. Later chunks are sent to the engines while the first are under way."""
         source, under_way, has_more = iter(chunks), deque[Work](), True
         while has_more or under_way:
-            while has_more and self.dispatcher.is_hungry and len(under_way) < MAX_CHUNKS:
+            while has_more and self.dispatcher.has_capacity and len(under_way) < MAX_CHUNKS:
                 chunk = next(source, None)
                 if chunk is None:
                     has_more = False

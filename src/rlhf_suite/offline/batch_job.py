@@ -71,8 +71,8 @@ class BatchJob:
             raise UserError(f"none of the {len(self.rows)} rows can be used; the reasons are above")
         self.part.finish()
         metrics = means(totals) | self.speed
-        self.journal.say(", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
-        self.journal.say(f"Output: {self.part.path}")
+        self.journal.info(", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
+        self.journal.info(f"Output: {self.part.path}")
         return metrics
 
 

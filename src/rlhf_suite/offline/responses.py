@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import tokens
-from rlhf_suite.data.row import Row, RowError, joined
+from rlhf_suite.data.row import Row, RowError, joined_columns
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder, cut
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ResponseEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: ScoreDataConfig) -> None:
         self.tokenizer, self.data = tokenizer, data
-        self.trained = ConversationEncoder(tokenizer, answer_config(data))
+        self.trained = ConversationEncoder(tokenizer, supervised_config(data))
         self.prompts = PromptEncoder(tokenizer, prompt_config(data))
         # a template is asked for: the row is to be rendered anew, whatever text it was made of
         self.renders = data.apply_chat_template or data.input_template is not None
@@ -72,7 +72,7 @@ class ResponseEncoder:
         response = response_text(row, self.data)
         finished = is_finished(row, self.data)
         if finished and response.strip():
-            return self.trained.answer(row)
+            return self.trained.encode_last_response(row)
         ids = [*self.prompts.encode(row).ids, *tokens(self.tokenizer, response)]
         if finished and ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
@@ -86,7 +86,7 @@ class ResponseEncoder:
 
 def response_text(row: Row, data: ScoreDataConfig) -> str:
     """Return the text of the response, which may be empty; of a list of messages, the content of the last one."""
-    value = joined(row, data.output_key)
+    value = joined_columns(row, data.output_key)
     if isinstance(value, list) and data.apply_chat_template and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     if not isinstance(value, str):
@@ -94,7 +94,7 @@ def response_text(row: Row, data: ScoreDataConfig) -> str:
     return value
 
 
-def answer_config(data: ScoreDataConfig) -> SFTDataConfig:
+def supervised_config(data: ScoreDataConfig) -> SFTDataConfig:
     """Return the configuration of supervised tuning that encodes the response as the answer to the prompt."""
     return SFTDataConfig(
         max_len=data.max_len,

@@ -11,7 +11,7 @@ from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.models.forward import sequence_scores
-from rlhf_suite.models.load import own_precision
+from rlhf_suite.models.load import checkpoint_precision
 from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
 from rlhf_suite.train.strategy import join_world, load_frozen
@@ -29,7 +29,7 @@ class ScoreWorker(Worker):
         flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
         ds = DeepSpeedConfig(
             zero_stage=0,
-            param_dtype=config.ds.param_dtype or own_precision(path, flag),
+            param_dtype=config.ds.param_dtype or checkpoint_precision(path, flag),
             packing_samples=True,
             value_head_prefix=config.ds.value_head_prefix,
         )

@@ -12,7 +12,7 @@ from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.render import columns_text, label_text, text_of
-from rlhf_suite.data.row import BadRows, Row, RowError, joined, required
+from rlhf_suite.data.row import BadRows, Row, RowError, joined_columns, required
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.data.steps import SolutionEncoder
@@ -36,7 +36,7 @@ OPEN_END = "sent to a reward server without the end-of-sequence token of a finis
 PROMPT = "prompt"  # the column of task=generate
 
 
-class Judge(Protocol[T]):
+class RewardModel(Protocol[T]):
     """What gives scores."""
 
     def read(self, row: Row) -> T:
@@ -67,10 +67,10 @@ def text_row(row: Row, data: ScoredRowsConfig, response_key: str | None) -> Rewa
     of responses the label is taken for one, and it is finished."""
     if response_key is None:
         assert data.label_key is not None, "checked with the flags"
-        prompt, response = (label_text(joined(row, key)) for key in (data.input_key, data.label_key))
+        prompt, response = (label_text(joined_columns(row, key)) for key in (data.input_key, data.label_key))
         query = prompt + response + data.response_end
     else:
-        prompt, response = (label_text(joined(row, key)) for key in (data.input_key, response_key))
+        prompt, response = (label_text(joined_columns(row, key)) for key in (data.input_key, response_key))
         query = reward_query(row, data, prompt, response)
     label = "" if data.label_key is None else label_text(required(row, data.label_key))
     source = row.values.get("datasource")
@@ -119,7 +119,7 @@ class StepJudge:
     def read(self, row: Row) -> Example:
         """Return the solution laid out in the model's own template; the prompt of `task=generate` is rendered already,
         and is taken as it is, as rollouts are scored."""
-        prompt, response = text_of(row, self.data.input_key), label_text(joined(row, self.data.output_key))
+        prompt, response = text_of(row, self.data.input_key), label_text(joined_columns(row, self.data.output_key))
         is_rendered = self.data.input_key == PROMPT and whole_text(row, self.data) is not None
         return self.encoder.encode(prompt, response, is_rendered)
 
@@ -136,7 +136,7 @@ class StepJudge:
 class RowScorer:
     """Scores chunks of rows."""
 
-    def __init__(self, config: ScoreRun, rows: RowSource, judge: Judge[Any], journal: Journal) -> None:
+    def __init__(self, config: ScoreRun, rows: RowSource, judge: RewardModel[Any], journal: Journal) -> None:
         self.config, self.rows, self.judge, self.journal = config, rows, judge, journal
         self.bad = BadRows(config.data.on_bad_row)
 
@@ -175,7 +175,7 @@ class RowScorer:
         """The rows that can be scored with what the judge reads of them, those of one prompt together."""
         groups: list[list[tuple[Row, Any]]] = []
         is_new = True
-        for row, begins in self.rows.beginnings(iter(given)):
+        for row, begins in self.rows.with_group_starts(iter(given)):
             is_new = is_new or begins
             try:
                 if isinstance(row, RowError):

@@ -73,7 +73,7 @@ def wired(
             folder,
             trained,
             "eval/pass1",
-            TrainingRows("data.prompt_dataset", prompts.identity),
+            TrainingRows("data.prompt_dataset", prompts.contents_digest),
             {"kl_controller": credit.controller},
             {"samples": gatherer},
         ),

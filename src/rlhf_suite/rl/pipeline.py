@@ -47,7 +47,7 @@ class Pipeline:
 
     def run(self) -> dict[str, float]:
         """Train to the end; returns the last value of every metric."""
-        start = self.saver.resume(self.journal.notice)
+        start = self.saver.resume(self.journal.warn)
         self.journal.begin(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
         for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
@@ -58,7 +58,7 @@ class Pipeline:
             self.evaluate(step=0)
         with deferred():
             for step in range(start, self.total_steps):
-                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.notice):
+                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.warn):
                     break
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)

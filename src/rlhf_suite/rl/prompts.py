@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows
-from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, set_names, source_names
+from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, metric_names, source_names
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Prompts:
     held_out: Sequence[Prompt]
     held_out_sources: Sequence[str]
     notes: str
-    identity: str  # of the files that the training prompts come from
+    contents_digest: str  # of the files that the training prompts come from
 
 
 def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
@@ -38,12 +38,14 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
     train, train_sources = loader.load_with_names(sources)
-    identity = loader.identity
+    contents_digest = loader.contents_digest
     sets: list[Sequence[Prompt]] = []
     names = source_names(config.eval.dataset or "")
     for source, columns in zip(names, config.eval.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
         encoder = PromptEncoder(tokenizer, replace(data, **columns))
         sets.append(replace(loader, encoder=encoder).load(sources))
-    held_out_sources = [name for name, part in zip(set_names(names), sets, strict=True) for _ in part]
-    return Prompts(train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary(), identity)
+    held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]
+    return Prompts(
+        train, train_sources, list(chain.from_iterable(sets)), held_out_sources, bad.summary(), contents_digest
+    )

@@ -44,7 +44,7 @@ class Publisher:
             )
         finally:  # not waited for: were the policy gone, its absence would hide why the sync failed
             self.policy.start("release")
-        metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.held for r in reports))}
+        metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.read_back for r in reports))}
         if self.config.vllm.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
         return metrics

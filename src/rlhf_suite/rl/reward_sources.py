@@ -12,7 +12,7 @@ from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.group import Group
-from rlhf_suite.models.process_reward_model import StepScores, scores_of
+from rlhf_suite.models.process_reward_model import StepScores, split_step_scores
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
@@ -82,7 +82,7 @@ def step_scores(group: Group, encoder: SolutionEncoder, examples: Sequence[Examp
     batch = collate(examples)
     parts = balanced_parts(batch, group.world_size)
     found = group.call_sharded("probabilities", shards(batch, parts), encoder.columns)
-    return scores_of(batch, reassemble(batch, parts, found), [example.truncated for example in examples])
+    return split_step_scores(batch, reassemble(batch, parts, found), [example.truncated for example in examples])
 
 
 def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:

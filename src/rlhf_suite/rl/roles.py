@@ -248,7 +248,7 @@ class PolicyRole(TrainedRole):
         """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
         weights = named_weights(self.model.module, self.model.gathered)
         if self.sender is not None:
-            return self.sender.publish(version, weights)
+            return self.sender.send(version, weights)
         for _ in weights:
             pass
         return None

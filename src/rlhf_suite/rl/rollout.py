@@ -42,7 +42,7 @@ class Gatherer:
         sources: Sequence[str] = (),
     ) -> None:
         self.sources = sources  # that of each prompt; empty: there is one
-        self.equal_rewards = EqualRewards(config.algo, journal.notice)
+        self.equal_rewards = EqualRewards(config.algo, journal.warn)
         self.config, self.order, self.journal = config, order, journal
         self.collector, self.scorer, self.shaper = collector, scorer, shaper
         size = config.rollout.vllm_generate_batch_size or config.rollout.batch_size

@@ -124,7 +124,7 @@ def check_failures(
         raise RunError(f"{told}; no group is left")
     if len(failures) > config.max_error_rate * len(outcomes):
         raise RunError(f"{told}; that is more than reward.max_error_rate={config.max_error_rate:g}")
-    journal.say(f"{told}; their groups are left out")
+    journal.info(f"{told}; their groups are left out")
 
 
 def kind_of(outcome: Outcome) -> str | None:

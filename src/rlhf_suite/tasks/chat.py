@@ -14,7 +14,7 @@ from rlhf_suite.data.row import RowError
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.models.chat_model import FLAG, Talker
+from rlhf_suite.models.chat_model import FLAG, ChatModel
 from rlhf_suite.tasks.warm_start import warm_started
 
 HELP = """\
@@ -29,7 +29,7 @@ message even if a / follows."""
 def run(config: ChatRun, folder: Path) -> dict[str, float]:
     """Talk until /quit or the end of the input; returns how much was said."""
     path = warm_started(config.actor.model_name_or_path, "teacher")
-    talker = Talker(path, config.chat, config.data, device_kind(config.launch))
+    talker = ChatModel(path, config.chat, config.data, device_kind(config.launch))
     conversation = Conversation(talker.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
     try:
         conversation.set_system(config.chat.system)
@@ -44,8 +44,8 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
 class Chat:
     """Lines to answers. In a pipe, answers alone go to stdout; what else there is to say goes to stderr."""
 
-    def __init__(self, talker: Talker, conversation: Conversation, is_terminal: bool) -> None:
-        self.talker, self.conversation, self.is_terminal = talker, conversation, is_terminal
+    def __init__(self, talker: ChatModel, conversation: Conversation, is_terminal: bool) -> None:
+        self.chat_model, self.conversation, self.is_terminal = talker, conversation, is_terminal
         self.console = Console(stderr=not is_terminal, highlight=False, soft_wrap=True)
         self.num_answers = self.num_tokens = 0
         if is_terminal:
@@ -112,7 +112,7 @@ class Chat:
             return
         if dropped:
             self.note(f"({dropped} of the oldest turns dropped: the conversation has outgrown chat.max_len)")
-        answer = self.talker.answer(ids, self.write)
+        answer = self.chat_model.respond(ids, self.write)
         self.write("\n")
         if answer.is_interrupted and not self.is_terminal:
             raise KeyboardInterrupt

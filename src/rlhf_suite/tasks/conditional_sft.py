@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import SCORE, sft_run
 from rlhf_suite.config.runs import ConditionalSFTRun
-from rlhf_suite.data.response_groups import all_answers
+from rlhf_suite.data.response_groups import all_responses
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
@@ -15,7 +15,7 @@ def run(config: ConditionalSFTRun, folder: Path) -> dict[str, float]:
     asked = config.loop.target_reward
     recipe = Recipe(
         trained="sft",
-        select=all_answers,
+        select=all_responses,
         train=lambda model, rows, output: sft_run(config, model, rows, output),
         target=lambda rows: asked if asked is not None else max(row[SCORE] for row in rows),
     )

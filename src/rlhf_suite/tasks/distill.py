@@ -15,7 +15,7 @@ from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
-from rlhf_suite.models.forward import read_logits, unread_logits
+from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
@@ -44,14 +44,14 @@ class Distillation(Task):
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         tokens = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
-        targets, teacher = batch.ids[tokens], unread_logits(self.frozen["teacher"], batch, tokens - 1)
+        targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
             both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
             return torch.stack([language, DIVERGENCES[self.algo.divergence](*both)], 1)
 
-        losses, aux_loss = read_logits(model, batch, tokens - 1, read)  # [N, 2]
+        losses, aux_loss = map_logits(model, batch, tokens - 1, read)  # [N, 2]
         language, divergence = losses.sum(0)
         coef = self.algo.kd_coef
         total = (1 - coef) * language + coef * self.algo.temperature**2 * divergence

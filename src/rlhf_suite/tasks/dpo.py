@@ -14,7 +14,7 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_loss
 from rlhf_suite.losses.reduce import tokens_per_sequence
-from rlhf_suite.models.forward import answer_log_probs
+from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted, counted_tokens, with_balance
 
@@ -37,13 +37,13 @@ class DPO(Task):
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
     def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
+        return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
         return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        log_probs, aux_loss = answer_log_probs(model, batch)  # [2P]
+        log_probs, aux_loss = response_log_probs(model, batch)  # [2P]
         reference = batch.rows.get("reference", torch.zeros_like(log_probs))
         tokens = tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch))
         chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))

@@ -41,7 +41,7 @@ def run(config: GenerateRun, folder: Path) -> dict[str, float]:
     if job.left:
         with answerer(config, source, job) as answers:
             job.write(answers.answer(source.chunks(job.left, size)), "tokens")
-            job.journal.say(answers.bad.summary())
+            job.journal.info(answers.bad.summary())
     return job.finish()
 
 
@@ -53,7 +53,7 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
     if job.left == job.rows:
         check_usable(PromptEncoder(tokenizer, config.data), source.chunks(job.rows, 1), config.data.on_bad_row)
     for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
-        journal.notice(notice)
+        journal.warn(notice)
     device, vllm = device_kind(config.launch), config.vllm
     plan = Plan(device, (Pool((Role("engine", vllm.num_engines, vllm.tensor_parallel_size),)),))
     with ExitStack() as stack:

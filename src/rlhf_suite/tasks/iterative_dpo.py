@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import dpo_run
 from rlhf_suite.config.runs import IterativeDPORun
-from rlhf_suite.data.response_groups import best_and_worst
+from rlhf_suite.data.response_groups import best_and_worst_responses
 from rlhf_suite.tasks.loop import Recipe, first_model, run_loop
 
 
@@ -15,7 +15,7 @@ def run(config: IterativeDPORun, folder: Path) -> dict[str, float]:
     reference = first_model(config) if config.loop.fixed_reference_enable else config.ref.model_name_or_path
     recipe = Recipe(
         trained="dpo",
-        select=best_and_worst,
+        select=best_and_worst_responses,
         train=lambda model, rows, output: dpo_run(config, (model, reference), rows, output),
     )
     return run_loop(config, folder, recipe)

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, TokenBatch, take
-from rlhf_suite.data.preferences import LabelledEncoder, WithMismatched
+from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
-from rlhf_suite.models.forward import answer_log_probs
+from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, Total, counted, counted_tokens, with_balance
 
@@ -37,20 +37,20 @@ class KTO(Task):
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
         if self.algo.loss == "vanilla":
             return items
-        return WithMismatched(items, self.encoder.config.max_len)
+        return MismatchedPairs(items, self.encoder.config.max_len)
 
     def roles(self) -> dict[str, FrozenRole]:
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
     def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"reference": answer_log_probs(self.frozen["reference"], batch).values}
+        return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
     def before_step(self, model: Forward, batches: list[TokenBatch], total: Total) -> list[TokenBatch]:
         vanilla = self.algo.loss == "vanilla"
         sums = torch.zeros(2, 2, dtype=torch.float64)  # of log-ratios and how many; for undesirable, desirable answers
         for batch in batches:
             measured = batch if vanilla else every_second(batch, 1)
-            ratios = answer_log_probs(model, measured).values - measured.rows["reference"]
+            ratios = response_log_probs(model, measured).values - measured.rows["reference"]
             for label in (0, 1):
                 weights = counted(measured) * (measured.rows["label"] == 1 - label if vanilla else 1)
                 sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
@@ -65,7 +65,7 @@ class KTO(Task):
         return {"answers": counted(batch).sum(), "all_tokens": counted_tokens(batch)}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        log_probs, aux_loss = answer_log_probs(model, batch)
+        log_probs, aux_loss = response_log_probs(model, batch)
         rows = batch.rows
         loss = kto_loss(log_probs - rows["reference"], rows["label"], rows["kl"], counted(batch), self.algo)
         return with_balance("answers", loss, aux_loss, self.aux_loss_coef, batch)

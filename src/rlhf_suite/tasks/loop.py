@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
 from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
-from rlhf_suite.data.response_groups import Answers, Selected, answer_groups, read_lines
+from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
@@ -44,7 +44,7 @@ class Recipe:
     (model, rows, output folder). `target`: the reward that the prompts of the trained model ask for, by its rows."""
 
     trained: str
-    select: Callable[[Answers], Selected]
+    select: Callable[[ResponseGroup], Selected]
     train: Callable[[str, Path, str | None], SupervisedRun]
     target: Callable[[list[dict[str, Any]]], float | None] = lambda rows: None
 
@@ -74,7 +74,7 @@ class Loop:
         """The rows to train on: of the answers to the iteration's prompts."""
         self.say(iteration, f"answering {run.data.max_samples} prompts")
         answers, score = self.answers(f"iter_{iteration}/generate", f"iter_{iteration}/score", run)
-        groups = answer_groups(answers, self.config.data.input_key, self.config.data.tools_key)
+        groups = response_groups(answers, self.config.data.input_key, self.config.data.tools_key)
         rows, dropped = selected(map(self.recipe.select, groups))
         self.log(iteration, {"train/reward": score, "loop/rows": len(rows), "loop/dropped": dropped.total()})
         reasons = "".join(f"; {count} prompts without: {reason}" for reason, count in dropped.most_common())

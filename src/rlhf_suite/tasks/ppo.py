@@ -52,10 +52,10 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     placement = plan(config, device)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(config.logger, run_folder, config.task)))
-        journal.say(prompts.notes)
+        journal.info(prompts.notes)
         for notice in notices(config, tokenizer, len(prompts.train)):
-            journal.notice(notice)
-        journal.say("Starting " + "; ".join(placement.lines()))
+            journal.warn(notice)
+        journal.info("Starting " + "; ".join(placement.lines()))
         stack.enter_context(ray_cluster(config.launch, folder, placement.num_actors))
         slots = reserve(placement, config.launch.timeout_s)
         steps = checked_steps(config, order) * steps_per_rollout(config)

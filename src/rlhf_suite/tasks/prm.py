@@ -12,7 +12,7 @@ from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.steps import step_loss, step_ranking
-from rlhf_suite.models.forward import read_logits
+from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.process_reward_model import KEY
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
@@ -40,7 +40,7 @@ class ProcessRewardModel(Task):
         def reward_logits(logits: torch.Tensor, _: slice) -> torch.Tensor:
             return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
 
-        logits, aux_loss = read_logits(model, batch, at, reward_logits)
+        logits, aux_loss = map_logits(model, batch, at, reward_logits)
         labels = batch.tokens["target"][at].long(), batch.tokens["weight"][at]
         loss = step_loss(logits, *labels)
         if self.encoder.columns is not None:  # which of the whole vocabulary are good is not known

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite.config.loop_stages import sft_run
 from rlhf_suite.config.runs import RejectionSamplingRun
-from rlhf_suite.data.response_groups import best_answer
+from rlhf_suite.data.response_groups import best_response
 from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
@@ -14,7 +14,7 @@ def run(config: RejectionSamplingRun, folder: Path) -> dict[str, float]:
     """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
     recipe = Recipe(
         trained="sft",
-        select=lambda answers: best_answer(answers, config.loop.min_score),
+        select=lambda answers: best_response(answers, config.loop.min_score),
         train=lambda model, rows, output: sft_run(config, model, rows, output),
     )
     return run_loop(config, folder, recipe)

@@ -16,7 +16,7 @@ from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.offline.score_worker import ScoreWorker
-from rlhf_suite.offline.scores import Judge, ModelJudge, RowScorer, StepJudge, TextJudge, row_source
+from rlhf_suite.offline.scores import ModelJudge, RewardModel, RowScorer, StepJudge, TextJudge, row_source
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.scoring import REWARD_LOG
 
@@ -31,12 +31,12 @@ def run(config: ScoreRun, folder: Path) -> dict[str, float]:
         with judge(config, job) as judging:
             scorer = RowScorer(config, source, judging, job.journal)
             job.write(scorer.score(source.chunks(job.left, config.score.chunk_size)), "rows")
-            job.journal.say(scorer.bad.summary())
+            job.journal.info(scorer.bad.summary())
     return job.finish()
 
 
 @contextmanager
-def judge(config: ScoreRun, job: BatchJob) -> Iterator[Judge[Any]]:
+def judge(config: ScoreRun, job: BatchJob) -> Iterator[RewardModel[Any]]:
     """What gives the scores, ready."""
     path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
     if reward.process.enable:

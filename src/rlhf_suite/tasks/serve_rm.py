@@ -12,7 +12,7 @@ from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.models.reward_model import Judge, score_constants
+from rlhf_suite.models.reward_model import RewardModel, score_constants
 from rlhf_suite.serving.http_server import LOOPBACK, Guard, listening, make_app, serve
 from rlhf_suite.serving.reward_service import PATH, RewardService
 
@@ -34,7 +34,7 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
             "are requested, or remove serve.host"
         )
     constants = score_constants(reward.model_name_or_path, reward.normalize_enable)
-    judge = Judge(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
+    judge = RewardModel(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
     try:
         listener = listening(limits.host, limits.port)
     except OSError as error:

@@ -29,38 +29,38 @@ class Journal:
     def begin(self, start: int, total: int) -> None:
         """Open the sinks; what they hold of steps after `start` is forgotten, since it will be made again."""
         for number in damaged_lines(self.folder.metrics):
-            self.notice(f"{self.folder.metrics}:{number} is damaged, not a row of metrics: it is left out")
+            self.warn(f"{self.folder.metrics}:{number} is damaged, not a row of metrics: it is left out")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         """Print a line for the reader of the console. What others wrote in it acts neither as terminal code nor as
         markup."""
         if message and self.config.progress:
             line = printable(message, LINE_LIMIT, keep_lines=True)
             Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def notice(self, message: str) -> None:
+    def warn(self, message: str) -> None:
         """Print a line that a user must see, also where logger.progress is off, on the error stream."""
         line = printable(message, LINE_LIMIT, keep_lines=True)
         Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def encoding(self, source: str, rows: int) -> None:
+    def show_encoding(self, source: str, rows: int) -> None:
         """Rows of a data source that are encoded so far."""
         if rows % ROWS_PER_LINE == 0:
-            self.say(f"{source}: {rows:,} rows encoded")
+            self.info(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Times a phase of the step; a failure inside is reported with its name."""
-        self.progress_phase(name)
+        self.show_phase(name)
         began = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - began
 
-    def progress_phase(self, name: str) -> None:
+    def show_phase(self, name: str) -> None:
         """Show what the run is doing now."""
         if hasattr(self, "progress"):
             self.progress.phase(name)
@@ -77,7 +77,7 @@ class Journal:
             self.progress.evaluated(step, metrics)
         else:
             self.progress.update(step, metrics)
-        self.folder.step(step)
+        self.folder.record_step(step)
 
     def close(self) -> None:
         if hasattr(self, "progress"):

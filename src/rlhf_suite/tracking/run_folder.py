@@ -94,29 +94,29 @@ class RunFolder:
         run = self.run_id or uuid.uuid4().hex
         self._update(state="running", fingerprint=fingerprint, error=None, run=run, **process)
 
-    def continues(self, run: str) -> None:
+    def set_run_id(self, run: str) -> None:
         """Record that the run goes on from a checkpoint of the run `run`, and so is that run."""
         self._update(run=run)
 
-    def wrote(self, name: str, path: Path) -> None:
+    def record_model(self, name: str, path: Path) -> None:
         """Record where the model `name` of the run is."""
         self._update(outputs=self.status().get("outputs", {}) | {name: str(path)})
 
-    def resumed(self, step: int, source: Path, changed: Mapping[str, list[Any]]) -> None:
+    def record_resume(self, step: int, source: Path, changed: Mapping[str, list[Any]]) -> None:
         """Record that the run goes on after `step` from the checkpoint `source`; `changed`: flags, before and now."""
         entry = {"time": _now(), "step": step, "from": str(source), "changed": dict(changed)}
         self._update(resumes=[*self.status().get("resumes", []), entry])
 
-    def step(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """Record that optimiser step `step` (1-based) is done."""
         self._update(durable=False, last_step=step)
 
-    def done(self, metrics: Mapping[str, float]) -> None:
+    def mark_done(self, metrics: Mapping[str, float]) -> None:
         """Record that the run reached its end with these metrics."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._update(state="done", metrics=finite)
 
-    def failed(self, error: BaseException | str) -> None:
+    def mark_failed(self, error: BaseException | str) -> None:
         """Record that the run ended early, if the disk allows it at all: the error itself matters more."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         for limit in (ERROR_LIMIT, SHORT_LIMIT):
@@ -124,7 +124,7 @@ class RunFolder:
                 self._update(state="failed", error=printable(said, limit, keep_lines=True))
                 return
 
-    def stopped(self, reason: str) -> None:
+    def mark_stopped(self, reason: str) -> None:
         """A signal asked the run to end; it can go on from its last checkpoint."""
         self._update(state="stopped", error=reason)
 

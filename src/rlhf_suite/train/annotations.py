@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Group, Item, sequences
-from rlhf_suite.data.combine import Lazy
+from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside
 from rlhf_suite.models.load import model_digest
 from rlhf_suite.train.frozen import load_frozen_roles
@@ -79,7 +79,7 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
     return {name: actor.world.sum(value).cpu() for name, value in sorted(result.items())}
 
 
-class WithAnnotations(Lazy[Item]):
+class WithAnnotations(LazySequence[Item]):
     """The items with each sequence's annotations among its numbers; put together when asked for."""
 
     def __init__(self, items: Sequence[Item], annotations: Annotations) -> None:

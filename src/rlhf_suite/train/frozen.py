@@ -9,7 +9,7 @@ import torch
 
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.models.lora import adapters_off
+from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
 from rlhf_suite.train.task import Forward, FrozenRole, Task
@@ -40,7 +40,7 @@ class WithoutAdapters:
         training = self.model.module.training
         self.model.module.eval()
         try:
-            with adapters_off(self.model.module):
+            with adapters_disabled(self.model.module):
                 return self.model(*args, **kwargs)
         finally:
             self.model.module.train(training)

@@ -63,7 +63,7 @@ def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, na
             raise
         for made in sorted(aside.iterdir()):
             place = replaced(made, path.with_name(made.name), run)
-            folder.wrote(name + made.name.removeprefix(path.name), place)
+            folder.record_model(name + made.name.removeprefix(path.name), place)
         aside.rmdir()
     return Path(folder.status()["outputs"][name])
 

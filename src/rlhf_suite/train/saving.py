@@ -42,7 +42,7 @@ class TrainingRows(NamedTuple):
     """The flag that names the rows a run trains on, and a digest of the files they come from."""
 
     flag: str
-    identity: str
+    contents_digest: str
 
 
 class Saver:
@@ -83,7 +83,7 @@ class Saver:
             return 0
         state, changed = checkpoint.state(), self.changes_since(checkpoint)
         allowed = {self.rows.flag, "data"} & {*self.config.allow_changes}
-        if state["rows"] != self.rows.identity and not allowed:
+        if state["rows"] != self.rows.contents_digest and not allowed:
             raise UserError(
                 f"{self.rows.flag}: the files have other contents than when {checkpoint.path} was written. Restore "
                 f"them, or add 'ckpt.allow_changes=[{self.rows.flag}]' to continue with the new rows"
@@ -92,14 +92,16 @@ class Saver:
         say(f"Resuming after step {checkpoint.step} from {checkpoint.path}{said}")
         for name, group in self.groups.items():
             group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
-        self.folder.continues(state["run"])
+        self.folder.set_run_id(state["run"])
         self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
             part.load_state_dict(state[name])
         for name, files in self.driver_files.items():
             files.load(checkpoint.path / name)
         self.saved = checkpoint.step
-        self.folder.resumed(checkpoint.step, checkpoint.path, {each.key: [each.before, each.now] for each in changed})
+        self.folder.record_resume(
+            checkpoint.step, checkpoint.path, {each.key: [each.before, each.now] for each in changed}
+        )
         return checkpoint.step
 
     def changes_since(self, checkpoint: Checkpoint) -> list[Change]:
@@ -176,7 +178,7 @@ class Saver:
             "best": self.best,
             "evaluations_since_best": self.evaluations_since_best,
             "run": self.folder.run_id,
-            "rows": self.rows.identity,
+            "rows": self.rows.contents_digest,
         }
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step

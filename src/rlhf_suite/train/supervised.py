@@ -15,7 +15,7 @@ from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
-from rlhf_suite.data.sources import EVAL, Sources, set_names, source_names
+from rlhf_suite.data.sources import EVAL, Sources, metric_names, source_names
 from rlhf_suite.distributed.ranks import running
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
@@ -47,7 +47,7 @@ class Encoded:
 
     train: Sequence[Item]
     held_out: dict[str, Sequence[Item]]
-    identity: str = ""  # of the files that the training items come from
+    contents_digest: str = ""  # of the files that the training items come from
 
 
 class SupervisedWorker(TrainedWorker):
@@ -132,11 +132,11 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
-        journal.notice(notice)
+        journal.warn(notice)
     ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
     with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
         total_steps, steps_per_epoch = group.call("steps")[0]
-        rows = TrainingRows("data.dataset", data.identity)
+        rows = TrainingRows("data.dataset", data.contents_digest)
         saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows)
         try:
             return Trainer(config, group, saver, journal, total_steps, steps_per_epoch).fit()
@@ -150,18 +150,18 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
-    loader = Loader(task.encoder, data, seed, bad, journal.encoding)
+    loader = Loader(task.encoder, data, seed, bad, journal.show_encoding)
     items = in_rows(task.assemble(loader.load(sources)), config, journal)
-    identity = loader.identity
+    contents_digest = loader.contents_digest
     held_out: dict[str, Sequence[Item]] = {}
     names = source_names(config.eval.dataset or "")
-    for name, source, columns in zip(set_names(names), names, config.eval.columns_of_sets(len(names)), strict=True):
+    for name, source, columns in zip(metric_names(names), names, config.eval.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
         own = with_columns(config, make_task, task, columns)
         loader = replace(loader, encoder=own.encoder)
         held_out[name] = in_rows(own.assemble(loader.load(sources)), config, journal)
-    journal.say(bad.summary())
-    return Encoded(items, held_out, identity)
+    journal.info(bad.summary())
+    return Encoded(items, held_out, contents_digest)
 
 
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
@@ -185,5 +185,5 @@ def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> S
     if not isinstance(config.data, SFTDataConfig) or not config.data.pack_to_max_len:
         return items
     rows = PackedRows(items, config.data.max_len)
-    journal.say(rows.summary())
+    journal.info(rows.summary())
     return rows

@@ -26,14 +26,14 @@ class Trainer:
 
     def fit(self) -> dict[str, float]:
         """Train to the end; returns the last value of every metric."""
-        start = self.saver.resume(self.journal.notice)
+        start = self.saver.resume(self.journal.warn)
         self.journal.begin(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
         if start == 0 and self.config.eval.on_start:
             self.evaluate(step=0)
         with deferred():
             for step in range(start, self.total_steps):
-                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.notice):
+                if self.saver.stops_early(step, self.config.train.early_stopping_patience, self.journal.warn):
                     break
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)

@@ -70,8 +70,8 @@ class SyncReport:
     """What an engine proved about a sync. All zero when syncs are not checked."""
 
     received: int  # tensors whose digest was right on arrival
-    held: int  # of these, tensors whose digest was right again in the model after loading
-    unheld: tuple[str, ...]  # the rest: fused or sharded in a way that cannot be read back
+    read_back: int  # of these, tensors whose digest was right again in the model after loading
+    not_readable: tuple[str, ...]  # the rest: fused or sharded in a way that cannot be read back
     seconds: float = 0.0
 
 

@@ -21,7 +21,7 @@ IDENTITY_ROWS = 512  # multiplied at a time
 
 
 @dataclass(frozen=True)
-class Held:
+class ReadBack:
     """One place where the model holds the tensor `entry`."""
 
     entry: TensorEntry
@@ -39,7 +39,7 @@ class ModelReader:
         self._fused = {part: (whole, parts) for whole, parts in mapping.items() for part in parts}
         self._unpacked: tuple[nn.Module | None, torch.Tensor] = (None, torch.empty(0))
 
-    def held(self) -> Iterator[Held]:
+    def read_back(self) -> Iterator[ReadBack]:
         """Every place that can be read back; a tensor with two (an embedding and its tied head's packed copy) comes
         twice.
 
@@ -50,7 +50,7 @@ class ModelReader:
             yield from self._find(entry)
         yield from self._tied_head()
 
-    def _find(self, entry: TensorEntry) -> Iterator[Held]:
+    def _find(self, entry: TensorEntry) -> Iterator[ReadBack]:
         path, leaf = _inner_name(self._model, entry.name).rpartition(".")[::2]
         parent, part = path.rpartition(".")[::2]
         whole, siblings = self._fused.get(part, (part, [part]))
@@ -69,9 +69,9 @@ class ModelReader:
         for place, values in self._places(module, leaf, entry):
             rows = values[start : start + entry.shape[0]]
             if rows.shape == entry.shape:
-                yield Held(entry, f"{path}.{leaf}{place}", rows)
+                yield ReadBack(entry, f"{path}.{leaf}{place}", rows)
 
-    def _tied_head(self) -> Iterator[Held]:
+    def _tied_head(self) -> Iterator[ReadBack]:
         """The head of a model whose checkpoint has none of its own: it must hold the embedding."""
         head = _module(self._model, "lm_head")
         names = [name for name in self._expected if name.endswith("embed_tokens.weight")]
@@ -79,7 +79,7 @@ class ModelReader:
             return
         entry = self._expected[names[0]]
         for place, values in self._places(head, "weight", entry):
-            yield Held(entry, f"lm_head.weight{place}", values[: entry.shape[0]])
+            yield ReadBack(entry, f"lm_head.weight{place}", values[: entry.shape[0]])
 
     def _places(self, module: nn.Module, leaf: str, entry: TensorEntry) -> Iterator[tuple[str, torch.Tensor]]:
         value = getattr(module, leaf, None)

@@ -27,10 +27,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlhf_suite.weight_sync.cuda_ipc import borrowed
+from rlhf_suite.weight_sync.cuda_ipc import open_handle
 from rlhf_suite.weight_sync.digests import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.weight_sync.read_back import ModelReader
-from rlhf_suite.weight_sync.sender import THAT_IS_ALL, broadcast, gpu_uuid, header_key, ipc_key, make_group
+from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this only ends an orphan
 
@@ -54,7 +54,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     entries: list[dict[str, Any]]
 
 
-class AttestedTransfer(WeightTransferEngine[StreamInfo, UpdateInfo]):
+class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
     """What all backends share; `batches` of a backend yields tensors as they arrive."""
 
     init_info_cls = StreamInfo
@@ -97,7 +97,7 @@ class AttestedTransfer(WeightTransferEngine[StreamInfo, UpdateInfo]):
         """Nothing is held."""
 
 
-class ShmTransfer(AttestedTransfer):
+class ShmReceiver(WeightReceiver):
     """From a file in shared memory, mapped and not copied."""
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
@@ -112,7 +112,7 @@ class ShmTransfer(AttestedTransfer):
         yield entries, [entry.view(flat) for entry in entries]
 
 
-class StreamTransfer(AttestedTransfer):
+class StreamReceiver(WeightReceiver):
     """By broadcast from the trainer, bucket by bucket."""
 
     backend = "gloo"
@@ -132,13 +132,13 @@ class StreamTransfer(AttestedTransfer):
             bucket += 1
 
 
-class NcclTransfer(StreamTransfer):
+class NcclReceiver(StreamReceiver):
     """By NCCL broadcast from the trainer's GPU."""
 
     backend = "nccl"
 
 
-class IpcTransfer(AttestedTransfer):
+class IpcReceiver(WeightReceiver):
     """Through memory of the GPU that trainer and engine share."""
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
@@ -146,8 +146,8 @@ class IpcTransfer(AttestedTransfer):
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         bucket = 0
-        while (note := self._take(ipc_key(update.version, bucket, gpu_uuid()))) != THAT_IS_ALL:
-            entries, lent = borrowed(note, self.device.index)
+        while (note := self._take(ipc_key(update.version, bucket, gpu_uuid()))) != END_OF_BUCKETS:
+            entries, lent = open_handle(note, self.device.index)
             flat = lent.clone()  # the loader keeps tensors; the sender reuses its bucket
             torch.cuda.synchronize()
             del lent
@@ -176,14 +176,14 @@ def attest(worker: Any) -> SyncReport:
     expected = {name: entry for name, entry in transfer.expected.items() if entry.digest}
     if not expected:
         return SyncReport(0, 0, ())
-    held = set()
+    read_back = set[str]()
     if transfer.parallel_config.tensor_parallel_size == 1:
-        for found in ModelReader(transfer.model, expected).held():
+        for found in ModelReader(transfer.model, expected).read_back():
             values = found.values.to(getattr(torch, found.entry.dtype))
-            if wrong := compare(f"is held changed in {found.place}", found.entry, values):
+            if wrong := compare(f"differs in {found.place} after loading", found.entry, values):
                 raise WeightSyncError(wrong)
-            held.add(found.entry.name)
-    return SyncReport(len(expected), len(held), tuple(name for name in expected if name not in held))
+            read_back.add(found.entry.name)
+    return SyncReport(len(expected), len(read_back), tuple(name for name in expected if name not in read_back))
 
 
 def drop_moe_kernels(model: torch.nn.Module) -> None:
@@ -206,5 +206,5 @@ def backend_name(sync_backend: str) -> str:
     return f"rlhf_{sync_backend}"
 
 
-for _name, _transfer in (("shm", ShmTransfer), ("gloo", StreamTransfer), ("nccl", NcclTransfer), ("ipc", IpcTransfer)):
+for _name, _transfer in (("shm", ShmReceiver), ("gloo", StreamReceiver), ("nccl", NcclReceiver), ("ipc", IpcReceiver)):
     WeightTransferEngineFactory.register_engine(backend_name(_name), _transfer)

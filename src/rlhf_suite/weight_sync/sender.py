@@ -26,14 +26,14 @@ import torch.distributed as dist
 
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
-from rlhf_suite.weight_sync.cuda_ipc import lent
+from rlhf_suite.weight_sync.cuda_ipc import export_handle
 from rlhf_suite.weight_sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
 
 SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
 ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
 BUCKET_BYTES = 256 << 20
-THAT_IS_ALL = "end"  # in the place of a bucket, behind the last one
+END_OF_BUCKETS = "end"  # in the place of a bucket, behind the last one
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
@@ -50,7 +50,7 @@ class ShmSender:
         _sweep()
         atexit.register(self.release)
 
-    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+    def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Write the file. It stays until `release`, which must follow once the engines have loaded it."""
         self.release()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
@@ -110,7 +110,7 @@ class StreamSender:
         """Meet the engine workers; returns when all `world_size` - 1 of them have come."""
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout)
 
-    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+    def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Send all buckets; engines receive at the same time (`Engine.update_weights` of a Manifest without a path)."""
         assert self._group is not None, "connect() comes first"
         for key in self._headers:
@@ -159,16 +159,16 @@ class IpcSender:
     def connect(self, world_size: int) -> None:
         """There is no group to form: engines come to the store."""
 
-    def publish(self, version: int, weights: NamedWeights) -> Manifest:
+    def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Lend one bucket after the other to the engine; a bucket is reused when the engine has let go of it."""
         gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
         for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
             torch.cuda.synchronize()
-            self._store.set(ipc_key(version, number, gpu), lent(entries, flat))
+            self._store.set(ipc_key(version, number, gpu), export_handle(entries, flat))
             self._store.wait([ipc_key(version, number, gpu) + "/done"])
             self._store.delete_key(ipc_key(version, number, gpu) + "/done")
             sent, number = sent + entries, number + 1
-        self._store.set(ipc_key(version, number, gpu), THAT_IS_ALL)
+        self._store.set(ipc_key(version, number, gpu), END_OF_BUCKETS)
         torch.cuda.ipc_collect()
         return Manifest(version, tuple(sent))
 
