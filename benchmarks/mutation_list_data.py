@@ -70,8 +70,8 @@ DATA = [
     Mutation(
         "what a user says in a conversation is trained on",
         "data/text_encoders.py",
-        "Segment(turn.before[done:], False)",
-        "Segment(turn.before[done:], True)",
+        "Segment(turn.prompt[done:], False)",
+        "Segment(turn.prompt[done:], True)",
         CHAT,
     ),
     Mutation(
@@ -119,8 +119,8 @@ DATA = [
     Mutation(
         "a packed row has one token more than it may",
         "data/packing.py",
-        "bisect_left(rooms, length)",
-        "bisect_left(rooms, length - 1)",
+        "bisect_left(spaces, length)",
+        "bisect_left(spaces, length - 1)",
         ("tests/data/test_packed.py",),
     ),
     Mutation(

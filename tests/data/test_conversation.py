@@ -26,34 +26,34 @@ def with_turns(tokenizer, room=10_000, config=PLAIN, system="Be brief."):
     talk = Conversation(tokenizer, config, room)
     talk.set_system(system)
     for question, answer in (("one", "1"), ("two", "2")):
-        talk.ask(question)
-        talk.answer(answer)
+        talk.add_message(question)
+        talk.add_response(answer)
     return talk
 
 
 def test_without_a_chat_template_turns_follow_each_other_in_the_input_template(tokenizer):
-    ids, dropped = with_turns(tokenizer).ask("three")
+    ids, dropped = with_turns(tokenizer).add_message("three")
     text = "Be brief.\nUser: one\nAssistant: 1\nUser: two\nAssistant: 2\nUser: three\nAssistant: "
     assert (tokenizer.decode(ids), dropped) == (text, 0)
 
 
 def test_a_tokenizers_chat_template_is_used_where_there_is_one(tokenizer):
     talk = with_turns(tokenizer, config=ChatTextConfig())
-    ids, _ = talk.ask("three")
+    ids, _ = talk.add_message("three")
     assert ids == tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True)["input_ids"]
     assert [message["content"] for message in talk.messages] == ["Be brief.", "one", "1", "two", "2", "three"]
     tokenizer.chat_template = None
-    ids, _ = Conversation(tokenizer, ChatTextConfig(), 100).ask("one")
+    ids, _ = Conversation(tokenizer, ChatTextConfig(), 100).add_message("one")
     assert tokenizer.decode(ids) == "User: one\nAssistant: "
 
 
 @pytest.mark.parametrize(("spared", "dropped"), [(0, 0), (1, 1), (len("User: one\nAssistant: 1\n") + 1, 2)])
 def test_what_has_no_room_is_dropped_from_the_oldest_turn_on_but_never_the_system_message(tokenizer, spared, dropped):
-    whole = len(with_turns(tokenizer).ask("three")[0])
+    whole = len(with_turns(tokenizer).add_message("three")[0])
     talk = with_turns(tokenizer)
-    talk.room = whole - spared
-    ids, found = talk.ask("three")
-    assert found == dropped and len(ids) <= talk.room
+    talk.max_prompt_tokens = whole - spared
+    ids, found = talk.add_message("three")
+    assert found == dropped and len(ids) <= talk.max_prompt_tokens
     kept = ["one", "1", "two", "2", "three"][2 * dropped :]
     assert [message["content"] for message in talk.messages] == ["Be brief.", *kept]
 
@@ -61,8 +61,8 @@ def test_what_has_no_room_is_dropped_from_the_oldest_turn_on_but_never_the_syste
 def test_a_message_that_has_no_room_alone_changes_nothing(tokenizer):
     talk = with_turns(tokenizer, room=100)
     before = talk.messages
-    with pytest.raises(RowError, match=r"has 230 tokens .* room for 100 \(chat\.max_len less chat\.max_new_tokens\)"):
-        talk.ask("x" * 202)
+    with pytest.raises(RowError, match=r"has 230 tokens .*; 100 are possible \(chat\.max_len - chat\.max_new_tokens\)"):
+        talk.add_message("x" * 202)
     assert talk.messages == before
 
 
@@ -71,13 +71,13 @@ def test_a_system_message_that_the_template_refuses_leaves_the_present_one(token
     talk = Conversation(tokenizer, ChatTextConfig(), 100)
     with pytest.raises(RowError, match="no system"):
         talk.set_system("Be brief.")
-    assert talk.system is None and talk.ask("one")[1] == 0
+    assert talk.system is None and talk.add_message("one")[1] == 0
 
 
 def test_reset_forgets_the_turns_and_saved_rows_are_message_lists(tokenizer, tmp_path):
     talk = with_turns(tokenizer)
-    talk.ask("thrée")
-    talk.withdraw()
+    talk.add_message("thrée")
+    talk.remove_message()
     talk.save(tmp_path / "a.jsonl")
     talk.reset()
     talk.save(tmp_path / "a.jsonl")

@@ -51,7 +51,7 @@ def test_a_dialogue_is_rendered_with_the_chat_template(tokenizer):
         ("Well. \nHuman: hello\nAssistant: yes", "does not begin with one of data.turn_markers"),
         ("hello", "does not begin with one of data.turn_markers"),
         (f"{START} ", "the response is empty"),
-        ("Human: other\nAssistant: yes", "differ before their last answers"),
+        ("Human: other\nAssistant: yes", "differ before their last responses"),
     ],
 )
 def test_dialogues_that_do_not_fit_are_bad_rows(tokenizer, chat, chosen, reason):

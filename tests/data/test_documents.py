@@ -46,7 +46,7 @@ def test_a_begin_token_is_kept(bos_tokenizer):
 
 
 def test_a_document_of_one_token_is_refused(tokenizer):
-    with pytest.raises(RowError, match="nothing to predict"):
+    with pytest.raises(RowError, match="no token to predict"):
         encoder(tokenizer, 99).encode(row("a"))
 
 

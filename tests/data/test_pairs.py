@@ -63,8 +63,8 @@ def test_pairs_that_the_cut_makes_alike_are_dropped_and_counted(tokenizer):
     encoded = list(encode_rows(encoder, rows, bad))
     assert len(encoded) == 1 and isinstance(encoded[0], Group)
     assert sorted(bad.left_out) == [
-        "the chosen and the rejected answer are the same",
-        "the chosen and the rejected answer are the same after the cut at data.max_len",
+        "the chosen and the rejected response are the same",
+        "the chosen and the rejected response are the same after the cut at data.max_len",
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_margin_is_a_number_of_both_sequences(tokenizer):
     values = {"prompt": "hello", "chosen": "yes", "rejected": "no", "margin": "1.5"}
     pair = encode(tokenizer, values, margin_key="margin", prompt_key="prompt")
     assert [example.numbers for example in pair.examples] == [{"margin": 1.5}] * 2
-    with pytest.raises(RowError, match="column 'margin' is no number"):
+    with pytest.raises(RowError, match="column 'margin' is not a number"):
         encode(tokenizer, values | {"margin": "big"}, margin_key="margin", prompt_key="prompt")
 
 

@@ -47,7 +47,9 @@ def test_groups_are_told_apart_where_answers_are_missing(tmp_path):
     rows = [("a", 1), ("a", 2), ("b", 3), ("c", 0), ("c", 1)]
     made = [{"q": q, "prompt": q, "sample": s, "response": "x", "score": s, "finish_reason": "stop"} for q, s in rows]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    found = [(group.prompt, [a.score for a in group.answers]) for group in response_groups(tmp_path / "out.jsonl", "q")]
+    found = [
+        (group.prompt, [a.score for a in group.responses]) for group in response_groups(tmp_path / "out.jsonl", "q")
+    ]
     assert found == [("a", [1, 2]), ("b", [3]), ("c", [0, 1])]
 
 
@@ -65,9 +67,9 @@ def test_the_best_answer_is_the_first_of_equals():
 
 
 def test_a_prompt_without_a_good_enough_answer_is_left_out():
-    assert best_response(group(0.25, 0.5), 0.75) == "no answer scores 0.75"
+    assert best_response(group(0.25, 0.5), 0.75) == "no response scores 0.75 or more"
     assert best_response(group(0.25, 0.75), 0.75)[0]["output"] == "a1"
-    assert best_response(group(), None) == "every answer is cut off or empty"
+    assert best_response(group(), None) == "every response is cut off or empty"
 
 
 def test_a_pair_is_the_first_best_and_the_first_worst():
@@ -77,12 +79,12 @@ def test_a_pair_is_the_first_best_and_the_first_worst():
 
 
 def test_a_prompt_whose_answers_are_all_as_good_is_left_out():
-    assert best_and_worst_responses(group(1.0, 1.0)) == "all answers score the same"
-    assert best_and_worst_responses(group(1.0)) == "all answers score the same"
-    assert best_and_worst_responses(group()) == "every answer is cut off or empty"
+    assert best_and_worst_responses(group(1.0, 1.0)) == "all responses score the same"
+    assert best_and_worst_responses(group(1.0)) == "all responses score the same"
+    assert best_and_worst_responses(group()) == "every response is cut off or empty"
 
 
 def test_all_answers_are_rows_with_their_scores():
     rows = all_responses(group(0.0, 1.0))
     assert [(row["output"], row["score"]) for row in rows] == [("a0", 0.0), ("a1", 1.0)]
-    assert all_responses(group()) == "every answer is cut off or empty"
+    assert all_responses(group()) == "every response is cut off or empty"

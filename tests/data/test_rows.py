@@ -244,7 +244,7 @@ def test_a_long_csv_field_is_read(tmp_path):
             b"text",
             r"data\.dataset: cannot read .*x\.doc'; known file types: \.jsonl, \.json, \.csv, ",
         ),
-        ("x.json", b'[{"n": 1' + b"0" * 5000 + b"}]", r"x\.json: not JSON that can be read: Exceeds the limit"),
+        ("x.json", b'[{"n": 1' + b"0" * 5000 + b"}]", r"x\.json: cannot be read as JSON: Exceeds the limit"),
         ("x.jsonl.gz", b"nonsense", r"x\.jsonl\.gz: not a whole gzip file: Not a gzipped file"),
         ("x.csv.gz", gzip.compress(b"n,t\n" * 9, mtime=0)[:-9], r"x\.csv\.gz: not a whole gzip file"),
     ],
@@ -257,19 +257,21 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name, content, message
 
 @pytest.mark.parametrize("spec", ["absent.jsonl", "/no/such/folder", "./absent", "a/b/c"])
 def test_a_missing_path_is_an_error_that_names_the_flag(spec):
-    with pytest.raises(UserError, match=rf"data\.prompt_dataset: no file or folder '{spec}'; paths are relative to /"):
+    with pytest.raises(
+        UserError, match=rf"data\.prompt_dataset: there is no file or folder '{spec}'; paths are relative to /"
+    ):
         load(spec, flags=PROMPTS)
 
 
 def test_an_empty_list_of_sources_is_an_error():
-    with pytest.raises(UserError, match=r"eval\.dataset=' ,' names no source"):
+    with pytest.raises(UserError, match=r"eval\.dataset=' ,' has no source"):
         load(" ,", flags=EVAL)
 
 
 def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing:main' is no file or folder here"):
+    with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing:main' is not a file or folder here"):
         load("nobody/nothing:main@data")
 
 
@@ -371,7 +373,7 @@ def test_a_mixture_has_every_row_and_the_proportions(tmp_path):
     ("probs", "message"),
     [
         ([1.0], r"data\.dataset_probs=\[1\.0\]: 1 probabilities for 2 sources in data\.dataset"),
-        ([1.0, 0.0], r"probability 0 is never used up"),
+        ([1.0, 0.0], r"probability 0 is never read"),
         ([3.0, 1.0], r"the sum is 4, not 1; in proportion it would be \[0\.75, 0\.25\]"),
     ],
 )

@@ -88,7 +88,7 @@ def test_steps_are_the_assistants_turn_in_a_chat(tokenizer):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"labels": [1, 0]}, "not as many labels as steps"),
+        ({"labels": [1, 0]}, "the number of labels is not the number of steps"),
         ({"steps": "one"}, "column 'steps' is not a list of texts"),
         ({"steps": ["one", 2, "two"]}, "column 'steps' is not a list of texts"),
         ({"steps": ["", " ", "\n"]}, "column 'steps' has no step that is not blank"),
@@ -103,7 +103,7 @@ def test_steps_that_do_not_fit_are_bad_rows(tokenizer, values, reason):
 def test_a_blank_step_is_left_out_with_its_label_and_said(tokenizer):
     steps, labels = ["hello; there", " \n", "the user", "0"], [1, 0, 0, 1]
     example, same = listed(tokenizer, steps=steps, labels=labels), listed(tokenizer)
-    assert (example, example.notes) == (same, ("a blank step left out with its label, as in scoring",))
+    assert (example, example.notes) == (same, ("a blank step dropped with its label, as in scoring",))
     bad = BadRows("stop")
     row = Row(LISTED | {"steps": steps, "labels": labels}, "f", 1)
     assert list(encode_rows(step_encoder(tokenizer), [row], bad)) == [example]
@@ -113,8 +113,8 @@ def test_a_blank_step_is_left_out_with_its_label_and_said(tokenizer):
 @pytest.mark.parametrize(
     ("labels", "options", "reason"),
     [
-        (["+"] * 3, {}, "not as many labels as placeholders"),
-        (["+", "-", "+", "?"], {}, "none of algo.reward_tokens"),
+        (["+"] * 3, {}, "the number of labels is not the number of placeholders"),
+        (["+", "-", "+", "?"], {}, "not one of algo.reward_tokens"),
         ([0.5, 0.5, 0.5, 1.5], {}, "neither the text of a token nor a probability"),
         ([0.5] * 4, {"names": ("+", "-", "0")}, "need two algo.reward_tokens"),
         ([0.5] * 4, {"names": None}, "need two algo.reward_tokens"),

@@ -134,9 +134,9 @@ def test_what_is_made_otherwise_is_said_once_for_each_row(tokenizer):
     rows = [Row({"input": chat}, "f", line) for line, chat in enumerate((PLAIN, THOUGHT, PLAIN[:2]), start=1)]
     assert len(list(encode_rows(encoder, rows, bad))) == 5
     assert {reason.partition(":")[0]: count for reason, count in bad.noted.items()} == {
-        "an example for each answer": 2,
-        "an answer put behind the generation prompt as a model writes it": 3,
-        "reasoning that the generation prompt begins closed empty": 2,
+        "one example per response": 2,
+        "a response appended to the generation prompt as a model writes it": 3,
+        "an empty reasoning part": 2,
     }
     assert bad.count == 0 and bad.rows == 3
 
@@ -152,7 +152,9 @@ def test_variables_of_the_template_are_given_to_it(tokenizer):
     befores = [run[0] for example in examples for run in runs(tokenizer, example)]
     assert befores == asked(tokenizer, plain, enable_thinking=False) and befores[0].endswith("</think>\n\n")
     assert [run[1] for example in examples for run in runs(tokenizer, example)] == [f"hello user{END}", f"Paris.{END}"]
-    with pytest.raises(RowError, match="the answer has reasoning, but the generation prompt says that there is none"):
+    with pytest.raises(
+        RowError, match="the response has reasoning, but the generation prompt closes the reasoning part"
+    ):
         encode(tokenizer, QWEN3, THOUGHT, chat_template_kwargs=["enable_thinking:false"])
     (example,) = encode(tokenizer, LLAMA3, PLAIN, chat_template_kwargs=["date_string:1 May 2026"])
     assert "Today: 1 May 2026\n" in tokenizer.decode(example.ids)
@@ -164,7 +166,7 @@ def test_reasoning_beside_the_content_is_learned(tokenizer):
         (example,) = encode(tokenizer, template, chat)
         assert runs(tokenizer, example)[0][1] == answer + END
     (example,) = encode(tokenizer, LLAMA3, chat)
-    assert example.notes == ("reasoning_content left out: the chat template does not render it",)
+    assert example.notes == ("reasoning_content dropped: the chat template does not render it",)
 
 
 def test_reasoning_that_a_template_cuts_off_is_learned_all_the_same(tokenizer):
@@ -188,7 +190,7 @@ def test_answers_whose_prompts_have_no_room_are_left_out_and_said(tokenizer):
     long = [user("hello"), assistant("hi"), user("word " * 60), assistant("2"), user("and?"), assistant("3")]
     (example,) = encode(tokenizer, R1, long, max_len=60)
     assert runs(tokenizer, example)[0][0] == "<User>hello<Assistant><think>\n"
-    assert any(note.startswith("later answers left out") for note in example.notes)
+    assert any(note.startswith("later responses dropped") for note in example.notes)
     with pytest.raises(RowError, match="leaves no room"):
         encode(tokenizer, R1, long[2:], max_len=60)
 
@@ -275,5 +277,5 @@ SHARED = [
 def test_sharegpt_conversations_are_messages(tokenizer):
     same = [SYSTEM, user("hello there"), assistant("hello user")]
     assert encode(tokenizer, LLAMA3, SHARED) == encode(tokenizer, LLAMA3, same)
-    with pytest.raises(RowError, match="an item from 'alien'; known are human, user, gpt"):
+    with pytest.raises(RowError, match="an item from 'alien'; known values are human, user, gpt"):
         encode(tokenizer, LLAMA3, [*SHARED[:2], {"from": "alien", "value": "x"}])

@@ -162,7 +162,7 @@ def test_an_answer_goes_behind_the_prompt_that_the_model_is_asked_with(tokenizer
 
 def test_a_template_without_the_text_of_the_answer_is_refused(tokenizer):
     tokenizer.chat_template = "{{ messages[0]['content'] }}{% if add_generation_prompt %} assistant: {% endif %}"
-    with pytest.raises(RowError, match="the chat template leaves out the text of the answer"):
+    with pytest.raises(RowError, match="the chat template does not render the text of the response"):
         ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
 
 
@@ -236,7 +236,7 @@ def test_a_prompt_needs_room_for_two_tokens_of_answer(tokenizer):
         row(input="hello", output="9 9 9")
     )
     assert sum(example.mask) == 2
-    with pytest.raises(RowError, match=rf"no room for an answer in data\.max_len={prompt + 1}"):
+    with pytest.raises(RowError, match=rf"no room for a response in data\.max_len={prompt + 1}"):
         ConversationEncoder(tokenizer, plain_config(max_len=prompt + 1)).encode(row(input="hello", output="9 9 9"))
 
 

@@ -97,8 +97,8 @@ def test_an_answer_that_is_run_as_python_reaches_neither_keys_nor_files(rewarder
             r"data\.dataset=reasoning_gym:chain_sums: .*no task 'chain_sums'; did you mean reasoning_gym:cha",
         ),
         ("chain_sum/terms:2", r"chain_sum has no setting terms; it has min_terms, max_terms, "),
-        ("chain_sum/seed=2", r"'seed=2' is no setting; write reasoning_gym:chain_sum/<setting>:<value>"),
-        ("chain_sum/min_terms:9", "chain_sum does not take these settings: max_terms must be >= min_terms"),
+        ("chain_sum/seed=2", r"'seed=2' is not a setting; write reasoning_gym:chain_sum/<setting>:<value>"),
+        ("chain_sum/min_terms:9", "chain_sum does not accept these settings: max_terms must be >= min_terms"),
     ],
 )
 def test_a_mistake_in_the_name_says_what_there_is(source, message):

@@ -145,7 +145,7 @@ def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
 def test_an_iteration_without_anything_to_train_on_says_why(tmp_path):
     config = RejectionSamplingRun(**SECTIONS, loop=RejectionLoopConfig(min_score=1.0))
     done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 1024)), [[0.5], [0.25]])
-    with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no answer scores 1"):
+    with pytest.raises(RunError, match=r"nothing to train on; 2 prompts without: no response scores 1 or more"):
         rejection_sampling.run(config, tmp_path)
 
 

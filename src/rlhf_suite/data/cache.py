@@ -1,8 +1,9 @@
-"""Which sets of encoded rows stay on the disk: those in use, and of the others the latest used, up to a bound.
+"""The cache of encoded rows on disk: the name of an entry, and which entries are removed when the cache is too large.
 
-Whoever reads a set holds a shared lock on one of its files for as long as it is open, in whatever process and on
-whatever node; the lock goes with the process. A set is removed under an exclusive lock alone, and is renamed first, so
-that who opens it at that moment finds all of it or nothing. Where the file system has no locks nothing is removed.
+An entry is a folder. Its name is a fingerprint of everything that the encoding depends on. Every reader holds a shared
+lock on one file of the entry while the entry is open, in any process on any node; the lock ends with the process. An
+entry is removed only under an exclusive lock, and it is renamed first: a reader that opens it at that moment finds
+either the whole entry or nothing. On a file system without locks nothing is removed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from rlhf_suite.locks import lock
 
 
 def open_locked(file: Path) -> IO[bytes]:
-    """Open `file` of a set and hold the set for as long as the result lives; the time of its last use is now.
+    """Open `file` of an entry with a shared lock that protects the entry until the result is closed.
+
+    The modification time of the file is set to now, since the least recently used entry is removed first.
 
     Raises:
-        OSError: it is not there, or is just being removed.
+        OSError: the file does not exist, or its entry is being removed.
     """
     lock_file = file.open("rb")
     try:
@@ -36,7 +39,7 @@ def open_locked(file: Path) -> IO[bytes]:
             raise FileNotFoundError(file)
         if not os.path.samestat(os.fstat(lock_file.fileno()), file.stat()):
             raise FileNotFoundError(file)
-        with contextlib.suppress(PermissionError):  # a cache of somebody else's
+        with contextlib.suppress(PermissionError):  # the cache of another user
             os.utime(file)
     except BaseException:
         lock_file.close()
@@ -45,12 +48,15 @@ def open_locked(file: Path) -> IO[bytes]:
 
 
 def evict(cache: Path, mark: str, max_bytes: float) -> list[Path]:
-    """Remove sets, folders of `cache`, until they have `max_bytes` together or all that are left are in use; the one
-    whose file `mark` was touched longest ago goes first. Returns what is gone."""
-    sets = [folder for folder in cache.glob("[!.]*") if (folder / mark).is_file()]
-    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in sets}
+    """Remove entries (folders of `cache`) until the rest takes at most `max_bytes`, or is in use. Return what was
+    removed.
+
+    The entry whose file `mark` has the oldest modification time is removed first.
+    """
+    entries = [folder for folder in cache.glob("[!.]*") if (folder / mark).is_file()]
+    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in entries}
     total, gone = sum(sizes.values()), list[Path]()
-    for folder in sorted(sets, key=lambda each: (each / mark).stat().st_mtime):
+    for folder in sorted(entries, key=lambda each: (each / mark).stat().st_mtime):
         if total <= max_bytes:
             break
         if remove_unless_open(folder, mark):
@@ -60,19 +66,19 @@ def evict(cache: Path, mark: str, max_bytes: float) -> list[Path]:
 
 
 def remove_unless_open(folder: Path, mark: str) -> bool:
-    """Remove a set unless somebody has it open."""
+    """Remove an entry and return True; return False if it is open somewhere."""
     aside = folder.with_name(f".{folder.name}.old.{os.getpid()}")
     try:
         with (folder / mark).open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             folder.rename(aside)
-    except OSError:  # it is in use, another process removes it, or it is not ours
+    except OSError:  # it is in use, another process is removing it, or it belongs to another user
         return False
     shutil.rmtree(aside, ignore_errors=True)
     return True
 
 
-# Flags of `data` that say which rows there are and how they are used, not what becomes of a row.
+# Flags of `data` that choose rows or how they are used. They do not change how one row is encoded.
 NOT_ENCODED = {
     *("dataset", "dataset_probs", "dataset_split", "prompt_dataset", "prompt_probs", "prompt_split", "max_samples"),
     *("dataloader_num_workers", "cache_enable", "cache_max_gb", "pack_to_max_len", "max_skipped_share"),
@@ -80,13 +86,14 @@ NOT_ENCODED = {
 
 
 def digest(*values: object) -> str:
-    """Of everything in `values`, and of the code that encodes."""
+    """Return a fingerprint (SHA-256, hexadecimal) of the values and of the code that encodes rows."""
     text = json.dumps([_plain(value, {}) for value in values] + [_code()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any, tokenizers: dict[int, str]) -> Any:
-    """An encoder as JSON: its class and attributes, all the way down; a tokenizer as a digest of its files."""
+    """Return an encoder as JSON values: its class and its attributes, recursively; a tokenizer as a digest of its
+    files."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -105,7 +112,7 @@ def _plain(value: Any, tokenizers: dict[int, str]) -> Any:
 
 
 def _tokenizer(tokenizer: Any) -> str:
-    """A digest of all that `save_pretrained` writes: vocabulary, merges, special tokens, chat template."""
+    """Return a digest of all files that `save_pretrained` writes: vocabulary, merges, special tokens, chat template."""
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -114,6 +121,7 @@ def _tokenizer(tokenizer: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _code() -> list[str]:
-    """Of this package's source and of the libraries that tokenise: other code may encode otherwise."""
+    """Return digests of this package's source and the versions of the tokenizer libraries: other code may encode
+    differently."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return [version("transformers"), version("tokenizers"), *map(file_digest, files)]

@@ -1,4 +1,4 @@
-"""Sequences whose items are put together when they are asked for."""
+"""Several sources as one sequence: concatenated or mixed by probability, without copying any item."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LazySequence(Sequence[T_co]):
-    """A sequence by its length and `at`, which never sees an index that is negative or too large."""
+    """A sequence whose items are built when they are read. Subclasses implement `__len__` and `at`."""
 
     @abstractmethod
     def at(self, place: int) -> T_co:
-        """The item at a place from 0."""
+        """Return the item at `place`, 0 <= place < len(self)."""
 
     @overload
     def __getitem__(self, index: int) -> T_co: ...
@@ -31,8 +31,10 @@ class LazySequence(Sequence[T_co]):
 
 
 class Combined(LazySequence[T_co]):
-    """Several sequences as one: end to end, or in the order of `order` [N], whose entries count from the first item of
-    the first sequence. Nothing is copied."""
+    """Several sequences as one, without copies.
+
+    Without `order` they follow each other. With it, item i is item `order[i]` of their concatenation; `order` is [N].
+    """
 
     def __init__(self, parts: Sequence[Sequence[T_co]], order: NDArray[np.int64] | None = None) -> None:
         self.parts, self.order = parts, order
@@ -44,21 +46,22 @@ class Combined(LazySequence[T_co]):
     def at(self, place: int) -> T_co:
         place = place if self.order is None else int(self.order[place])
         which = int(np.searchsorted(self.ends, place, side="right"))
-        return self.parts[which][place - int(self.ends[which])]  # counted from the end of its part
+        return self.parts[which][place - int(self.ends[which])]  # a negative index, counted from the end of its part
 
 
 def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Sequence[T_co]:
-    """The items of all sources, at most `max_samples`.
+    """Return the items of all sources, at most `sources.max_samples` of them.
 
-    Without probabilities the sources follow each other; if they are too many, a seeded sample that keeps the order is
-    taken, so that no source is cut away whole. With them each item is drawn from a source with its probability, going
-    through the source in order and again from its start, until every item of every source has been seen.
+    Without probabilities the sources follow each other. If they have too many items, a seeded random sample that keeps
+    their order is taken, so that no source disappears as a whole. With probabilities, each item is drawn from a source
+    with its probability; each source is read in order, and again from its start, until every item was drawn at least
+    once.
     """
     lengths, limit = [len(part) for part in parts], sources.max_samples
     if sources.probs is not None:
         which, index = mixture(lengths, sources.probs, seed)[:limit].T
         return Combined(parts, np.cumsum([0, *lengths])[which] + index)
-    if len(parts) == 1:  # its rows are counted already, and a row may make several items
+    if len(parts) == 1:  # `limited` has counted its rows already, and one row may give several items
         return parts[0]
     if limit is None or sum(lengths) <= limit:
         return Combined(parts)
@@ -67,10 +70,12 @@ def combine(parts: Sequence[Sequence[T_co]], sources: Sources, seed: int) -> Seq
 
 
 def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Draws [N, 2] of (source, index in it): sources at random by `probs`, each in order and from its start again
-    when used up; the last draw is the one that completes the last source.
+    """Return draws [N, 2] of (source, index in the source).
 
-    The same draws as `datasets.interleave_datasets(probabilities, seed, stopping_strategy="all_exhausted")`.
+    Sources are drawn at random with probabilities `probs`. Each source is read in order and again from its start; the
+    last
+    draw is the one that completes the last source. The draws equal those of
+    `datasets.interleave_datasets(probabilities, seed, stopping_strategy="all_exhausted")`.
     """
     rng = np.random.default_rng(seed)
     blocks: list[NDArray[np.int64]] = []

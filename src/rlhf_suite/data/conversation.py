@@ -1,4 +1,4 @@
-"""A conversation under way: its turns, and the token ids of the prompt that asks for the next answer."""
+"""A conversation in progress: its turns, and the token ids of the prompt for the next response."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ HERE = "the conversation"
 
 
 class Conversation:
-    """User and assistant in turns, after a system message or none. `room`: tokens that a prompt may have."""
+    """User and assistant turns after an optional system message. A prompt may have at most
+    `max_prompt_tokens` tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatTextConfig, room: int) -> None:
-        self.tokenizer, self.config, self.room = tokenizer, config, room
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ChatTextConfig, max_prompt_tokens: int) -> None:
+        self.tokenizer, self.config, self.max_prompt_tokens = tokenizer, config, max_prompt_tokens
         self.is_templated = config.apply_chat_template and tokenizer.chat_template is not None
         self.begin = [] if self.is_templated else begin_ids(tokenizer)
         self.template = ChatTemplate(tokenizer, config)
@@ -31,11 +32,15 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The system message, then the turns."""
+        """Return the system message, if there is one, and the turns."""
         return self._with_system(self.turns)
 
     def set_system(self, text: str | None) -> None:
-        """Take another system message; RowError if the chat template knows none, which leaves the present one."""
+        """Replace the system message.
+
+        Raises:
+            RowError: the chat template has no system messages; the present one stays.
+        """
         before, self.system = self.system, text or None
         try:
             self._ids([{"role": "user", "content": "x"}])
@@ -43,36 +48,37 @@ class Conversation:
             self.system = before
             raise
 
-    def ask(self, text: str) -> tuple[list[int], int]:
-        """Take a message; returns the prompt's ids, and how many of the oldest turns were dropped to make room.
+    def add_message(self, text: str) -> tuple[list[int], int]:
+        """Add a user message. Return the prompt ids, and how many of the oldest turns were dropped to make room.
 
         Raises:
-            RowError: the message has no room even alone, or the template refuses it; the conversation stays as it was.
+            RowError: the message does not fit even alone, or the template rejects it; the conversation stays as it was.
         """
         turns: list[Message] = [*self.turns, {"role": "user", "content": text}]
         dropped = 0
-        while len(ids := self._ids(turns)) > self.room:
+        while len(ids := self._ids(turns)) > self.max_prompt_tokens:
             if len(turns) == 1:
-                what = f"the message has {len(ids)} tokens with what goes around it, and there is room for {self.room}"
-                raise RowError(HERE, f"{what} (chat.max_len less chat.max_new_tokens)")
+                what = f"the message has {len(ids)} tokens with its template; {self.max_prompt_tokens} are possible"
+                raise RowError(HERE, f"{what} (chat.max_len - chat.max_new_tokens)")
             turns, dropped = turns[2:], dropped + 1
         self.turns = turns
         return ids, dropped
 
-    def answer(self, text: str) -> None:
-        """Take the answer to the last message."""
+    def add_response(self, text: str) -> None:
+        """Add the response to the last message."""
         self.turns.append({"role": "assistant", "content": text})
 
-    def withdraw(self) -> None:
-        """Take the last message back: it got no answer."""
+    def remove_message(self) -> None:
+        """Remove the last message, which got no response."""
         self.turns.pop()
 
     def reset(self) -> None:
-        """Forget the turns; the system message stays."""
+        """Remove all turns; the system message stays."""
         self.turns = []
 
     def save(self, path: Path) -> None:
-        """Add the conversation to a .jsonl file as a row {"messages": [...]}, as `data.input_key=messages` reads it."""
+        """Append the conversation to a .jsonl file as a row {"messages": [...]}, which
+        `data.input_key=messages` reads."""
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
 
@@ -83,8 +89,11 @@ class Conversation:
         return tokens(self.tokenizer, self._text(turns), self.begin)
 
     def _text(self, turns: list[Message]) -> str:
-        """The prompt for an answer to the last of `turns`. Without a chat template, pieces stand on lines of their own:
-        the system message, and each question in its template with its answer behind it."""
+        """Return the prompt for a response to the last of `turns`.
+
+        Without a chat template each part has a line of its own: the system message, and each question in its template
+        with its response after it.
+        """
         if self.is_templated:
             return self.template.text(self._with_system(turns), Row({}, HERE, 1), generation_prompt=True)
         questions = [fill(self.config.input_template, str(turn["content"])) for turn in turns[::2]]

@@ -1,4 +1,4 @@
-"""Many rows through an encoder, in this process or in several."""
+"""Encoding many rows, in this process or in several."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
 
 Encoded = TypeVar("Encoded")
 Encoded_co = TypeVar("Encoded_co", covariant=True)
-ROWS_PER_CALL = 64  # of a worker process
-CALLS_AHEAD = 4  # for each worker process: what bounds the rows and results that are held at once
+ROWS_PER_CALL = 64  # rows that a worker process gets at a time
+CALLS_AHEAD = 4  # calls in flight per worker process; this bounds the rows and results in memory
 
 
 class Encoder(Protocol[Encoded_co]):
-    """Makes one thing of one row, or several."""
+    """Turns one row into one encoded item, or into several."""
 
     def encode(self, row: Row) -> Encoded_co | Sequence[Encoded_co]:
-        """RowError says why the row cannot be used."""
+        """Return what the row is encoded to.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         ...
 
 
 def encode_rows(
     encoder: Encoder[Encoded], rows: Iterable[Row | RowError], bad: BadRows, workers: int = 0
 ) -> Iterator[Encoded]:
-    """What `encoder` makes of each row it can use, in the order of the rows; the others go to `bad`.
+    """Yield the encoded items of all usable rows, in the order of the rows; count the other rows in `bad`.
 
-    `workers` processes share the work (`data.dataloader_num_workers`; 0: this process). Rows are read as they are
-    needed, so neither they nor the results have to fit into memory.
+    `workers` processes share the work (`data.dataloader_num_workers`; 0: this process). Rows are read when they are
+    needed, so neither rows nor items have to fit into memory.
     """
     for result in _results(encoder, rows, workers):
         bad.rows += 1
@@ -48,7 +52,7 @@ def encode_rows(
 
 
 def _notes(items: Sequence[object]) -> Iterable[tuple[str, str]]:
-    """How what was made of a row is not as the row says, each change once."""
+    """Return (where, note) for each way in which the items differ from their row, each change once."""
     found = [item for item in items if isinstance(item, Example | Group)]
     cuts = [(item.where, "cut off at data.max_len") for item in found if item.truncated]
     return dict.fromkeys([*cuts, *((item.where, note) for item in found for note in item.notes)])
@@ -58,11 +62,12 @@ Result = Sequence[Encoded] | RowError
 
 
 def _results(encoder: Encoder[Encoded], rows: Iterable[Row | RowError], workers: int) -> Iterator[Result[Encoded]]:
+    """Yield the result of each row, in order."""
     if workers == 0:
         for row in rows:
             yield _try(encoder, row)
         return
-    # Spawned, not forked: the parent has threads (of Ray, of the tokenizer) whose locks a fork would copy held.
+    # Spawned, not forked: a fork would copy the locks of the parent's threads (Ray, tokenizers) in their locked state.
     with ProcessPoolExecutor(workers, get_context("spawn"), _set_encoder, (encoder,)) as pool:
         try:
             yield from chain.from_iterable(_in_turn(pool, rows, workers * CALLS_AHEAD))
@@ -71,7 +76,7 @@ def _results(encoder: Encoder[Encoded], rows: Iterable[Row | RowError], workers:
 
 
 def _in_turn(pool: ProcessPoolExecutor, rows: Iterable[Row | RowError], ahead: int) -> Iterator[list[Result[Any]]]:
-    """The pool's results in order, with at most `ahead` calls under way (`map` would read all rows first)."""
+    """Yield the pool's results in order, with at most `ahead` calls in flight (`map` would read all rows first)."""
     calls: deque[Future[list[Result[Any]]]] = deque()
     rows = iter(rows)
     while some := list(islice(rows, ROWS_PER_CALL)):
@@ -83,6 +88,7 @@ def _in_turn(pool: ProcessPoolExecutor, rows: Iterable[Row | RowError], ahead: i
 
 
 def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:
+    """Return the encoded items of a row, or the error that says why there are none."""
     if isinstance(row, RowError):
         return row
     try:
@@ -92,11 +98,11 @@ def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:
     return made if isinstance(made, Sequence) else [made]
 
 
-_encoder: Encoder[Any] | None = None  # of a worker process; sent once instead of with every row
+_encoder: Encoder[Any] | None = None  # set in a worker process, so that it is sent once and not with every row
 
 
 def _set_encoder(encoder: Encoder[Any]) -> None:
-    global _encoder  # noqa: PLW0603 - the initialiser of a pool can only leave something in its process
+    global _encoder  # noqa: PLW0603 - the initialiser of a process pool can pass values on only as globals
     _encoder = encoder
 
 

@@ -1,5 +1,7 @@
-"""Reading one data file: a `Row` for each good row and a `RowError` for each malformed one, so one broken line
-costs one row. Text files may be compressed with gzip."""
+"""Readers of data files: they yield a `Row` for each good row and a `RowError` for each malformed one.
+
+One broken line costs one row. Text files may be compressed with gzip.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from rlhf_suite.errors import UserError
 if TYPE_CHECKING:
     import pyarrow
 
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # the escape of half of a pair; json.loads accepts one without the other
-TEXT_BYTES = 1 << 20  # of a text file that one row holds at least, unless the file ends
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, which json.loads accepts without the other
+TEXT_BYTES = 1 << 20  # a row of a text file ends at the first line end after this many bytes
 
 
 def read_file(path: Path) -> Iterator[Row | RowError]:
-    """The rows of a file of one of the types in READERS."""
+    """Yield the rows of a file whose type is in READERS."""
     kind = file_type(path)
     try:
         yield from READERS[kind](path)
@@ -36,7 +38,7 @@ def read_file(path: Path) -> Iterator[Row | RowError]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The content of a file, decompressed."""
+    """Open a file for reading, decompressed."""
     return cast("BinaryIO", gzip.open(path)) if path.suffix.lower() == GZIP else path.open("rb")
 
 
@@ -46,6 +48,7 @@ def _read_jsonl(path: Path) -> Iterator[Row | RowError]:
 
 
 def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
+    """Yield a row per line of JSON."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -57,15 +60,15 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Row | RowError]:
         except json.JSONDecodeError as error:
             yield RowError(row.where, f"not JSON: {error.msg}")
         except RecursionError:
-            yield RowError(row.where, "not JSON that can be read: it is nested too deeply")
+            yield RowError(row.where, "cannot be read as JSON: it is nested too deeply")
         except ValueError:  # an integer of more digits than Python converts
-            yield RowError(row.where, "not JSON that can be read: a number has too many digits")
+            yield RowError(row.where, "cannot be read as JSON: a number has too many digits")
         else:
             yield _object(values, row, bool(SURROGATE.search(line)))
 
 
 def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
-    """A row of a JSON value. `may_be_broken`: its text escapes half of a surrogate pair, maybe with the other half."""
+    """Return the row of a JSON value. `may_be_broken`: an escape in it may be half of a surrogate pair."""
     if not isinstance(values, dict):
         return RowError(row.where, f"a JSON {type(values).__name__}, not an object of columns")
     if may_be_broken:
@@ -79,7 +82,8 @@ def _object(values: Any, row: Row, may_be_broken: bool) -> Row | RowError:
 
 
 def _read_json(path: Path) -> Iterator[Row | RowError]:
-    """A list of objects, or {"data": [...]}; anything else in a .json file is one object per line."""
+    """Yield the rows of a JSON list of objects or of {"data": [...]}; any other content is read as one
+    object per line."""
     with _opened(path) as file:
         content = file.read()
     try:
@@ -91,8 +95,8 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
             raise UserError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
         yield from _json_lines(path, content.splitlines())
         return
-    except (RecursionError, ValueError) as error:  # nested too deeply, an integer of too many digits
-        raise UserError(f"{path}: not JSON that can be read: {error}") from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, or an integer with too many digits
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
     if isinstance(values, dict) and isinstance(values.get("data"), list):
         values = values["data"]
     may_be_broken = bool(SURROGATE.search(content))
@@ -101,8 +105,9 @@ def _read_json(path: Path) -> Iterator[Row | RowError]:
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
-    """Separated by commas (.tsv: tabs), first line names the columns; every value is a string."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses a document of 128 KiB
+    """Yield the rows of a file of comma-separated values (.tsv: tabs). The first line names the columns; values are
+    strings."""
+    csv.field_size_limit(2**31 - 1)  # the default refuses a field of 128 KiB
     with io.TextIOWrapper(_opened(path), "utf-8-sig", "surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = next(reader, [])
@@ -120,7 +125,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
             else:
                 if len(fields) == len(header):
                     yield Row(dict(zip(header, fields, strict=True)), where.source, where.line)
-                elif fields:  # a blank line has none
+                elif fields:  # a blank line has no fields
                     yield RowError(where.where, f"{len(fields)} fields where the header has {len(header)}")
 
 
@@ -136,7 +141,7 @@ def _read_parquet(path: Path) -> Iterator[Row | RowError]:
 
 
 def _read_arrow(path: Path) -> Iterator[Row | RowError]:
-    """An IPC file, or the stream that `datasets` writes."""
+    """Yield the rows of an Arrow IPC file or of the stream that `datasets` writes."""
     import pyarrow
 
     def batches() -> Iterator[pyarrow.RecordBatch]:
@@ -154,20 +159,20 @@ def _read_arrow(path: Path) -> Iterator[Row | RowError]:
 
 
 def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row | RowError]:
-    """The rows of Arrow batches. Texts in them should be UTF-8, but nothing has checked that."""
+    """Yield the rows of Arrow batches. Nothing has checked yet that their texts are UTF-8."""
     number = 0
     for batch in batches:
         try:
             values: list[dict[str, object] | None] = batch.to_pylist()
         except UnicodeDecodeError:
             values = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
-        for number, each in enumerate(values, start=number + 1):  # noqa: B020 - goes on counting
+        for number, each in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
             row = Row(each or {}, str(path), number)
             yield RowError(row.where, "not UTF-8") if each is None else row
 
 
 def _decoded(one: pyarrow.RecordBatch) -> dict[str, object] | None:
-    """The values of a batch of one row; None where a text is not UTF-8."""
+    """Return the values of a batch of one row, or None if a text is not UTF-8."""
     try:
         values: dict[str, object] = one.to_pylist()[0]
     except UnicodeDecodeError:
@@ -176,8 +181,10 @@ def _decoded(one: pyarrow.RecordBatch) -> dict[str, object] | None:
 
 
 def _read_txt(path: Path) -> Iterator[Row | RowError]:
-    """One document, in the column `text`. One that is longer than TEXT_BYTES comes as several rows, cut at line ends:
-    no file has to fit into memory."""
+    """Yield the document of a text file in the column `text`.
+
+    A document longer than TEXT_BYTES becomes several rows, cut at line ends, so that no file has to fit into memory.
+    """
     with _opened(path) as file:
         number, lines, size = 1, [], 0
         for line in chain(file, (b"",)):  # the empty line stands for the end
@@ -194,7 +201,7 @@ def _read_txt(path: Path) -> Iterator[Row | RowError]:
 
 
 def numbered(source: str, rows: Iterable[dict[str, object]]) -> Iterator[Row | RowError]:
-    """Rows with their numbers from 1."""
+    """Yield rows with their numbers, from 1."""
     return (Row(values, source, number) for number, values in enumerate(rows, start=1))
 
 

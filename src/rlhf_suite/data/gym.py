@@ -1,10 +1,10 @@
-"""Tasks of reasoning-gym as rows: `reasoning_gym:<task>`, settings of the task behind it.
+"""Tasks of reasoning-gym as rows: `reasoning_gym:<task>`, followed by settings of the task.
 
     reasoning_gym:chain_sum                                500 rows of seed 0
-    reasoning_gym:chain_sum/size:2000/seed:1/max_terms:3   more, others, and easier ones
+    reasoning_gym:chain_sum/size:2000/seed:1/max_terms:3   more rows, another seed, and easier ones
 
-A row has `input` (the question), `output` (the right answer; null where a task has no single one), `label` (task,
-settings and entry: what the task's own scoring is given) and `datasource` (the task).
+A row has `input` (the question), `output` (the right response; null if a task has no single one), `label` (task,
+settings and entry, which the task's own scoring needs) and `datasource` (the task).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class GymTask:
-    """A task of reasoning-gym with its settings. `made` is reasoning-gym's own object, its dataset."""
+    """A task of reasoning-gym with its settings. `dataset` is reasoning-gym's own object."""
 
     name: str
     settings: Settings
-    made: Any
+    dataset: Any
 
     def rows(self, source: str) -> Iterator[Row | RowError]:
-        """Every entry, in order: the same for the same settings."""
-        for index in range(len(self.made)):
+        """Yield every entry, in order. Equal settings give equal rows."""
+        for index in range(len(self.dataset)):
             row = Row({}, source, index + 1)
-            entry = plain(self.made[index])
+            entry = plain(self.dataset[index])
             label = repr({"task": self.name, "settings": self.settings, "entry": entry})
             try:
                 ast.literal_eval(label)
             except (ValueError, SyntaxError):
-                yield RowError(row.where, "the entry holds something that cannot be written down")
+                yield RowError(row.where, "the entry holds a value that cannot be written as text")
                 continue
             question, answer = entry["question"], entry["answer"]
             values = {"input": question, "output": answer, "label": label, "datasource": self.name}
@@ -51,21 +51,25 @@ class GymTask:
 
 
 def task_of(source: str, flag: str) -> GymTask:
-    """The task that `reasoning_gym:<task>/<setting>:<value>/...` names; UserError with what there is instead."""
+    """Return the task of `reasoning_gym:<task>/<setting>:<value>/...`.
+
+    Raises:
+        UserError: reasoning-gym is not installed, or has no such task or setting; the message lists the alternatives.
+    """
     if find_spec("reasoning_gym") is None:
         raise UserError(f"{flag}={source}: the package reasoning-gym is not installed; {GYM_FIX}")
     name, *words = source.removeprefix(GYM).split("/")
-    settings: Settings = {"seed": 0}  # reasoning-gym's own is another one every time
+    settings: Settings = {"seed": 0}  # the default of reasoning-gym is a new seed every time
     for word in words:
         key, colon, value = word.partition(":")
         if not colon:
-            raise UserError(f"{flag}={source}: {word!r} is no setting; write {GYM}{name}/<setting>:<value>")
+            raise UserError(f"{flag}={source}: {word!r} is not a setting; write {GYM}{name}/<setting>:<value>")
         settings[key] = literal(value)
     return make(name, settings, f"{flag}={source}")
 
 
 def make(name: str, settings: Settings, where: str) -> GymTask:
-    """The task; `where` begins the message when there is no such task or setting."""
+    """Return the task. `where` is the beginning of the error message if there is no such task or setting."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if name not in DATASETS:
@@ -77,19 +81,21 @@ def make(name: str, settings: Settings, where: str) -> GymTask:
         raise UserError(f"{where}: {name} has no setting {', '.join(unknown)}; it has {', '.join(known)}")
     try:
         return GymTask(name, settings, create_dataset(name, **settings))
-    except (AssertionError, TypeError, ValueError) as error:  # what the settings' own validation raises
-        raise UserError(f"{where}: {name} does not take these settings: {error}") from None
+    except (AssertionError, TypeError, ValueError) as error:  # raised by the validation of the settings
+        raise UserError(f"{where}: {name} does not accept these settings: {error}") from None
 
 
 def version_files() -> list[Path]:
-    """What changes with the version of reasoning-gym, and with it maybe its entries."""
+    """Return files that change with the version of reasoning-gym, and its entries may change with it."""
     found = distribution("reasoning-gym").files or []
     return [Path(str(file.locate())) for file in found if file.name == "METADATA"]
 
 
 def plain(value: Any) -> Any:
-    """The same in Python's own types, which can be written as text and read again. Tuples stay tuples: some tasks
-    compare with them."""
+    """Return the value in Python's own types, which can be written as text and read again.
+
+    Tuples stay tuples, since some tasks compare with them.
+    """
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}
     for kind in (tuple, list, set):

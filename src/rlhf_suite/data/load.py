@@ -1,4 +1,4 @@
-"""What the flags of a run name, as encoded items: the one way from sources to data, of every task."""
+"""From the sources that flags name to encoded items, for every task; encoded items are cached on disk."""
 
 from __future__ import annotations
 
@@ -17,50 +17,54 @@ from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.sources import Located, Sources, limited, locate, metric_names
-from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_elsewhere, open_folder, write_folder
+from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
 
 Encoded = TypeVar("Encoded")
-KIND, GIB = "encoded", 1 << 30
-Watch = Callable[[str, int], None]  # a source, rows of it that are done
+CACHE, GIB = "encoded", 1 << 30
+OnProgress = Callable[[str, int], None]  # called with a source and the number of its rows that are encoded
 
 
 @dataclass
 class Loader(Generic[Encoded]):
-    """Sources to everything that `encoder` makes of their usable rows; the others are counted in `bad`."""
+    """Loads sources as the items that `encoder` makes of their usable rows. Other rows are counted in `bad`."""
 
     encoder: Encoder[Encoded]
     data: DataConfig
     seed: int
     bad: BadRows
-    watch: Watch | None = None
-    contents: list[list[str]] = field(default_factory=list)  # of each source that was loaded, the digests of its files
+    on_progress: OnProgress | None = None
+    contents: list[list[str]] = field(default_factory=list)  # the digests of the files of each loaded source
 
     @property
     def contents_digest(self) -> str:
-        """A digest of what is in the files of all sources loaded so far, wherever they are."""
+        """Return a digest of the file contents of all sources loaded so far, wherever the files are."""
         return hashlib.sha256(json.dumps(self.contents).encode()).hexdigest()
 
     def load(self, sources: Sources) -> Sequence[Encoded]:
-        """The items of all sources; what the cache holds beyond its bound goes."""
+        """Return the items of all sources."""
         return combine(self.parts(sources), sources, self.seed)
 
     def load_with_names(self, sources: Sources) -> tuple[Sequence[Encoded], Sequence[str]]:
-        """The items of all sources, and for each item the name of its source in metrics."""
+        """Return the items of all sources, and for each item the name of its source in metrics."""
         parts = self.parts(sources)
         names = [[name] * len(part) for name, part in zip(metric_names(sources.names), parts, strict=True)]
         return combine(parts, sources, self.seed), combine(names, sources, self.seed)
 
     def parts(self, sources: Sources) -> list[Sequence[Encoded]]:
-        """The items of each source."""
+        """Return the items of each source. Afterwards, reduce the cache to its bound."""
         parts = [self.source(name, sources) for name in sources.names]
         if self.data.cache_enable:
-            evict(cache_folder(KIND), SUMMARY, self.data.cache_max_gb * GIB)
+            evict(cache_folder(CACHE), SUMMARY, self.data.cache_max_gb * GIB)
         return parts
 
     def source(self, name: str, sources: Sources) -> Sequence[Encoded]:
-        """All items of one source, from the disk where they are there; UserError if there are none."""
+        """Return all items of one source, from the cache if they are there.
+
+        Raises:
+            UserError: the source has no usable row, or too many bad rows.
+        """
         located = locate(name, sources.split, sources.flags)
         contents = [file_digest(file) for file in located.files]
         self.contents.append(contents)
@@ -71,15 +75,17 @@ class Loader(Generic[Encoded]):
         return store
 
     def folder(self, contents: list[str], name: str, sources: Sources) -> Path:
-        """Where the items of a source are, or will be: by everything that they depend on."""
+        """Return the cache folder for the items of a source. Its name depends on everything that the
+        items depend on."""
         taken = (name, sources.split, sources.max_samples, contents)
-        return cache_folder(KIND) / digest(self.encoder, self.data.on_bad_row, taken)
+        return cache_folder(CACHE) / digest(self.encoder, self.data.on_bad_row, taken)
 
     def encode(
         self, located: Located, name: str, sources: Sources, folder: Path | None
     ) -> tuple[Store[Encoded], BadRows]:
+        """Encode the rows of one source into `folder`, or into memory if there is no folder."""
         bad = BadRows(self.data.on_bad_row)
-        rows = self.watched(limited(located.rows(), sources.max_samples), name)
+        rows = self.with_progress(limited(located.rows(), sources.max_samples), name)
         items = encode_rows(self.encoder, rows, bad, self.data.dataloader_num_workers)
         first = next(items, None)
         if first is None:
@@ -87,14 +93,15 @@ class Loader(Generic[Encoded]):
         items = chain([first], items)
         if folder is None:
             return in_memory(items), bad
-        shutil.rmtree(folder, ignore_errors=True)  # it is not whole, or it would have been opened
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete entry; a complete one would have been opened
         sweep_abandoned(folder.parent)
         with written_aside(folder, keep=True) as aside:
             write_folder(items, aside, bad)
-        return open_elsewhere(folder), bad
+        return open_in_process(folder), bad
 
-    def watched(self, rows: Iterator[Row | RowError], name: str) -> Iterator[Row | RowError]:
+    def with_progress(self, rows: Iterator[Row | RowError], name: str) -> Iterator[Row | RowError]:
+        """Yield the rows and report how many are done."""
         for done, row in enumerate(rows, start=1):
             yield row
-            if self.watch is not None:
-                self.watch(name, done)
+            if self.on_progress is not None:
+                self.on_progress(name, done)

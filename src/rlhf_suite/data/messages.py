@@ -1,4 +1,4 @@
-"""Columns of a row as messages: text, message lists, ShareGPT conversations, tool calls and tools."""
+"""Columns of a row as chat messages: text, message lists, ShareGPT conversations, dialogues in one text, tool calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_suite.data.row import Row, RowError, required
 
 Message = dict[str, Any]
 
-# What ShareGPT conversations call who speaks ("from"), and the role that it is.
+# The values of "from" in ShareGPT conversations, and the role that each means.
 SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -28,7 +28,7 @@ SHAREGPT_ROLES = {
 
 
 def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
-    """Column `key` as messages: text becomes one message of `role`."""
+    """Return column `key` as messages. A text becomes one message of role `role`."""
     if isinstance(value, str):
         return [{"role": role, "content": not_blank(value, key, row)}]
     if not isinstance(value, list):
@@ -39,9 +39,11 @@ def messages_of(value: object, key: str, role: str, row: Row) -> list[Message]:
 
 
 def message_of(value: object, key: str, row: Row) -> Message:
-    """One item of a message list. Names without a value are left out, since templates ask whether a message has them;
-    `content` stays, as None, in a message that only calls tools. Arguments of tools become objects, as templates
-    expect them."""
+    """Return one item of a message list as a message.
+
+    Keys without a value are removed, since templates test whether a message has them; `content` stays, as None, in a
+    message that only calls tools. Arguments of tool calls become objects, which templates expect.
+    """
     if isinstance(value, dict) and "role" not in value and {"from", "value"} <= value.keys():
         value = sharegpt_message(value, key, row)
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
@@ -59,16 +61,16 @@ def message_of(value: object, key: str, row: Row) -> Message:
 
 
 def sharegpt_message(value: dict[str, Any], key: str, row: Row) -> Message:
-    """An item of a ShareGPT conversation, {"from": "human", "value": "..."}, as a message."""
+    """Return an item of a ShareGPT conversation, {"from": "human", "value": "..."}, as a message."""
     role = SHAREGPT_ROLES.get(value["from"])
     if role is None:
         known = ", ".join(SHAREGPT_ROLES)
-        raise RowError(row.where, f"column {key!r} has an item from {value['from']!r}; known are {known}")
+        raise RowError(row.where, f"column {key!r} has an item from {value['from']!r}; known values are {known}")
     return {"role": role, "content": value["value"]}
 
 
 def with_arguments(call: object, key: str, row: Row) -> object:
-    """A tool call whose arguments are an object, also where they are written as JSON text."""
+    """Return a tool call whose arguments are an object; arguments written as JSON text are parsed."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(row.where, f"column {key!r} has a tool call without the name of a function")
@@ -83,13 +85,13 @@ def with_arguments(call: object, key: str, row: Row) -> object:
 
 
 def called_functions(message: Message) -> list[str]:
-    """The names of the functions that a message calls."""
+    """Return the names of the functions that a message calls."""
     calls = message.get("tool_calls") or []
     return [call.get("function", call)["name"] for call in calls]
 
 
 def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
-    """The tools in column `tools_key`: a list of descriptions, or that list as JSON text; None where there are none."""
+    """Return the tool descriptions in column `tools_key`, a list or its JSON text; None if there are none."""
     if tools_key is None or (tools_key in row.values and not row.values[tools_key]):
         return None
     value = required(row, tools_key)
@@ -104,14 +106,18 @@ def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
 
 
 def check_response(message: Message, row: Row) -> None:
-    """RowError unless an answer has text or calls a tool."""
+    """Raise RowError if a response has no text and calls no tool."""
     content = message["content"]
     if not message.get("tool_calls") and (not content or (isinstance(content, str) and not content.strip())):
         raise RowError(row.where, "the response is empty")
 
 
 def not_blank(text: str, key: str, row: Row) -> str:
-    """The text; RowError where it is blank."""
+    """Return the text.
+
+    Raises:
+        RowError: the text is blank.
+    """
     if not text.strip():
         raise RowError(row.where, f"column {key!r} is empty")
     return text
@@ -121,7 +127,7 @@ ROLES = ("user", "assistant")
 
 
 def turn_starts(text: str, markers: Sequence[str], row: Row) -> list[re.Match[str]]:
-    """Where the turns of a text begin, the first at its beginning; group 1 is the marker."""
+    """Return the matches where the turns of a dialogue text begin, the first at its start. Group 1 is the marker."""
     names = "|".join(map(re.escape, markers))
     found = list(re.finditer(rf"(?:\A|\n)\s*({names})", text))
     if not found or found[0].start() > 0:
@@ -130,7 +136,8 @@ def turn_starts(text: str, markers: Sequence[str], row: Row) -> list[re.Match[st
 
 
 def messages_in(text: str, markers: Sequence[str], row: Row) -> list[Message]:
-    """The turns of a dialogue as messages. `markers`: what begins a user's turn, and an assistant's."""
+    """Return the turns of a dialogue text as messages. `markers` are the beginnings of a user turn and of an assistant
+    turn."""
     found = turn_starts(text, markers, row)
     ends = [mark.start() for mark in found[1:]] + [len(text)]
     return [
@@ -140,7 +147,8 @@ def messages_in(text: str, markers: Sequence[str], row: Row) -> list[Message]:
 
 
 def last_response(text: str, markers: Sequence[str], row: Row) -> tuple[str, str]:
-    """A dialogue, as it is written, up to and with the marker of its last turn, and that turn."""
+    """Split a dialogue text into everything up to and including the marker of its last turn, and the
+    text of that turn."""
     last = turn_starts(text, markers, row)[-1]
     if last[1] != markers[1]:
         raise RowError(row.where, f"the last turn of a dialogue does not begin with {markers[1]!r}")

@@ -1,4 +1,9 @@
-"""Which sequences share a micro-batch or a rank: by count, or by tokens with balanced bins."""
+"""Which sequences go together: into a micro-batch or to a rank (by count or token budget), and into a packed row.
+
+A packed row is a group of sequences, so nothing else changes: positions start again in every example, attention does
+not cross from one example to the next, and losses count the same units. Packing decides only which examples share a
+row.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,12 @@ _Bin = tuple[int, int, list[int]]
 def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Split the sequences into `parts` bins of nearly equal token sums.
 
-    Largest differencing method (Karmarkar & Karp, 1982): each sequence begins as a partition of its own with
-    `parts` bins, all but one empty. The two partitions with the largest spread (largest bin - smallest bin) are
-    merged, the largest bin of one with the smallest of the other, until one partition is left. A merge of partitions
-    with a and b filled bins has min(a + b, parts) filled ones, so no bin is empty unless sequences are fewer than bins.
+    Largest differencing method (Karmarkar & Karp, 1982): each sequence begins as a partition of its own with `parts`
+    bins, all but one empty. The two partitions with the largest spread (largest bin - smallest bin) are merged, the
+    largest bin of one with the smallest of the other, until one partition is left. A merge of partitions with a and b
+    non-empty bins has min(a + b, parts) non-empty ones, so a bin is empty only if there are fewer sequences than bins.
 
-    Deterministic. The indices of a bin ascend and the bins are in order of their first index, empty ones last.
+    Deterministic. The indices in a bin ascend, and the bins are in order of their first index, empty ones last.
     """
     assert parts >= 1, "at least one part"
     if not lengths:
@@ -79,27 +84,31 @@ def micro_batches(
 
 
 def _first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest first, each into the first bin with room: at most 11/9 of the fewest bins possible, plus one."""
+    """Return bins filled longest sequence first, each into the first bin with space for it.
+
+    There are at most 11/9 of the fewest possible bins, plus one.
+    """
     bins: list[list[int]] = []
-    room: list[int] = []
+    space: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        place = next((place for place, left in enumerate(room) if left >= lengths[index]), None)
+        place = next((place for place, left in enumerate(space) if left >= lengths[index]), None)
         if place is None:
             place = len(bins)
             bins.append([])
-            room.append(budget)
+            space.append(budget)
         bins[place].append(index)
-        room[place] -= lengths[index]
+        space[place] -= lengths[index]
     return _in_order(bins)
 
 
 def _in_order(bins: list[list[int]]) -> list[list[int]]:
+    """Return the bins with ascending indices, in order of their first index, empty bins last."""
     ascending = [sorted(part) for part in bins]
     return sorted(ascending, key=lambda part: (not part, part[:1]))
 
 
 class PackedRows(LazySequence[Group]):
-    """Rows of `capacity` tokens at most, each with as many of `items` as fit; a row is put together when asked for."""
+    """Rows of at most `capacity` tokens, each with as many of `items` as fit. A row is built when it is read."""
 
     def __init__(self, items: Sequence[Item], capacity: int) -> None:
         lengths = token_counts(items)
@@ -114,13 +123,13 @@ class PackedRows(LazySequence[Group]):
         return Group(tuple(part for item in chosen for part in sequences(self.items[int(item)])))
 
     def summary(self) -> str:
-        """How full the rows are, for a log."""
+        """Return how full the rows are, for the log."""
         full = self.tokens / (len(self) * self.capacity)
         return f"{len(self.items)} examples in {len(self)} rows of {self.capacity} tokens, {100 * full:.1f} % full"
 
 
 def token_counts(items: Sequence[Item]) -> NDArray[np.int64]:
-    """Tokens of each item [N]; known without reading the items where they are stored with their counts."""
+    """Return the tokens of each item, [N]. Items of a store are not read, since it knows their counts."""
     if isinstance(items, Combined):
         counts = np.concatenate([token_counts(part) for part in items.parts])
         return counts if items.order is None else counts[items.order]
@@ -130,33 +139,33 @@ def token_counts(items: Sequence[Item]) -> NDArray[np.int64]:
 
 
 def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(members [N], ends [R]): row r holds the items `members[ends[r - 1] : ends[r]]`, ascending; rows are in the order
-    of their first items.
+    """Return (members [N], ends [R]): row r holds the items `members[ends[r - 1] : ends[r]]`, in ascending order.
 
-    Longest first, each into the fullest row that has room: at most 11/9 of the fewest rows possible, plus one (Johnson,
-    1973). N log(capacity), since rows with equal room are alike. Deterministic.
+    Rows are in the order of their first items. The longest item comes first, each goes into the fullest row with space
+    for it: at most 11/9 of the fewest possible rows, plus one (Johnson, 1973). It takes N log(capacity) steps, since
+    rows with equal space are interchangeable. Deterministic.
     """
     assert not len(lengths) or lengths.max() <= capacity, "an item is longer than a row"
     row_of = np.empty(len(lengths), np.int64)
-    with_room: dict[int, list[int]] = {}  # room -> the rows that have it
-    rooms: list[int] = []  # ascending, the keys of `with_room`
+    rows_with: dict[int, list[int]] = {}  # free tokens -> the rows that have so many
+    spaces: list[int] = []  # ascending, the keys of `rows_with`
     num_rows = 0
     for item in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[item])
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
-            room, row = capacity, num_rows
+        place = bisect_left(spaces, length)
+        if place == len(spaces):
+            space, row = capacity, num_rows
             num_rows += 1
         else:
-            room = rooms[place]
-            row = with_room[room].pop()
-            if not with_room[room]:
-                del with_room[rooms.pop(place)]
+            space = spaces[place]
+            row = rows_with[space].pop()
+            if not rows_with[space]:
+                del rows_with[spaces.pop(place)]
         row_of[item] = row
-        if left := room - length:
-            if left not in with_room:
-                insort(rooms, left)
-            with_room.setdefault(left, []).append(row)
-    first = np.unique(row_of, return_index=True)[1]  # of every row's items
+        if left := space - length:
+            if left not in rows_with:
+                insort(spaces, left)
+            rows_with.setdefault(left, []).append(row)
+    first = np.unique(row_of, return_index=True)[1]  # the first item of each row
     rank = np.argsort(np.argsort(first))
     return np.argsort(rank[row_of], kind="stable"), np.cumsum(np.bincount(rank[row_of]))

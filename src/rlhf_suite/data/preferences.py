@@ -1,4 +1,4 @@
-"""Rows with a better and a worse answer to the same prompt, as two sequences that stay together."""
+"""Preference data: pairs of a better and a worse response, and single responses that are labelled good or bad."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-PROMPT = "the common beginning"  # the name of a column that rows without data.prompt_key are given
+PROMPT = "the common beginning"  # the column for the prompt of rows without data.prompt_key
 
 
 class PairEncoder:
-    """Rows to (chosen, rejected), each encoded as supervised tuning would encode that answer."""
+    """Encodes rows as (chosen, rejected), each response as supervised tuning would encode it."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, config: PairDataConfig, margin_key: str | None = None
@@ -38,37 +38,45 @@ class PairEncoder:
         )
 
     def supervised_config(self, key: str) -> SFTDataConfig:
-        """How the answer in column `key` is encoded."""
+        """Return the configuration that encodes the response in column `key`."""
         if self.config.prompt_key is not None:
             return supervised_config(self.config, self.config.prompt_key, key)
-        if self.config.apply_chat_template or self.config.turn_markers is not None:  # the last turn is the answer
+        if self.config.apply_chat_template or self.config.turn_markers is not None:  # the last turn is the response
             return supervised_config(self.config, key, None)
         return supervised_config(replace(self.config, input_template=None), PROMPT, key)
 
     def encode(self, row: Row) -> Group:
-        """RowError where the two are one and the same, also if only after the cut at data.max_len."""
+        """Return the pair of a row.
+
+        Raises:
+            LeftOut: the two responses are the same, or are the same after the cut at data.max_len.
+            RowError: the two prompts differ, or a response cannot be encoded.
+        """
         if self.chosen.config.input_key == PROMPT:
             row = self.split(row)
         pair = tuple(encoder.encode_last_response(row) for encoder in (self.chosen, self.rejected))
         if prompt_ids(pair[0]) != prompt_ids(pair[1]):
-            raise RowError(row.where, "the two conversations differ before their last answers")
+            raise RowError(row.where, "the two conversations differ before their last responses")
         if pair[0].ids == pair[1].ids:
             after = " after the cut at data.max_len" if pair[0].truncated else ""
-            raise LeftOut(row.where, f"the chosen and the rejected answer are the same{after}")
+            raise LeftOut(row.where, f"the chosen and the rejected response are the same{after}")
         if self.margin_key is None:
             return Group(pair)
         margin = number(row, self.margin_key)
         return Group(tuple(replace(example, numbers={"margin": margin}) for example in pair))
 
     def split(self, row: Row) -> Row:
-        """The row with what both texts begin with as its prompt, up to the end of a word. Answer tokens that are alike
-        in both cancel out of losses over summed log-probs, so the place of the border does not matter to those."""
+        """Return the row with the common beginning of both texts, up to the end of a word, as its prompt.
+
+        Response tokens that are equal in both cancel out of losses over summed log-probs, so these losses do not depend
+        on where exactly the prompt ends.
+        """
         keys = (self.config.chosen_key, self.config.rejected_key)
         chosen, rejected = (text_of(row, key) for key in keys)
         common = commonprefix([chosen, rejected])
         while common and not common[-1].isspace():
             common = common[:-1]
-        common = common.rstrip(" ")  # which begins the next word in most vocabularies
+        common = common.rstrip(" ")  # in most vocabularies the space is a part of the next word's token
         if not common.strip():
             raise RowError(row.where, "the two texts have no beginning in common; name the prompt with data.prompt_key")
         answers = {key: text[len(common) :] for key, text in zip(keys, (chosen, rejected), strict=True)}
@@ -76,19 +84,22 @@ class PairEncoder:
 
 
 def prompt_ids(example: Example) -> list[int]:
-    """What comes before the first token that is trained on."""
+    """Return the tokens before the first one that is trained on."""
     return example.ids[: example.mask.index(1)]
 
 
 class LabelledEncoder:
-    """Rows to answers, encoded as supervised tuning would, whose number `label` is 1 (desirable) or 0: one for a row
-    with a label, two for a pair."""
+    """Encodes rows as responses whose number `label` is 1 (desirable) or 0: one per labelled row, two per pair."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig) -> None:
         self.config, self.encoder = config, response_encoder(tokenizer, config)
 
     def encode(self, row: Row) -> Example | list[Example]:
-        """RowError says why the row cannot be used."""
+        """Return the response of a labelled row, or both responses of a pair.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         if isinstance(self.encoder, PairEncoder):
             chosen, rejected = self.encoder.encode(row).examples
             return [replace(chosen, numbers={"label": 1.0}), replace(rejected, numbers={"label": 0.0})]
@@ -99,7 +110,7 @@ class LabelledEncoder:
 def response_encoder(
     tokenizer: PreTrainedTokenizerBase, config: LabelledDataConfig
 ) -> PairEncoder | ConversationEncoder:
-    """What encodes the answers: pairs as `task=dpo` does, single ones as `task=sft`."""
+    """Return the encoder of the responses: pairs as in `task=dpo`, single responses as in `task=sft`."""
     if config.chosen_key is None or config.rejected_key is None:
         return ConversationEncoder(tokenizer, supervised_config(config, config.input_key, config.output_key))
     shared = {field.name: getattr(config, field.name) for field in fields(PairDataConfig)}
@@ -107,16 +118,21 @@ def response_encoder(
 
 
 class MismatchedPairs(LazySequence[Group]):
-    """Each example, and its prompt with the answer of the next example that has another prompt; put together when asked
-    for. What is paired depends on the data alone, so neither on micro-batches nor on ranks."""
+    """Each example together with a mismatched one: its prompt with the response to another prompt.
+
+    The response is that of the next example with another prompt. So pairs depend on the data alone, and neither on the
+    micro-batches nor on the ranks. A pair is built when it is read.
+    """
 
     def __init__(self, examples: Sequence[Item], max_len: int) -> None:
         self.examples, self.max_len = examples, max_len
         digests = (sha256(repr(prompt_ids(self.example(row))).encode()).digest() for row in range(len(examples)))
         prompts = np.fromiter((int.from_bytes(digest[:8], signed=True) for digest in digests), np.int64, len(examples))
         if (prompts == prompts[0]).all():
-            raise UserError("all rows have the same prompt, but the KL reference point needs answers to other prompts")
-        # The last row of each run of rows with one prompt; the row behind it, the first behind the last, is the next.
+            raise UserError(
+                "all rows have the same prompt, but the KL reference point needs responses to other prompts"
+            )
+        # The last row of each run of rows with one prompt; the row after it (after the last, the first) is the next.
         ends = np.flatnonzero(prompts != np.roll(prompts, -1))
         self.following = (ends[np.searchsorted(ends, np.arange(len(prompts))) % len(ends)] + 1) % len(prompts)
 
@@ -129,11 +145,12 @@ class MismatchedPairs(LazySequence[Group]):
         return Group((example, cut(changed, self.max_len)))
 
     def example(self, row: int) -> Example:
+        """Return the example in row `row`."""
         return sequences(self.examples[row])[0]
 
 
 def mismatched(example: Example, other: Example, prompt: int, other_prompt: int) -> Example:
-    """The prompt of one (its first `prompt` tokens) with the answer of the other."""
+    """Return the first `prompt` tokens of `example` with the response of `other`, which begins at `other_prompt`."""
     answer = slice(other_prompt, None)
     ids, mask = example.ids[:prompt] + other.ids[answer], example.mask[:prompt] + other.mask[answer]
     return replace(example, ids=ids, mask=mask, truncated=False)

@@ -1,4 +1,4 @@
-"""Columns of a row to text, and text to ids."""
+"""Columns of a row to text, text to token ids, and the reward that conditional SFT writes into prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, input_template: str | None) -> None:
-    """UserError unless prompts can be rendered: there is a chat template, or the prompt template has its one {}."""
+    """Check that prompts can be rendered: there is a chat template, or `input_template` contains one {}.
+
+    Raises:
+        UserError: neither is the case.
+    """
     if config.apply_chat_template:
         if tokenizer.chat_template is None:
             raise UserError(
@@ -28,7 +32,7 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, inpu
     mark = "\0"
     try:
         fits = fill(input_template, mark).count(mark) == 1
-    except (IndexError, KeyError, ValueError):  # another {field}, or a lone brace
+    except (IndexError, KeyError, ValueError):  # another {field}, or an unmatched brace
         fits = False
     if not fits:
         raise UserError(
@@ -37,24 +41,28 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, inpu
 
 
 def begin_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The begin-of-sequence id as a list, if the tokenizer puts it before a text of its own accord; else empty."""
+    """Return [begin-of-sequence id] if the tokenizer adds this token to a text by itself, else []."""
     begin = tokenizer.bos_token_id
     return [begin] if begin is not None and tokenizer("a")["input_ids"][0] == begin else []
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] = ()) -> list[int]:
-    """Ids of `text` alone, after `begin` unless the text begins with it already."""
+    """Return the ids of `text`, after `begin` unless the text begins with it already."""
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     return ids if ids[: len(begin)] == list(begin) else [*begin, *ids]
 
 
 def fill(input_template: str | None, prompt: str) -> str:
-    """The prompt in its template."""
+    """Return the prompt inserted into its template."""
     return prompt if input_template is None else input_template.format(prompt)
 
 
 def text_of(row: Row, key: str) -> str:
-    """The text in column `key` (or in the columns of a comma list), not blank."""
+    """Return the text in column `key`, or in a comma list of columns.
+
+    Raises:
+        RowError: the column has no text, or the text is blank.
+    """
     value = joined_columns(row, key)
     if isinstance(value, list):
         raise RowError(row.where, f"column {key!r} is a list: message lists need data.apply_chat_template=true")
@@ -64,13 +72,14 @@ def text_of(row: Row, key: str) -> str:
 
 
 def columns_text(row: Row, names: Sequence[str]) -> str:
-    """Columns of a row as a JSON object; what JSON does not know becomes text, and a number that is none null."""
+    """Return columns of a row as a JSON object in text. Values that JSON does not know become text; NaN and infinity,
+    null."""
     values = {name: row.values[name] if row.values.get(name, "") is None else required(row, name) for name in names}
     return json.dumps(finite(values), ensure_ascii=False, default=str)
 
 
 def finite(value: object) -> object:
-    """The value with null for every NaN and infinity, which are not JSON."""
+    """Return the value with None for every NaN and infinity, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -79,7 +88,7 @@ def finite(value: object) -> object:
 
 
 def label_text(value: object) -> str:
-    """A label as text: text and numbers as they are written, anything else as JSON."""
+    """Return a label as text: text and numbers as they are written, anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool | dict | list):
@@ -88,7 +97,11 @@ def label_text(value: object) -> str:
 
 
 class RewardText:
-    """Writes a reward into prompts as `data.reward_template` says; null leaves them as they are."""
+    """Writes rewards into prompts with `data.reward_template`, for reward-conditioned SFT.
+
+    The model learns what responses of every reward look like. Asked for a high reward, it gives responses that are
+    better than the mean of its data (Decision Transformer, Chen et al. 2021; SteerLM, Dong et al. 2023).
+    """
 
     def __init__(self, template: str) -> None:
         if not says_reward(template):
@@ -99,15 +112,17 @@ class RewardText:
         self.template = template
 
     def prompt(self, text: str, reward: float | None) -> str:
-        """A prompt of text."""
+        """Return the prompt text with the reward, or unchanged if `reward` is None."""
         return text if reward is None else with_reward(self.template, text, reward)
 
     def messages(self, messages: list[Message], reward: float | None, row: Row) -> list[Message]:
-        """A conversation: its last user message carries the reward."""
+        """Return the conversation with the reward in its last user message, or unchanged if `reward` is None."""
         if reward is None:
             return messages
         place = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
         if place is None or not isinstance(text := messages[place]["content"], str):
-            raise RowError(row.where, "the prompt has no user message of text that could carry the reward")
+            raise RowError(
+                row.where, "the prompt has no user message with text, into which the reward could be written"
+            )
         carrier = {**messages[place], "content": self.prompt(text, reward)}
         return [*messages[:place], carrier, *messages[place + 1 :]]

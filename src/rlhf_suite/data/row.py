@@ -10,7 +10,7 @@ from rlhf_suite.errors import UserError
 
 
 class RowError(UserError):
-    """One row cannot be used: where and why. The reason names nothing of the row itself, so equal causes add up."""
+    """An error in one row: where and why. The reason contains no value of the row, so equal reasons can be counted."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, reason)  # both as arguments, so that the error pickles
@@ -21,16 +21,17 @@ class RowError(UserError):
 
 
 class LeftOut(RowError):
-    """A sound row that this run does not use: it is too long, or its two answers cannot be told apart."""
+    """A well-formed row that this run does not use: it is too long, or its two responses are the same."""
 
 
 class DataError(UserError):
-    """Bad rows ended the run: one with `data.on_bad_row=stop`, or more than `data.max_skipped_share` allows."""
+    """Too many bad rows: one with `data.on_bad_row=stop`, or a larger share than `data.max_skipped_share`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Column values of one row. `line` counts from 1: the line of a jsonl or csv file, else the number of the row."""
+    """The column values of one row. `line` counts from 1: the line in a jsonl or csv file, or else the number of the
+    row."""
 
     values: dict[str, object]
     source: str
@@ -38,12 +39,16 @@ class Row:
 
     @property
     def where(self) -> str:
-        """`file:line`, for messages."""
+        """Return `file:line`, for messages."""
         return f"{self.source}:{self.line}"
 
 
 def required(row: Row, key: str) -> object:
-    """The value of column `key`; RowError if the row has no such column or nothing in it."""
+    """Return the value of column `key`.
+
+    Raises:
+        RowError: the row has no such column, or the column is null.
+    """
     if key not in row.values:
         raise RowError(row.where, f"no column {key!r}; columns: {', '.join(row.values) or 'none'}")
     value = row.values[key]
@@ -53,27 +58,36 @@ def required(row: Row, key: str) -> object:
 
 
 def joined_columns(row: Row, key: str) -> object:
-    """The value of column `key`; where `key` is a comma list, the texts of its columns with a blank line between them,
-    without those that are blank or null."""
+    """Return the value of column `key`, or the texts of a comma list of columns, joined by blank lines.
+
+    Columns of a list that are blank or null are skipped.
+    """
     names = [name.strip() for name in key.split(",")]
     if key in row.values or len(names) == 1:
         return required(row, key)
     texts = [required(row, name) if row.values.get(name, "") is not None else "" for name in names]
     for name, text in zip(names, texts, strict=True):
         if not isinstance(text, str):
-            raise RowError(row.where, f"column {name!r} is of type {type(text).__name__}, so it joins no other column")
+            raise RowError(
+                row.where,
+                f"column {name!r} is of type {type(text).__name__}, so it cannot be joined with other columns",
+            )
     return "\n\n".join(str(text) for text in texts if str(text).strip())
 
 
 def number(row: Row, key: str) -> float:
-    """The number in column `key`."""
+    """Return the number in column `key`.
+
+    Raises:
+        RowError: the column has no finite number.
+    """
     value = required(row, key)
     try:
         result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         result = math.nan
     if not math.isfinite(result):
-        raise RowError(row.where, f"column {key!r} is no number")
+        raise RowError(row.where, f"column {key!r} is not a number")
     return result
 
 
@@ -81,7 +95,7 @@ BOOLEANS = {"1": True, "1.0": True, "true": True, "yes": True, "0": False, "0.0"
 
 
 def boolean(row: Row, key: str) -> bool:
-    """Whether column `key` says yes: 1 or 0, true or false, yes or no, as a value or as text."""
+    """Return the truth value in column `key`: 1 or 0, true or false, yes or no, as a value or as text."""
     value = str(required(row, key)).strip().lower()
     if value not in BOOLEANS:
         raise RowError(row.where, f"column {key!r} is neither 1 (true, yes) nor 0 (false, no)")
@@ -90,42 +104,43 @@ def boolean(row: Row, key: str) -> bool:
 
 @dataclass
 class BadRows:
-    """How many rows were read, and which of them were not used or not as they are written, counted by reason.
+    """Counts of the rows that were read, and of those that were not used or were changed, by reason.
 
-    `bad` rows cannot be used at all (`add`), `left_out` ones are sound but not for this run (`leave_out`), `noted` ones
-    were used with a change (`note`)."""
+    `bad` rows cannot be used at all (`add`), `left_out` rows are well-formed but not for this run (`leave_out`), and
+    `noted` rows were used with a change (`note`).
+    """
 
     policy: str  # data.on_bad_row: "skip" or "stop"
     bad: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)  # reason -> where it was first seen
-    rows: int = 0  # that were read; 0 where nobody counted them
+    first: dict[str, str] = field(default_factory=dict)  # reason -> the first place where it occurred
+    rows: int = 0  # rows that were read; 0 if they were not counted
 
     @property
     def count(self) -> int:
-        """Rows that were not used."""
+        """Return the number of rows that were not used."""
         return self.bad.total() + self.left_out.total()
 
     def add(self, where: str, reason: str) -> None:
-        """Count a row that cannot be used; with policy "stop", end the run here."""
+        """Count a row that cannot be used; with policy "stop", raise DataError."""
         self._stop(where, reason)
         self.bad[reason] += 1
         self.first.setdefault(reason, where)
 
     def leave_out(self, where: str, reason: str) -> None:
-        """Count a sound row that is not used; with policy "stop", end the run here."""
+        """Count a well-formed row that is not used; with policy "stop", raise DataError."""
         self._stop(where, reason)
         self.left_out[reason] += 1
         self.first.setdefault(reason, where)
 
     def note(self, where: str, reason: str) -> None:
-        """Count a row that was used, but not as it was written."""
+        """Count a row that was used with a change."""
         self.noted[reason] += 1
         self.first.setdefault(reason, where)
 
     def merge(self, other: BadRows) -> None:
-        """Add what was counted elsewhere."""
+        """Add the counts of `other`."""
         self.bad.update(other.bad)
         self.left_out.update(other.left_out)
         self.noted.update(other.noted)
@@ -133,8 +148,10 @@ class BadRows:
         self.rows += other.rows
 
     def check_share(self, max_share: float, source: str) -> None:
-        """Raise DataError where more of the rows of `source` are bad than the share `max_share` allows. A share above
-        0 allows one bad row, however few rows there are."""
+        """Raise DataError if a larger share of the rows of `source` is bad than `max_share`.
+
+        A share above 0 allows at least one bad row, however few rows there are.
+        """
         bad = self.bad.total()
         allowed = max(1, math.floor(max_share * self.rows + 1e-9)) if max_share > 0 else 0
         if bad > allowed:
@@ -145,10 +162,11 @@ class BadRows:
             )
 
     def summary(self) -> str:
-        """For a log: `3 of 60 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`; empty when there is nothing."""
+        """Return a line for the log: `3 of 60 rows skipped: 2 x not JSON (first a.jsonl:7), 1 x ...`, or "" if all rows
+        were used."""
         kinds = [("skipped", self.bad), ("left out", self.left_out)]
         parts = [self._describe(verb, reasons) for verb, reasons in kinds if reasons]
-        if self.noted:  # a row may be changed in several ways, so there is no sum
+        if self.noted:  # one row may have several changes, so the counts have no meaningful sum
             parts.append(f"changed{f' of {self.rows} rows' if self.rows else ''}: {self._reasons(self.noted)}")
         return "; ".join(parts)
 

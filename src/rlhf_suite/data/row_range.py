@@ -1,6 +1,6 @@
-"""A range of the rows of a list of sources, read as they are needed: the sources may be larger than memory.
+"""A range of the rows of several sources, read when needed: the sources may be larger than memory.
 
-Consecutive rows may belong together (the samples of a prompt): neither the parts of shards nor chunks divide them.
+Consecutive rows may belong together (the samples of one prompt). Neither shards nor chunks split such a group.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Given = Row | RowError
 
 @dataclass(frozen=True)
 class RowSource:
-    """Which rows: of all sources one after the other, without the first `skip`, `limit` at most. Rows next to each
-    other with the same `key` belong together; without a key each is alone."""
+    """The rows of all sources, one source after the other, without the first `skip` and at most `limit` of them.
+
+    Neighbouring rows with the same `key` belong to one group; without a key each row is its own group.
+    """
 
     spec: str
     split: str
@@ -31,12 +33,12 @@ class RowSource:
     key: Callable[[Row], object] | None = None
 
     def __iter__(self) -> Iterator[Given]:
-        """The rows of all sources; a malformed row counts as one too."""
+        """Yield the rows of all sources. A malformed row counts as a row."""
         for name in source_names(self.spec):
             yield from locate(name, self.split, self.flags).rows()
 
     def with_group_starts(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
-        """Each row, and whether it begins a new group. A malformed row goes with those before it."""
+        """Yield (row, whether it starts a new group). A malformed row belongs to the group before it."""
         last: object = None
         is_first = True
         for row in rows:
@@ -50,11 +52,11 @@ class RowSource:
                 last, is_first = key, False
 
     def part(self, part: int, parts: int) -> range:
-        """The numbers of the rows that part i of n takes. Reads all rows once, to count them.
+        """Return the numbers of the rows in part `part` of `parts`. This reads all rows once, to count them.
 
-        The parts follow each other, so that their outputs, one after the other, are the output of the whole.
+        The parts follow each other, so their outputs, concatenated, are the output of the whole.
         """
-        total, starts = 0, list[int]()  # of groups of several rows
+        total, starts = 0, list[int]()  # `starts`: the first row of each group, if rows are grouped
         for _, is_new in self.with_group_starts(iter(self)):
             starts += [total] if is_new and self.key is not None else []
             total += 1
@@ -65,12 +67,12 @@ class RowSource:
                 f"{self.flags.dataset}={self.spec}: no rows are left of {total} (data.skip_samples={self.skip})"
             )
         edges = [start + (stop - start) * i // parts for i in range(parts)]
-        if self.key is not None:  # on to the next group, but for the first
+        if self.key is not None:  # every part but the first begins with a whole group
             edges[1:] = [min([*starts, stop][bisect_left(starts, edge)], stop) for edge in edges[1:]]
         return range(edges[part], [*edges, stop][part + 1])
 
     def chunks(self, rows: range, size: int) -> Iterator[tuple[range, list[Given]]]:
-        """The rows of `rows` in chunks of `size`, or a few more so as to divide no group, each with their numbers."""
+        """Yield (row numbers, rows) for chunks of `size` rows, or a few more where a group would be split."""
         start, chunk = rows.start, list[Given]()
         for row, is_new in self.with_group_starts(islice(iter(self), rows.start, rows.stop)):
             if len(chunk) >= size and is_new:
@@ -82,6 +84,6 @@ class RowSource:
 
 
 def prompt_rows(config: RowRangeConfig) -> RowSource:
-    """The rows of `data.prompt_dataset`."""
+    """Return the rows of `data.prompt_dataset`."""
     assert config.prompt_dataset is not None
     return RowSource(config.prompt_dataset, config.prompt_split, config.skip_samples, config.max_samples, PROMPTS)

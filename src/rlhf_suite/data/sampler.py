@@ -1,4 +1,5 @@
-"""In which order rows are seen: a pure function of the seed and the step, so the data cursor is one integer."""
+"""The order in which rows are trained on: a pure function of the seed and the step, so one integer is
+enough to resume."""
 
 from __future__ import annotations
 
@@ -11,10 +12,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Each epoch is a new shuffle of all rows, cut into batches; its last batch may be short, no row is dropped.
-
-    To resume, ask for the next step: nothing else is remembered.
-    """
+    """Shuffled batches: each epoch is a new shuffle of all rows. The last batch of an epoch may be short; no row is
+    dropped."""
 
     num_rows: int
     batch_size: int
@@ -25,15 +24,15 @@ class BatchOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """ceil(num_rows / batch_size)."""
+        """Return ceil(num_rows / batch_size)."""
         return -(-self.num_rows // self.batch_size)
 
     def epoch(self, step: int) -> int:
-        """The epoch, from 0, that step (from 0) belongs to."""
+        """Return the epoch (from 0) of a step (from 0)."""
         return step // self.steps_per_epoch
 
     def indices(self, step: int) -> list[int]:
-        """The rows of step (from 0), over all ranks."""
+        """Return the row numbers of a step (from 0), for all ranks together."""
         assert step >= 0, "steps count from 0"
         epoch, batch = divmod(step, self.steps_per_epoch)
         order = _shuffle(self.num_rows, self.seed, epoch)
@@ -42,4 +41,5 @@ class BatchOrder:
 
 @lru_cache(maxsize=4)
 def _shuffle(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the row order of an epoch, [num_rows]."""
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows)

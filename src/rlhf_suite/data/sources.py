@@ -1,4 +1,5 @@
-"""Finding one source: files, a folder, one saved by `datasets`, a hub name, tasks built in or of reasoning-gym."""
+"""The rows that flags name: files, folders, data sets of the hub or saved by `datasets`, built-in
+tasks, reasoning-gym."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words that mark a file of a folder
+SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words in file names that mean a split
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 
 
 class SourceFlags(NamedTuple):
-    """The flags that name a source, its split and the mixing weights, for error messages."""
+    """The flags that give a source, its split and the mixing probabilities; for error messages."""
 
     dataset: str
     split: str
@@ -37,14 +38,18 @@ EVAL = SourceFlags("eval.dataset", "eval.split")
 
 
 class Located(NamedTuple):
-    """A source that was found: its rows, in order, and the files whose contents they are."""
+    """A source that was found: its rows, in order, and the files that hold them."""
 
     rows: Callable[[], Iterator[Row | RowError]]
     files: list[Path]
 
 
 def locate(name: str, split: str, flags: SourceFlags) -> Located:
-    """One source. Only sources with several splits look at `split`."""
+    """Find one source. `split` matters only for sources that have several splits.
+
+    Raises:
+        UserError: there is no such source, it has no such split, or its files are of an unknown type.
+    """
     if name.startswith(builtin.PREFIX):
         rows = builtin.rows(name, flags.dataset)
         return Located(lambda: numbered(name, rows), [])
@@ -63,7 +68,7 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
             raise UserError(f"{flags.dataset}: no file matches {name!r}; paths are relative to {Path.cwd()}")
         return _files(found, flags)
     if file_type(path) in READERS or not HUB_NAME.fullmatch(base):
-        raise UserError(f"{flags.dataset}: no file or folder {base!r}; paths are relative to {Path.cwd()}")
+        raise UserError(f"{flags.dataset}: there is no file or folder {base!r}; paths are relative to {Path.cwd()}")
     return _hub(base, data_dir, split, flags)
 
 
@@ -75,7 +80,8 @@ def _files(paths: list[Path], flags: SourceFlags) -> Located:
 
 
 def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
-    """A folder written by `save_to_disk`, or one of data files that are marked with their split or belong to one."""
+    """Find the files of a folder: one written by `save_to_disk`, or data files, some of which may have a split in their
+    path."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _saved(folder, split, flags)
     files = sorted(path for path in folder.rglob("*") if file_type(path) in READERS)
@@ -106,9 +112,9 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
     try:
         path, _, configuration = name.partition(":")
         found = load_dataset(path, configuration or None, data_dir=data_dir or None)
-    except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or needs code of its own to run
+    except (OSError, ValueError, RuntimeError) as error:  # not found, no network, or it needs to run its own code
         raise UserError(
-            f"{flags.dataset}: {name!r} is no file or folder here, and as a hub dataset it cannot be loaded: {error}"
+            f"{flags.dataset}: {name!r} is not a file or folder here, and it cannot be loaded from the hub: {error}"
         ) from error
     if split not in found:
         raise _no_split(name, split, list(found), flags)
@@ -125,21 +131,24 @@ def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFl
 
 
 def source_names(spec: str) -> list[str]:
-    """The sources of a comma list."""
+    """Return the sources of a comma list."""
     return [name.strip() for name in spec.split(",") if name.strip()]
 
 
 def metric_names(sources: Sequence[str]) -> list[str]:
-    """What each source is called in metrics: its last part, or all of it where several have the same."""
+    """Return the name of each source in metrics: the last part of its path, or all of it where two
+    would be the same."""
     stems = [Path(source).stem for source in sources]
     return [source if stems.count(stem) > 1 else stem for stem, source in zip(stems, sources, strict=True)]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A comma list of sources, of which split, how many rows of each (and of the whole), and how they are mixed.
+    """A comma list of sources with their split, the largest number of rows (of each and of all), and mixing
+    probabilities.
 
-    `flags` are the flags all this came from, for error messages."""
+    `flags` are the flags that these values came from, for error messages.
+    """
 
     spec: str
     split: str
@@ -149,11 +158,15 @@ class Sources:
 
     @property
     def names(self) -> list[str]:
-        """Each source; UserError where there are none, or other probabilities than sources."""
+        """Return the name of each source.
+
+        Raises:
+            UserError: there is no source, or the probabilities do not fit the sources.
+        """
         names, flags = source_names(self.spec), self.flags
         if not names:
             raise UserError(
-                f"{flags.dataset}={self.spec!r} names no source; give a file, a folder, a hub name or builtin:<task>"
+                f"{flags.dataset}={self.spec!r} has no source; give a file, a folder, a hub name or builtin:<task>"
             )
         if self.probs is not None:
             _check_probs(self.probs, names, flags)
@@ -161,7 +174,8 @@ class Sources:
 
 
 def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator[Row | RowError]:
-    """The rows up to the first `max_samples` that are not malformed."""
+    """Yield the rows up to the first `max_samples` well-formed ones. Malformed rows are yielded too,
+    but not counted."""
     left = max_samples
     for row in rows:
         yield row
@@ -176,7 +190,7 @@ def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlag
     if len(probs) != len(names):
         raise UserError(f"{given}: {len(probs)} probabilities for {len(names)} sources in {flags.dataset}")
     if min(probs) <= 0:
-        raise UserError(f"{given}: a source with probability 0 is never used up; leave it out of {flags.dataset}")
+        raise UserError(f"{given}: a source with probability 0 is never read; remove it from {flags.dataset}")
     if abs(sum(probs) - 1) > 1e-6:
         scaled = [round(prob / sum(probs), 6) for prob in probs]
         raise UserError(f"{given}: the sum is {sum(probs):g}, not 1; in proportion it would be {scaled}")

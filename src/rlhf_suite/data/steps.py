@@ -1,4 +1,5 @@
-"""Solutions whose steps end in a placeholder token, with a label for each."""
+"""Solutions in steps, each of which ends in a placeholder token: with labels for training a process reward model (PRM),
+and without labels for scoring by a trained one."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-BLANK_STEP = "a blank step left out with its label, as in scoring"
+BLANK_STEP = "a blank step dropped with its label, as in scoring"
 
 
 class StepEncoder:
-    """Rows to sequences whose mask is 1 at the placeholders. Two numbers of those tokens say what they should be:
+    """Encodes rows as sequences whose mask is 1 at the placeholders. Two numbers of these tokens are the training
+    targets:
 
-    `target`   index of a reward token (of a token of the vocabulary, with algo.reward_tokens=null)
-    `weight`   its probability, the rest being that of the other of two reward tokens; 1 for hard labels
+    `target`   the index of a reward token (with algo.reward_tokens=null: of a token of the vocabulary)
+    `weight`   its probability, 1 for hard labels; the rest is the probability of the other of two reward tokens
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: StepDataConfig, algo: PRMAlgoConfig) -> None:
@@ -34,18 +36,30 @@ class StepEncoder:
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
         self.template = ChatTemplate(tokenizer, config)
-        self.placeholder = self.single(algo.placeholder_token, "algo.placeholder_token")
-        self.columns = None if self.names is None else [self.single(name, "algo.reward_tokens") for name in self.names]
+        self.placeholder = self.token_id(algo.placeholder_token, "algo.placeholder_token")
+        self.columns = (
+            None if self.names is None else [self.token_id(name, "algo.reward_tokens") for name in self.names]
+        )
 
-    def single(self, text: str, flag: str) -> int:
-        """The id of a text that is one token."""
+    def token_id(self, text: str, flag: str) -> int:
+        """Return the id of a text that is one token.
+
+        Raises:
+            UserError: the text is not one token.
+        """
         ids = tokens(self.tokenizer, text)
         if len(ids) != 1:
             raise UserError(f"{flag}: {text!r} is {len(ids)} tokens of this tokenizer. Choose a text that is one token")
         return ids[0]
 
     def encode(self, row: Row) -> Example:
-        """Cut at data.max_len: the k-th label stays with the k-th placeholder, labels behind the cut are left out."""
+        """Return the example of a row, cut at data.max_len.
+
+        Label k stays with placeholder k; labels of placeholders after the cut are dropped.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         labels, notes = required(row, self.config.label_key), tuple[str, ...]()
         if not isinstance(labels, list):
             raise RowError(row.where, f"column {self.config.label_key!r} is not a list")
@@ -58,7 +72,7 @@ class StepEncoder:
             kept = [index for index, step in enumerate(steps) if step.strip()]
             notes = (BLANK_STEP,) if len(kept) < len(steps) else ()
             labels = [labels[index] for index in kept]
-            ids, places = self.behind(self.text(row, generation_prompt=True), [steps[index] for index in kept])
+            ids, places = self.append_steps(self.text(row, generation_prompt=True), [steps[index] for index in kept])
         targets = [self.target(label, row) for label in labels]
         length = min(len(ids), self.config.max_len)
         mask, target, weight = [0] * length, [0.0] * length, [0.0] * length
@@ -71,12 +85,12 @@ class StepEncoder:
         return Example(ids[:length], mask, row.where, truncated=len(ids) > length, token_numbers=numbers, notes=notes)
 
     def marked(self, row: Row) -> tuple[list[int], list[int]]:
-        """Ids of a text that has its placeholders, and where these are."""
+        """Return the ids of a text that contains its placeholders, and the positions of the placeholders."""
         ids = tokens(self.tokenizer, self.text(row, generation_prompt=False), self.begin)
         return ids, [place for place, token in enumerate(ids) if token == self.placeholder]
 
     def steps(self, row: Row, steps_key: str) -> list[str]:
-        """The steps of a solution, of which at least one is not blank."""
+        """Return the steps of a solution, at least one of which is not blank."""
         steps = required(row, steps_key)
         if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
             raise RowError(row.where, f"column {steps_key!r} is not a list of texts")
@@ -84,9 +98,12 @@ class StepEncoder:
             raise RowError(row.where, f"column {steps_key!r} has no step that is not blank")
         return steps
 
-    def behind(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Ids of a rendered prompt and steps behind it, each on a line of its own with the placeholder's id behind it,
-        and where these are. The placeholder is put there as an id: no text of a step can move it or look like it."""
+    def append_steps(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Return the ids of a rendered prompt followed by the steps, one per line, and the positions of the
+        placeholders.
+
+        Each step ends in the placeholder. It is added as an id, so no text in a step can move or imitate it.
+        """
         ids, places = tokens(self.tokenizer, prompt, self.begin), []
         for index, step in enumerate(steps):
             begins_a_line = index == 0 and self.config.apply_chat_template
@@ -95,13 +112,15 @@ class StepEncoder:
         return ids, places
 
     def text(self, row: Row, generation_prompt: bool) -> str:
+        """Return the text of the prompt column, rendered."""
         if not self.config.apply_chat_template:
             return fill(self.config.input_template, text_of(row, self.config.input_key))
         messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt)
 
     def target(self, label: object, row: Row) -> tuple[float, float]:
-        """(target, weight) of a reward token's text, or of P(first of two reward tokens)."""
+        """Return (target, weight) of a label: the text of a reward token, or the probability of the first of two reward
+        tokens."""
         if isinstance(label, str):
             if self.names is None:
                 ids = tokens(self.tokenizer, label)
@@ -109,7 +128,7 @@ class StepEncoder:
                     raise RowError(row.where, "a label is not one token of this tokenizer")
                 return float(ids[0]), 1.0
             if label not in self.names:
-                raise RowError(row.where, "a label is none of algo.reward_tokens")
+                raise RowError(row.where, "a label is not one of algo.reward_tokens")
             return float(self.names.index(label)), 1.0
         if not isinstance(label, int | float) or not 0 <= label <= 1:
             raise RowError(row.where, "a label is neither the text of a token nor a probability")
@@ -119,19 +138,20 @@ class StepEncoder:
 
 
 def check_counts(labels: Sequence[object], places: Sequence[object], what: str, row: Row) -> None:
-    """Raise RowError unless there is a label for each of `places`."""
+    """Raise RowError unless there is one label for each of `places`."""
     if len(labels) != len(places):
-        raise RowError(row.where, f"there are not as many labels as {what}")
+        raise RowError(row.where, f"the number of labels is not the number of {what}")
 
 
 @dataclass(frozen=True)
 class StepFormat:
-    """What a process reward model was trained on; kept in its config.json, so that scoring needs no flags."""
+    """The format that a process reward model was trained on. Its config.json holds it, so that scoring
+    needs no flags."""
 
     placeholder_token: str
-    reward_tokens: list[str]  # the good one first
+    reward_tokens: list[str]  # the token for good steps comes first
     step_separator: str  # between the steps of a solution; empty: every character is a step
-    listed: bool  # steps came as a list (data.steps_key), not as text with placeholders in it
+    listed: bool  # steps were given as a list (data.steps_key), not as text with placeholders in it
     input_template: str | None
     apply_chat_template: bool
     max_len: int
@@ -139,7 +159,8 @@ class StepFormat:
 
     @classmethod
     def of(cls, data: StepDataConfig, algo: PRMAlgoConfig) -> StepFormat | None:
-        """Of a training run; None where the whole vocabulary was trained, which has no token that means good."""
+        """Return the format of a training run; None if the whole vocabulary was trained, since then no token means
+        good."""
         if algo.reward_tokens is None:
             return None
         listed, template = data.steps_key is not None, data.input_template
@@ -149,18 +170,21 @@ class StepFormat:
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> StepFormat:
+        """Return the format that `saved` returned."""
         return cls(**saved)
 
     def saved(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the format as plain JSON values."""
         return asdict(self)
 
 
 class SolutionEncoder:
-    """A prompt and a response to a sequence whose mask is 1 at the placeholder behind each step."""
+    """Encodes a prompt and a response, without labels, as a sequence whose mask is 1 at the placeholder after each
+    step."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, form: StepFormat, step_separator: str | None = None) -> None:
-        """`step_separator`: of the responses, where it is another one than in training."""
+        """Set up the encoder. `step_separator` separates the steps of responses, if not with the
+        separator of training."""
         self.form, self.tokenizer = form, tokenizer
         self.separator = form.step_separator if step_separator is None else step_separator
         data = StepDataConfig(
@@ -175,18 +199,23 @@ class SolutionEncoder:
         self.columns = self.encoder.columns
 
     def steps(self, response: str) -> list[str]:
-        """The steps of a response, without blank ones and without white space around them. A placeholder that the
-        response holds is taken out: what writes it may not mark steps of its own."""
+        """Return the steps of a response, stripped of white space, without blank ones.
+
+        Placeholders in the response are removed: the model that writes the response must not mark steps of its own.
+        """
         text = response.replace(self.form.placeholder_token, "")
         parts = text.split(self.separator) if self.separator else list(text)
         return [part.strip() for part in parts if part.strip()]
 
     def encode(self, prompt: str, response: str, is_rendered: bool = False) -> Example:
-        """As in training: behind a prompt in its template, unless it `is_rendered` already. `truncated`: cut at
-        the longest sequence of training, so that not every step has its placeholder."""
+        """Return the solution as it would be in training, after the prompt in its template (unless it `is_rendered`
+        already).
+
+        `truncated` says that it was cut at the longest sequence of training, so that some steps lack their placeholder.
+        """
         row = Row({self.encoder.config.input_key: prompt}, "prompt", 1)
         rendered = prompt if is_rendered else self.encoder.text(row, generation_prompt=True)
-        lay_out = self.encoder.behind if self.form.listed else self.marked
+        lay_out = self.encoder.append_steps if self.form.listed else self.marked
         ids, places = lay_out(rendered, self.steps(response))
         kept = min(len(ids), self.form.max_len)
         mask = [0] * kept
@@ -196,8 +225,11 @@ class SolutionEncoder:
         return Example(ids[:kept], mask, truncated=sum(mask) < len(places))
 
     def marked(self, prompt: str, steps: list[str]) -> tuple[list[int], list[int]]:
-        """Text with a placeholder directly behind every step, then the separator; a blank between prompt and steps
-        where the prompt ends without white space. The placeholders are put there as ids."""
+        """Return the ids of the prompt and the steps, each followed by its placeholder and the separator, and its
+        positions.
+
+        A blank separates prompt and steps if the prompt does not end in white space. Placeholders are added as ids.
+        """
         gap = "" if not prompt or prompt[-1].isspace() else " "
         ids, places = tokens(self.tokenizer, f"{prompt}{gap}{steps[0]}" if steps else prompt, self.encoder.begin), []
         for index in range(len(steps)):

@@ -1,7 +1,7 @@
-"""Encoded rows in one Arrow file that is mapped into memory: what is looked at is in memory, not all there is.
+"""Encoded rows in one Arrow file that is mapped into memory, so that only the parts that are read take up memory.
 
-A store is written once, row by row, and then read in any order. On disk it is a folder: the rows in batches, the number
-of tokens of each, and a summary. It crosses processes as its path.
+A store is written once, row by row, and then read in any order. On disk it is a folder with the rows in batches, the
+number of tokens of each row, and a summary. It is passed to other processes as its path.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from rlhf_suite.errors import UserError
 
 T = TypeVar("T")
 ROWS, COUNTS, SUMMARY = "rows.arrow", "counts.npy", "summary.json"
-BATCH_TOKENS = 1 << 19  # kept in memory while a batch is filled, about 20 MB
+BATCH_TOKENS = 1 << 19  # tokens of a batch, which is kept in memory (about 20 MB) until it is full
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is in an Arrow file: items made by the codec `kind`, batch b ending with item `ends[b] - 1`."""
+    """What an Arrow file contains: items of the codec named `codec`; batch b ends with item `ends[b] - 1`."""
 
-    kind: str
+    codec: str
     ends: NDArray[np.int64]  # [number of batches]
-    counts: NDArray[np.int32]  # tokens of each item
+    counts: NDArray[np.int32]  # [number of items], the tokens of each item
 
 
 class Store(LazySequence[T]):
-    """Items read back from an Arrow file: from a folder, or from memory. `lock_file` protects the folder."""
+    """Items read from an Arrow file, in a folder or in memory. `lock_file` protects the folder from removal."""
 
     def __init__(self, source: Path | pa.Buffer, layout: Layout, lock_file: IO[bytes] | None = None) -> None:
         self.source, self.layout, self.lock_file = source, layout, lock_file
-        self.codec: Codec[T] = codecs()[layout.kind]
+        self.codec: Codec[T] = codecs()[layout.codec]
         on_disk = isinstance(source, Path)
         self.file = pa.ipc.open_file(pa.memory_map(str(source / ROWS)) if on_disk else pa.BufferReader(source))
-        self.latest: tuple[int, Any] = (-1, None)  # the last batch that was looked at, and its number
+        self.latest: tuple[int, Any] = (-1, None)  # number and content of the batch that was read last
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if isinstance(self.source, Path):
-            return open_elsewhere, (self.source,)
+            return open_in_process, (self.source,)
         return Store, (self.source, self.layout)
 
     def __len__(self) -> int:
@@ -66,31 +66,31 @@ class Store(LazySequence[T]):
 
 
 def in_memory(items: Iterable[T]) -> Store[T]:
-    """The items in memory, as compact as on disk."""
+    """Return a store of the items in memory, as compact as on disk."""
     sink = pa.BufferOutputStream()
     layout = write_rows(items, sink)
     return Store(sink.getvalue(), layout)
 
 
 def write_folder(items: Iterable[T], folder: Path, bad: BadRows) -> None:
-    """Write a store's files. `bad`: complete once the items have been taken."""
+    """Write the files of a store. `bad` is read after the items, when its counts are complete."""
     with pa.OSFile(str(folder / ROWS), "wb") as sink:
         layout = write_rows(items, sink)
     np.save(folder / COUNTS, layout.counts)
-    summary = {"kind": layout.kind, "ends": layout.ends.tolist(), "rows": vars(bad)}
+    summary = {"codec": layout.codec, "ends": layout.ends.tolist(), "rows": vars(bad)}
     (folder / SUMMARY).write_text(json.dumps(summary))
 
 
 def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
-    """The store in a folder, and what was said of its rows when they were encoded; None if it is not (whole) there."""
+    """Return the store in a folder and the row counts of its encoding; None if there is no complete store."""
     try:
         lock_file = open_locked(folder / SUMMARY)
         summary = json.load(lock_file)
         counts = np.load(folder / COUNTS, mmap_mode="r")
         ends = np.array(summary["ends"], np.int64)
-        store: Store[Any] = Store(folder, Layout(summary["kind"], ends, counts), lock_file)
+        store: Store[Any] = Store(folder, Layout(summary["codec"], ends, counts), lock_file)
         whole = store.file.num_record_batches == len(ends) and ends[-1] == len(counts)
-    except (OSError, ValueError, KeyError, EOFError):  # pyarrow's errors and those of JSON are ValueErrors
+    except (OSError, ValueError, KeyError, EOFError):  # the errors of pyarrow and json are ValueErrors
         return None
     rows = summary["rows"]
     counted = {name: Counter(rows[name]) for name in ("bad", "left_out", "noted")}
@@ -98,19 +98,23 @@ def open_folder(folder: Path) -> tuple[Store[Any], BadRows] | None:
     return (store, bad) if whole else None
 
 
-def open_elsewhere(folder: Path) -> Store[Any]:
-    """A store in another process, maybe on another node."""
+def open_in_process(folder: Path) -> Store[Any]:
+    """Open a store that another process, perhaps on another node, has written.
+
+    Raises:
+        UserError: this node does not see the folder.
+    """
     opened = open_folder(folder)
     if opened is None:
         raise UserError(
-            f"data.cache_enable: the encoded rows are not in {folder} on this node. Set XDG_CACHE_HOME to a folder "
-            "that all nodes see, or write data.cache_enable=false"
+            f"data.cache_enable=true: this node does not see the encoded rows in {folder}. Set XDG_CACHE_HOME to a "
+            "folder that all nodes see, or write data.cache_enable=false"
         )
     return opened[0]
 
 
 def write_rows(items: Iterable[T], sink: Any) -> Layout:
-    """Write items, of which there are some, in batches of about BATCH_TOKENS tokens."""
+    """Write the items, at least one, in batches of about BATCH_TOKENS tokens, and return their layout."""
     counts, ends = array("i"), []
     writer: Any = None
     for batch in batches(items):
@@ -121,10 +125,11 @@ def write_rows(items: Iterable[T], sink: Any) -> Layout:
         counts.extend(map(codec.tokens, batch))
         ends.append(len(counts))
     writer.close()
-    return Layout(codec.kind, np.array(ends, np.int64), np.frombuffer(counts, np.int32))
+    return Layout(codec.name, np.array(ends, np.int64), np.frombuffer(counts, np.int32))
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of about BATCH_TOKENS tokens."""
     batch: list[T] = []
     tokens = 0
     for item in items:
@@ -142,9 +147,9 @@ PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.st
 
 
 class Codec(Protocol[T]):
-    """How one kind of thing is stored. What comes back equals what was stored."""
+    """How items of one class are stored. A stored item is equal to the original when it is read back."""
 
-    kind: str
+    name: str
 
     def tokens(self, item: T) -> int: ...
 
@@ -154,9 +159,9 @@ class Codec(Protocol[T]):
 
 
 class ItemCodec:
-    """Examples and groups: the tokens of a row's sequences end to end."""
+    """The codec of examples and groups. The tokens of all sequences of an item follow each other in one list."""
 
-    kind = "items"
+    name = "items"
 
     def tokens(self, item: Item) -> int:
         return len(item)
@@ -207,15 +212,15 @@ class ItemCodec:
 
 
 class PromptCodec:
-    """Prompts to sample from, a column for each of their fields."""
+    """The codec of prompts to sample from: one column for each field."""
 
-    kind = "prompts"
+    name = "prompts"
 
     def tokens(self, item: Prompt) -> int:
         return len(item.ids)
 
     def columns(self, items: Sequence[Prompt]) -> dict[str, pa.Array]:
-        names = [field.name for field in fields(Prompt)]  # a field without a type here is an error, not a loss
+        names = [field.name for field in fields(Prompt)]  # a field that PROMPT_TYPES lacks raises KeyError
         return {name: pa.array([getattr(item, name) for item in items], PROMPT_TYPES[name]) for name in names}
 
     def item(self, columns: pa.RecordBatch, row: int) -> Prompt:
@@ -225,10 +230,10 @@ class PromptCodec:
 
 
 def codecs() -> dict[str, Codec[Any]]:
-    """Every codec by its kind."""
-    return {codec.kind: codec for codec in (ItemCodec(), PromptCodec())}
+    """Return every codec by its name."""
+    return {codec.name: codec for codec in (ItemCodec(), PromptCodec())}
 
 
 def codec_of(item: object) -> Codec[Any]:
-    """The codec for an encoded row."""
+    """Return the codec for an encoded item."""
     return PromptCodec() if isinstance(item, Prompt) else ItemCodec()

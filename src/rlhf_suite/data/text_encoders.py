@@ -1,10 +1,10 @@
-"""Text to token ids: prompts to sample from, and conversations of which some tokens are trained on.
+"""Encoders of text: rows to token ids for supervised tuning, for sampling prompts, and for pre-training on raw text.
 
-A conversation is cut into segments by who writes them: the prompt side (context, role headers, separators) or the
-model. Each segment is tokenised on its own and the ids are joined. So the ids of the prompt are those the model gets at
-inference, where the prompt is tokenised alone, and no token has two owners: the mask is exact.
+A conversation is cut into segments by author: the prompt side (context, role headers, separators) or the model. Each
+segment is tokenised alone and the ids are joined. So the prompt ids are those of inference, where the prompt is
+tokenised alone, and no token has two authors: the mask is exact.
 
-`mask[t] = 1` iff token t is trained on; the first token of a sequence never is, since nothing predicts it.
+`mask[t] = 1` if and only if token t is trained on. The first token of a sequence never is, since nothing predicts it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ConversationEncoder", "Example", "Prompt", "PromptEncoder"]
 
-EACH_ALONE = "an example for each answer: the chat template renders earlier turns otherwise"
-NO_ROOM = "later answers left out: their prompts leave no room in data.max_len"
+EACH_ALONE = "one example per response: the chat template renders earlier turns differently"
+NO_ROOM = "later responses dropped: their prompts leave no room within data.max_len"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to sample from. `text` is what was tokenised, without the begin-of-sequence token."""
+    """A prompt to sample from. `text` is the text that was tokenised, without the begin-of-sequence token."""
 
     ids: list[int]
     text: str
@@ -55,14 +55,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of text with one owner."""
+    """A piece of text with one author."""
 
     text: str
     trained: bool
 
 
 class ConversationEncoder:
-    """Rows to examples for supervised tuning."""
+    """Encodes rows as examples for supervised tuning."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.tokenizer, self.config = tokenizer, config
@@ -70,7 +70,7 @@ class ConversationEncoder:
         self.rewards = RewardText(config.reward_template)
         if tokenizer.eos_token_id is None:
             raise UserError(
-                "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no answer could end"
+                "actor.model_name_or_path: the tokenizer has no end-of-sequence token, so no response could end"
             )
         check_rendering(tokenizer, config, config.input_template)
         self.template = ChatTemplate(tokenizer, config)
@@ -83,17 +83,25 @@ class ConversationEncoder:
             )
 
     def encode(self, row: Row) -> Example | list[Example]:
-        """Ids and mask of a row, or of each answer of it; RowError says why it cannot be used."""
+        """Return ids and mask of a row, or of each response in it.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         return self._turns(row) if self.config.multiturn else self.encode_last_response(row)
 
     def encode_last_response(self, row: Row) -> Example:
-        """Ids and mask of a row's last answer; RowError says why it cannot be used."""
+        """Return ids and mask of a row whose last response is trained on.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         if self.config.apply_chat_template:
             return self._example([self._last_turn(row)], row)
         return self._join(self._plain(row), row.where)
 
     def _plain(self, row: Row) -> list[Segment]:
-        """Prompt template and response, without a chat template."""
+        """Return the segments of prompt template and response, without a chat template."""
         if self.config.output_key is None:
             assert self.config.turn_markers is not None
             dialogue = text_of(row, self.config.input_key)
@@ -104,7 +112,7 @@ class ConversationEncoder:
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
     def _last_turn(self, row: Row) -> Turn:
-        """The whole conversation as prompt, its last turn (all messages of `output_key`) as the answer."""
+        """Return the turn whose prompt is the whole conversation and whose response is all messages of `output_key`."""
         prompt, answer = self._conversation(row)
         prompt = self.rewards.messages(prompt, self._reward(row), row)
         for message in answer:
@@ -120,12 +128,15 @@ class ConversationEncoder:
         return self.template.turn(prompt, answer, row, tools_of(row, self.config.tools_key))
 
     def _reward(self, row: Row) -> float | None:
-        """What the row's prompt is to say."""
+        """Return the reward to write into the prompt, or None."""
         return None if self.config.reward_key is None else number(row, self.config.reward_key)
 
     def _turns(self, row: Row) -> Example | list[Example]:
-        """Every assistant message is an answer; what the template puts between two of them is prompt. Where that is
-        not how the template renders the conversation as it grows, each answer is an example of its own."""
+        """Return an example in which every assistant message is a response and all text between them is prompt.
+
+        If the template does not render the conversation by appending to the turns before, each response becomes an
+        example of its own.
+        """
         prompt, answer = self._conversation(row)
         messages, tools = [*prompt, *answer], tools_of(row, self.config.tools_key)
         places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -136,11 +147,11 @@ class ConversationEncoder:
         for place in places:
             check_response(messages[place], row)
         turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
-        grows = all(later.before.startswith(turn.before + turn.answer) for turn, later in pairwise(turns))
+        grows = all(later.prompt.startswith(turn.prompt + turn.response) for turn, later in pairwise(turns))
         return self._example(turns, row) if grows else self._each_alone(turns, row)
 
     def _each_alone(self, turns: Sequence[Turn], row: Row) -> list[Example]:
-        """An example for each turn that has room, the first at least."""
+        """Return one example for each turn that fits, at least the first one."""
         examples: list[Example] = []
         for turn in turns:
             try:
@@ -154,16 +165,16 @@ class ConversationEncoder:
         return examples
 
     def _example(self, turns: Sequence[Turn], row: Row) -> Example:
-        """Turns of which each goes on where the one before it ends."""
+        """Return the example of turns, each of which continues where the turn before it ends."""
         segments, done = list[Segment](), 0
         for turn in turns:
-            segments += [Segment(turn.before[done:], False), Segment(turn.answer, True)]
-            done = len(turn.before) + len(turn.answer)
+            segments += [Segment(turn.prompt[done:], False), Segment(turn.response, True)]
+            done = len(turn.prompt) + len(turn.response)
         notes = tuple(note for turn in turns for note in turn.notes)
         return replace(self._join(segments, row.where), notes=notes)
 
     def _conversation(self, row: Row) -> tuple[list[Message], list[Message]]:
-        """Prompt messages and response messages of a row."""
+        """Return the prompt messages and the response messages of a row."""
         given = joined_columns(row, self.config.input_key)
         if self.config.output_key is not None:
             answer = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
@@ -180,7 +191,8 @@ class ConversationEncoder:
         return messages[:-1], messages[-1:]
 
     def _join(self, segments: Sequence[Segment], where: str) -> Example:
-        """Tokenise each segment, end the last answer, cut at `data.max_len`."""
+        """Return the example of tokenised segments: the last response gets its end, and the whole is cut at
+        `data.max_len`."""
         ids: list[int] = []
         mask: list[int] = []
         for index, segment in enumerate(segments):
@@ -190,7 +202,7 @@ class ConversationEncoder:
             if not ids:
                 raise RowError(where, "the prompt has no tokens, so nothing predicts the first token of the answer")
             if index == 0 and len(ids) >= self.config.max_len - 1:
-                raise LeftOut(where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+                raise LeftOut(where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
         if ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
             mask.append(1)
@@ -198,7 +210,7 @@ class ConversationEncoder:
 
 
 class PromptEncoder:
-    """Rows to prompts for sampling."""
+    """Encodes rows as prompts to sample from."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptTextConfig) -> None:
         self.tokenizer, self.config = tokenizer, config
@@ -209,11 +221,15 @@ class PromptEncoder:
         self.rewards, self.target = RewardText(conditions.reward_template), conditions.target_reward
 
     def encode(self, row: Row) -> Prompt:
-        """The prompt of a row; RowError says why it cannot be used. A prompt is never cut."""
+        """Return the prompt of a row. A prompt is never cut.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         text = self._chat(row) if self.config.apply_chat_template else self._plain(row)
         ids = tokens(self.tokenizer, text, self.begin)
         if len(ids) >= self.config.max_len:
-            raise LeftOut(row.where, f"the prompt leaves no room for an answer in data.max_len={self.config.max_len}")
+            raise LeftOut(row.where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
         label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
         source = row.values.get("datasource")
         columns = columns_text(row, self.config.reward_columns)
@@ -226,35 +242,43 @@ class PromptEncoder:
     def _chat(self, row: Row) -> str:
         messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
-            raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to answer")
+            raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to respond to")
         messages = self.rewards.messages(messages, self.target, row)
         return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt=True)
 
 
 def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
-    """The configuration of supervised tuning that encodes column `output_key` as the answer to `input_key`."""
+    """Return the supervised-tuning configuration that encodes column `output_key` as the response to `input_key`."""
     shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
     return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
 
 
 def cut(example: Example, max_len: int) -> Example:
-    """The first `max_len` tokens. No end-of-sequence token is put at a cut: the text did not end there."""
+    """Return the first `max_len` tokens. No end-of-sequence token is added, since the text did not end there."""
     if len(example) <= max_len:
         return example
     return replace(example, ids=example.ids[:max_len], mask=example.mask[:max_len], truncated=True)
 
 
 class DocumentEncoder:
-    """Rows to windows of text, without template or end-of-sequence token. Every token but the document's first is
-    trained on exactly once: a window begins with the last token of the one before it, as context."""
+    """Encodes raw text as windows of at most data.max_len tokens, without template or end-of-sequence token.
+
+    Each window begins with the last token of the window before it, as context. So every token except the first one of
+    the document is trained on exactly once.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.tokenizer, self.config, self.begin = tokenizer, config, begin_ids(tokenizer)
 
     def encode(self, row: Row) -> list[Example]:
+        """Return the windows of a document.
+
+        Raises:
+            RowError: the text has fewer than two tokens.
+        """
         ids = tokens(self.tokenizer, text_of(row, self.config.input_key), self.begin)
         if len(ids) < 2:
-            raise RowError(row.where, "a text of one token has nothing to predict")
+            raise RowError(row.where, "the text has only one token, so there is no token to predict")
         length = self.config.max_len
         windows = [ids[start : start + length] for start in range(0, len(ids) - 1, length - 1)]
         return [Example(window, [0] + [1] * (len(window) - 1), row.where) for window in windows]

@@ -35,7 +35,7 @@ def make_reasoning_gym(config: RuleConfig) -> Callable[[RewardRow], Scored]:
             except UserError as error:
                 raise LabelError(str(error)) from None
         try:
-            score = float(tasks[key].made.score_answer(answer_of(row.response), entry))
+            score = float(tasks[key].dataset.score_answer(answer_of(row.response), entry))
         except Exception:  # whatever a foreign parser makes of a wrong answer
             return Scored(0.0, 0.0, {"unreadable": 1.0})
         return Scored(score, score, {"unreadable": 0.0})

@@ -106,7 +106,7 @@ class Chat:
     def reply(self, message: str) -> None:
         """Stream the answer, and say where it is not what one would take it for."""
         try:
-            ids, dropped = self.conversation.ask(message)
+            ids, dropped = self.conversation.add_message(message)
         except RowError as error:
             self.note(error.reason)
             return
@@ -118,9 +118,9 @@ class Chat:
             raise KeyboardInterrupt
         self.num_answers, self.num_tokens = self.num_answers + 1, self.num_tokens + answer.num_tokens
         if answer.is_interrupted and not answer.text:
-            self.conversation.withdraw()
+            self.conversation.remove_message()
         else:
-            self.conversation.answer(answer.text)
+            self.conversation.add_response(answer.text)
         if answer.is_capped or answer.is_interrupted:
             self.note("(stopped)" if answer.is_interrupted else "(cut at chat.max_new_tokens)")
 
