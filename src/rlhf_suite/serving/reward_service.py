@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.serve import ServeConfig
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.models.reward_model import Judge
+from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.batcher import Batcher
 from rlhf_suite.serving.http_server import BadRequest
 
@@ -30,7 +30,7 @@ PATH = "/get_reward"
 class RewardService:
     """Answers requests with the scores of a reward model, within the limits of `serve`."""
 
-    def __init__(self, judge: Judge, limits: ServeConfig) -> None:
+    def __init__(self, judge: RewardModel, limits: ServeConfig) -> None:
         self.judge, self.limits = judge, limits
         self.batcher = Batcher(judge.scores, limits.batch_size, limits.max_tokens)
         self.max_characters = limits.max_len * judge.longest_token
