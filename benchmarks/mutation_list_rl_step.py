@@ -63,8 +63,8 @@ RL_STEP = [
     Mutation(
         "the critic's schedule counts RL steps",
         "rl/update.py",
-        "mine, step * per_rollout)",
-        "mine, step)",
+        "batches, step * per_rollout, what)",
+        "batches, step, what)",
         UPDATE,
     ),
     Mutation(

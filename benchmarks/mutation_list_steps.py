@@ -43,7 +43,7 @@ STEPS = [
     Mutation(
         "gradients are averaged over ranks, not added",
         "train/strategy.py",
-        "self.engine.backward(loss * self.world.size)",
+        "self.engine.backward(loss * self.world.mesh.data)",
         "self.engine.backward(loss)",
         (TOKENS, "-k", "formula and ranks"),
     ),

@@ -157,7 +157,7 @@ class Here:
         from rlhf_suite.train.strategy import join_world
 
         torch.set_num_threads(1)
-        self.world = join_world(0, 1, "cpu")
+        self.world = join_world(Rank(0, Mesh(1), "127.0.0.1", port, "cpu"))
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         return [function(self.world, *args)]

@@ -72,10 +72,11 @@ def serve(pipe: Connection, rank: int, size: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     import torch
 
+    from rlhf_suite.distributed.mesh import Mesh, Rank
     from rlhf_suite.train.strategy import join_world
 
     torch.set_num_threads(1)
-    world = join_world(rank, size, "cpu")
+    world = join_world(Rank(rank, Mesh(size), "127.0.0.1", port, "cpu"))
     while True:
         try:
             function, args = pipe.recv()

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
@@ -27,10 +28,8 @@ def listeners() -> set[str]:
 class Pupil(Worker):
     """Does as it is told."""
 
-    def __init__(
-        self, rank: int, world_size: int, master_addr: str, master_port: int, device: str, told: str = ""
-    ) -> None:
-        super().__init__(rank, world_size, master_addr, master_port, device)
+    def __init__(self, rank: Rank, told: str = "") -> None:
+        super().__init__(rank)
         if told == "raise in constructor":
             raise ValueError("the model is not there")
         self.told = told
@@ -39,13 +38,13 @@ class Pupil(Worker):
         return [os.environ[name] for name in names]
 
     def add(self, shard: int, more: int = 0) -> int:
-        return shard + more + self.rank
+        return shard + more + self.rank.number
 
     def pid(self) -> int:
         return os.getpid()
 
     def say_and_sleep(self, seconds: float) -> None:
-        print(f"rank {self.rank} starts its nap")
+        print(f"rank {self.rank.number} starts its nap")
         os.write(2, b"and a library says so on stderr\n")
         time.sleep(seconds)
 
@@ -54,7 +53,7 @@ class Pupil(Worker):
 
     def lose_peer(self) -> None:
         """Rank 1 dies; rank 0 sees its connection break before Ray has seen the death."""
-        if self.rank == 1:
+        if self.rank.number == 1:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
         raise ConnectionError("connection closed by peer")
@@ -62,11 +61,16 @@ class Pupil(Worker):
     def listens_at(self) -> set[str]:
         from rlhf_suite.train.strategy import join_world
 
-        join_world(self.rank, self.world_size, self.device).barrier()
+        join_world(self.rank).barrier()
         return listeners()
 
     def fail(self) -> None:
-        raise ArithmeticError(f"bad number on {self.rank}")
+        raise ArithmeticError(f"bad number on {self.rank.number}")
+
+
+def call(pupils: WorkerGroup, method: str, *args, what: str | None = None) -> list:
+    """Call a method of every rank and wait for the answers."""
+    return pupils.wait(pupils.start(method, *args), what or f"pupil.{method}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,15 +99,15 @@ def group(tmp_path):
 
 def test_every_rank_answers_in_order(group):
     pupils = group()
-    assert pupils.call("add", 10, more=5) == [15, 16]
-    assert pupils.call_sharded("add", [100, 200], 1) == [101, 202]
+    assert call(pupils, "add", 10, 5) == [15, 16]
+    assert pupils.wait(pupils.start_sharded("add", [100, 200], 1), "adding") == [101, 202]
     large = ray.put(1000)
-    assert pupils.call("add", large) == [1000, 1001]
+    assert call(pupils, "add", large) == [1000, 1001]
 
 
 def test_ranks_know_how_to_meet(group):
-    first, second = group().call(
-        "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SCHOOL"
+    first, second = call(
+        group(), "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SCHOOL"
     )
     assert (first[0], second[0]) == ("0", "1")
     assert first[1:] == second[1:]
@@ -113,7 +117,7 @@ def test_ranks_know_how_to_meet(group):
 
 
 def test_ranks_on_one_machine_listen_on_the_loopback_address_alone(group):
-    assert set().union(*group().call("listens_at")) == {"127.0.0.1"}
+    assert set().union(*call(group(), "listens_at")) == {"127.0.0.1"}
 
 
 def test_groups_start_at_the_same_time(group):
@@ -126,7 +130,7 @@ def test_groups_start_at_the_same_time(group):
 
 def test_a_killed_actor_is_noticed_while_its_peer_is_busy(group):
     pupils = group()
-    pids = pupils.call("pid")
+    pids = call(pupils, "pid")
     refs = pupils.start("say_and_sleep", 60)
     time.sleep(0.5)
     os.kill(pids[1], signal.SIGKILL)
@@ -143,7 +147,7 @@ def test_a_killed_actor_is_noticed_while_its_peer_is_busy(group):
 
 def test_the_death_is_reported_not_its_echo_in_the_peers(group):
     with pytest.raises(RunError, match="pupil-1 died during") as caught:
-        group().call("lose_peer", what="a collective")
+        call(group(), "lose_peer", what="a collective")
     assert "connection closed" not in str(caught.value)
 
 
@@ -152,7 +156,7 @@ def test_a_hung_actor_meets_the_deadline_and_shows_where_it_hangs(group):
     pupils.ready()
     began = time.monotonic()
     with pytest.raises(RunError) as caught:
-        pupils.call("say_and_sleep", 600, what="a long nap")
+        call(pupils, "say_and_sleep", 600, what="a long nap")
     assert time.monotonic() - began > 0.9 * 12
     message = str(caught.value)
     assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
@@ -166,18 +170,18 @@ def test_a_constructor_that_raises_is_named(group):
         pupils.ready()
     assert "test_workers.py" in str(caught.value)
     with pytest.raises(RunError, match=expected):  # whoever calls without waiting for the start learns the same
-        pupils.call("pid")
+        call(pupils, "pid")
 
 
 def test_a_users_mistake_comes_through_as_itself(group):
     with pytest.raises(UserError) as caught:
-        group().call("mistake")
+        call(group(), "mistake")
     assert str(caught.value) == "actor.adam.lr=-1: must be positive"
 
 
 def test_any_other_error_has_the_actors_name_phase_and_traceback(group):
     with pytest.raises(RunError) as caught:
-        group().call("fail")
+        call(group(), "fail")
     lines = str(caught.value).splitlines()
     assert lines[0] in {f"pupil-{i} failed during pupil.fail: ArithmeticError: bad number on {i}" for i in (0, 1)}
     assert any('test_workers.py", line' in line and line.endswith("in fail") for line in lines)
@@ -186,7 +190,7 @@ def test_any_other_error_has_the_actors_name_phase_and_traceback(group):
 
 def test_a_killed_group_is_gone(group):
     pupils = group()
-    pids = pupils.call("pid")
+    pids = call(pupils, "pid")
     pupils.kill()
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids):

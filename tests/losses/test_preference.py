@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
 from rlhf_suite.losses.reduce import log1mexp
@@ -72,7 +73,7 @@ def test_reward_losses_by_hand():
     chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
     result = reward_loss(chosen, rejected, margin, torch.ones(2), "sigmoid")
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(0.5)))
-    values = World(0, 1, torch.device("cpu")).combined({name: m.exact() for name, m in result.metrics.items()})
+    values = World(0, Mesh(1), torch.device("cpu")).combined({name: m.exact() for name, m in result.metrics.items()})
     assert values["acc"] == 0.5 and values["chosen_reward"] == 1.0 and values["reject_reward"] == 0.75
     assert values["reward_margin"] == 0.25
     assert values["reward_mean"] == pytest.approx(3.5 / 4)

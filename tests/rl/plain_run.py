@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.distributed.group import LocalGroup
+from rlhf_suite.distributed.group import LocalGroup, ModelGroup
 from rlhf_suite.engines.generation import Generation, GenerationRequest
-from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.build import wired
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
@@ -32,21 +32,6 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 FLAG = "actor.model_name_or_path"
-
-
-class Here(LocalGroup):
-    """One rank in this process that is asked as a group of Ray actors is: what is started is done."""
-
-    members = (Member("here", Path("nowhere")),)
-
-    def start(self, method: str, *args: Any) -> list[Any]:
-        return self.call(method, *args)
-
-    def start_sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        return self.call_sharded(method, shards, *args)
-
-    def wait(self, refs: list[Any], what: str) -> list[Any]:
-        return refs
 
 
 class PlainEngines:
@@ -104,8 +89,8 @@ class Parts:
 
     pipeline: Pipeline
     engines: PlainEngines
-    policy: Here
-    critic: Here | None
+    policy: PolicyGroup
+    critic: CriticGroup | None
 
 
 def small(**changes: Any) -> PPORun:
@@ -160,14 +145,14 @@ def small(**changes: Any) -> PPORun:
     return config
 
 
-def models(config: PPORun, steps: int) -> dict[str, Here]:
+def models(config: PPORun, steps: int) -> dict[str, ModelGroup]:
     """The models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
     all_steps, frozen = (count * steps_per_rollout(config) for count in (steps, warm_up_steps(config)))
-    found = {"policy": Here(PolicyRole, "actor", "cpu", (config, all_steps - frozen))}
+    found = {"policy": PolicyGroup(LocalGroup(PolicyRole, "actor", "cpu", (config, all_steps - frozen)))}
     if config.algo.kl.init_coef > 0:
-        found["reference"] = Here(ReferenceRole, "ref", "cpu", (config,))
+        found["reference"] = ReferenceGroup(LocalGroup(ReferenceRole, "ref", "cpu", (config,)))
     if config.algo.advantage.estimator == "gae":
-        found["critic"] = Here(CriticRole, "critic", "cpu", (config, all_steps))
+        found["critic"] = CriticGroup(LocalGroup(CriticRole, "critic", "cpu", (config, all_steps)))
     return found
 
 

@@ -8,7 +8,9 @@ import torch
 from plain_run import small
 
 from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.model_groups import PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -52,7 +54,7 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
 class Asked:
     """In place of a worker group: says of each token what the engine said, and keeps what it was asked."""
 
-    name, world_size = "actor", 1
+    name, mesh = "actor", Mesh(1)
 
     def __init__(self) -> None:
         self.asked = []
@@ -71,14 +73,14 @@ def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
     for one in answers:
         one.append_model(np.array([7]), np.array([-1.0], np.float32), 3)
     rewards, scores = np.array([0.5, -0.25], np.float32), np.array([1.0, 0.0], np.float32)
-    maker = ExperienceMaker(small(**flags), Asked(), Asked(), None, None)
+    maker = ExperienceMaker(small(**flags), PolicyGroup(Asked()), ReferenceGroup(Asked()), None, None)
     return maker, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
 
 
 def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
     maker, samples = made(rollout__temperature=0.7)
     maker.make(samples, version=3)
-    assert maker.policy.asked == maker.frozen["ref_log_probs"].asked == [("log_probs", 0.7)]
+    assert maker.policy.group.asked == maker.frozen["ref_log_probs"].group.asked == [("log_probs", 0.7)]
 
 
 def test_shaped_rewards_are_learned_from():

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.models.process_reward_model import StepScores
 from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rl.model_groups import RewardGroup
 from rlhf_suite.rl.reward_sources import model_source, outcome
 
 
 class LastToken:
     """In place of the ranks of a reward model, two of them: the score of a sequence is its last token."""
 
-    name, world_size = "reward", 2
+    name = "reward"
 
-    def call_sharded(self, method, shards, *args):
+    def __init__(self, ranks: int = 2) -> None:
+        self.mesh = Mesh(ranks)
+
+    def start_sharded(self, method, shards, *args):
         assert method == "scores"
         return [batch.ids[batch.starts + batch.lengths - 1].float() for batch in shards]
+
+    def wait(self, refs, what):
+        return refs
 
 
 def answers(*last: int) -> list[Trajectory]:
@@ -32,12 +39,12 @@ def answers(*last: int) -> list[Trajectory]:
 
 
 def test_the_score_is_the_models_and_the_reward_is_it_standardised():
-    found = model_source(LastToken(), (3.0, 2.0))(answers(3, 9, 1), [])
+    found = model_source(RewardGroup(LastToken()), (3.0, 2.0))(answers(3, 9, 1), [])
     assert [(each.reward, each.score) for each in found] == [(0, 3), (3, 9), (-1, 1)]
 
 
 def test_without_constants_the_score_is_the_reward():
-    found = model_source(LastToken(), None)(answers(3, 9, 1), [])
+    found = model_source(RewardGroup(LastToken()), None)(answers(3, 9, 1), [])
     assert [(each.reward, each.score) for each in found] == [(3, 3), (9, 9), (1, 1)]
 
 
@@ -55,8 +62,7 @@ def test_a_solution_that_does_not_fit_has_no_reward():
 
 
 def test_two_ranks_score_what_one_does_in_the_same_order():
-    one, many = LastToken(), answers(*range(20, 60, 3))
-    alone = LastToken()
-    alone.world_size = 1
-    assert model_source(one, None)(many, []) == model_source(alone, None)(many, [])
-    assert torch.tensor([each.reward for each in model_source(one, None)(many, [])]).tolist() == [*range(20, 60, 3)]
+    many = answers(*range(20, 60, 3))
+    alone, pair = (model_source(RewardGroup(LastToken(ranks)), None)(many, []) for ranks in (1, 2))
+    assert alone == pair
+    assert [each.reward for each in pair] == [*range(20, 60, 3)]

@@ -28,7 +28,7 @@ def rollout(policy, temperature: float, advantage: float) -> TokenBatch:
     ]
     batch = collate(examples)
     batch.rows["index"] = torch.arange(len(LENGTHS))
-    (log_probs,) = policy.call("log_probs", batch, temperature)
+    log_probs = policy.log_probs(batch, temperature).result()
     more = {"old_log_probs": log_probs, "engine_log_probs": log_probs, "ref_log_probs": log_probs - 0.5}
     return replace(batch, tokens={**batch.tokens, **more, "advantages": advantage * batch.tokens["mask"]})
 
@@ -38,7 +38,9 @@ def trained(world, config, batches, advantage, kl_coefs):
     policy = models(config, steps=4)["policy"]
     whole = rollout(policy, config.rollout.temperature, advantage)
     mine = [take(whole, sequences) for sequences in batches]
-    return [policy.call("update", mine, number * len(mine), kl_coef)[0] for number, kl_coef in enumerate(kl_coefs)]
+    return [
+        policy.update(mine, number * len(mine), kl_coef, "update").result() for number, kl_coef in enumerate(kl_coefs)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +87,10 @@ def test_the_kl_term_has_the_coefficient_of_the_step(update):
 def averaged(world, config, advantages):
     """How far the average of the weights moved in each update on samples of these advantages."""
     policy = models(config, steps=9)["policy"]
-    average = policy._worker.average
+    average = policy.group._worker.average
     states, skipped = [{name: value.clone() for name, value in average.average.items()}], []
     for number, advantage in enumerate(advantages):
-        (row,) = policy.call("update", [rollout(policy, 0.7, advantage)], number, 0.0)
+        row = policy.update([rollout(policy, 0.7, advantage)], number, 0.0, "update").result()
         states.append({name: value.clone() for name, value in average.average.items()})
         skipped.append(row["train/actor_skipped"])
     moves = [sum(float((new[n] - old[n]).abs().sum()) for n in new) for old, new in pairwise(states)]

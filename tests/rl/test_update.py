@@ -10,7 +10,10 @@ from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.rl.update import Updater, split, step_indices, steps_per_rollout
+from rlhf_suite.distributed.mesh import Mesh
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
+from rlhf_suite.rl.sharding import split
+from rlhf_suite.rl.update import Updater, step_indices, steps_per_rollout
 
 
 def rollout(*lengths: int) -> TokenBatch:
@@ -58,7 +61,7 @@ def test_a_rank_beyond_the_sequences_gets_one_without_weight():
 class Asked:
     """In place of a worker group: keeps what each optimiser step is to train on, and with which numbers."""
 
-    world_size = 1
+    mesh = Mesh(1)
 
     def __init__(self, name: str) -> None:
         self.name, self.asked = name, []
@@ -77,7 +80,7 @@ def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
     run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
     run.critic.freezing_steps = 2
     policy, critic = Asked("policy"), Asked("critic")
-    updater = Updater(run, policy, critic)
+    updater = Updater(run, PolicyGroup(policy), CriticGroup(critic))
     batch = rollout(3, 4, 5, 6)
     batch.tokens["old_log_probs"] = torch.zeros(batch.num_tokens)
     return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]

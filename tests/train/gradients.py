@@ -169,7 +169,7 @@ def optimizer_gradient(
     """The gradient of one step over `batch`."""
     torch.manual_seed(0)
     config, world = train_config(split, BUDGET), model.world
-    mine = shards(batch, balanced_parts(batch, world.size))[world.rank]
+    mine = shards(batch, balanced_parts(batch, world.mesh.data))[world.data_index]
     micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config)]
     optimizer_step(model, objective, micro_batches, 0, "stop")
     return written(model)

@@ -92,7 +92,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
 
 def one_step(model: TrainedModel, batch: TokenBatch, step: int, setup: Setup) -> dict[str, float]:
     """Micro-batches of 3 of this rank's share of `batch`."""
-    mine = shards(batch, balanced_parts(batch, model.world.size))[model.world.rank]
+    mine = shards(batch, balanced_parts(batch, model.world.mesh.data))[model.world.data_index]
     parts = [take(mine, group) for group in micro_batches(mine.lengths.tolist(), count=3)]
     return optimizer_step(model, OBJECTIVES[setup.objective], parts, step, setup.on_nonfinite)
 

@@ -17,6 +17,7 @@ from splits import SPLITS, Split, sampled
 
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.packing import balance
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.train import step
 from rlhf_suite.train.strategy import TrainedModel
@@ -95,7 +96,7 @@ def without_mask(world, *args):
 
 def divided_by_the_local_count(world, *args):
     right = step.global_counts
-    step.global_counts = lambda objective, batches, _: right(objective, batches, World(0, 1, world.device))
+    step.global_counts = lambda objective, batches, _: right(objective, batches, World(0, Mesh(1), world.device))
     try:
         return gradient(world, *args)
     finally:

@@ -9,6 +9,7 @@ import torch
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
 from rlhf_suite.train.loader import StepLoader, rank_micro_batches
@@ -18,7 +19,7 @@ EXAMPLES = [Example(list(range(length)), [0] + [1] * (length - 1)) for length in
 
 
 def world(rank: int = 0, size: int = 1) -> World:
-    return World(rank, size, torch.device("cpu"))
+    return World(rank, Mesh(size), torch.device("cpu"))
 
 
 def seen(loader: StepLoader, step: int) -> list[int]:

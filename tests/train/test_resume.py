@@ -20,6 +20,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.optim import AdamConfig
 from rlhf_suite.config.runs import TASKS, SFTRun, SupervisedRun
 from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.tasks.sft import make_task
 from rlhf_suite.tracking.journal import Journal
@@ -122,7 +123,7 @@ def never_killed(world, folder):
 
     task = make_task(config, load_tokenizer("builtin:tiny", config.data))
     data = encode(config, make_task, task, journal)
-    worker = SupervisedWorker(world.rank, world.size, address, port, "cpu", config, make_task, data)
+    worker = SupervisedWorker(Rank(world.rank, world.mesh, address, port, "cpu"), config, make_task, data)
     losses = [worker.train_step(step)["train/gpt_loss"] for step in range(worker.steps()[0])]
     worker.export(folder / "model")
     return losses

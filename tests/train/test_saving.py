@@ -15,6 +15,7 @@ from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train.trained_worker import TrainedGroup
 
 
 class Counter(Worker):
@@ -67,7 +68,7 @@ class Notes:
 def group(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # the worker sets them; they are put back after the test
-    return LocalGroup(Counter, "actor", "cpu", ())
+    return TrainedGroup(LocalGroup(Counter, "actor", "cpu", ()))
 
 
 @pytest.fixture
@@ -125,12 +126,12 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
     first = saver(save_steps=1)
     first.driver_state["beta"].value = 0.25
     first.driver_files["notes"].text = "held"
-    group.call("set", 7)
+    group.begin("set", 7, what="").result()
     first.save_if_due(5, {"eval/gpt_loss": 2.0})
-    group.call("set", 8)
+    group.begin("set", 8, what="").result()
     second = saver(save_steps=1, load_enable=True)
     assert second.resume(print) == 5
-    assert group.call("get") == [7]
+    assert group.begin("get", what="").result() == 7
     assert second.driver_state["beta"].value == 0.25
     assert second.driver_files["notes"].text == "held"
     assert second.is_best({"eval/gpt_loss": 2.5}) is False
@@ -139,12 +140,12 @@ def test_a_resume_brings_back_models_driver_state_and_the_best_value(saver, grou
 def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, group):
     first, said = saver(save_steps=1), []
     for step in (1, 2):
-        group.call("set", step)
+        group.begin("set", step, what="").result()
         first.save_if_due(step, {})
     damaged = first.store.path / "step_000002" / "actor" / "number"
     damaged.write_text("3")  # of the right size
     assert saver(save_steps=1, load_enable=True).resume(said.append) == 1
-    assert group.call("get") == [1]
+    assert group.begin("get", what="").result() == 1
     assert said == [
         f"Skipping a checkpoint: {damaged.parents[1]} is damaged: actor/number is not what was written (its SHA-256 "
         "differs)",
@@ -155,12 +156,12 @@ def test_a_resume_says_from_where_and_passes_over_a_damaged_checkpoint(saver, gr
 def test_other_rows_under_the_same_name_are_refused_unless_they_are_allowed(saver, group):
     saver(save_steps=1).save_if_due(1, {})
     again = {"load_enable": True, "save_steps": 1}
-    group.call("set", 8)
+    group.begin("set", 8, what="").result()
     with pytest.raises(
         UserError, match=r"data\.dataset: the files have other contents .*allow_changes=\[data\.dataset"
     ):
         saver("other", **again).resume(print)
-    assert group.call("get") == [8], "nothing has been loaded"
+    assert group.begin("get", what="").result() == 8, "nothing has been loaded"
     assert saver("other", allow_changes=["data.dataset"], **again).resume(print) == 1
     assert saver(**again).resume(print) == 1
 
@@ -175,7 +176,7 @@ def test_a_fresh_run_starts_at_0_and_never_among_old_checkpoints(saver):
 
 
 def test_the_final_models_have_their_places(saver, group, tmp_path):
-    group.call("set", 9)
+    group.begin("set", 9, what="").result()
     assert saver().export() == tmp_path / "run" / "model"
     assert (tmp_path / "run" / "model" / "number").read_text() == "9"
     assert saver(output_dir=str(tmp_path / "out")).export() == tmp_path / "out"

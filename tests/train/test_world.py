@@ -6,6 +6,7 @@ import torch
 from steps import Setup, build
 
 from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World, seed_process
 
 
@@ -26,7 +27,7 @@ def continued(world, models, folder):
     """What rank 1 would have drawn after it was saved, and what it draws after it was loaded. Rank 0 was saved, too."""
     expected = []
     for rank in (0, 1):
-        model = build(World(rank, 1, torch.device("cpu")), models, Setup())
+        model = build(World(rank, Mesh(1), torch.device("cpu")), models, Setup())
         torch.manual_seed(rank)
         torch.rand(3)
         model.save_state(folder)

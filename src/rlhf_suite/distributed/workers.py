@@ -3,10 +3,11 @@
 SFT with several ranks and every role of PPO run in groups of this one class, on CPU cores and on GPUs alike.
 Creating a group does not wait, so several come up at once:
 
-    policy = WorkerGroup(PolicyWorker, "actor", policy_slots, options, args=(config,))
-    critic = WorkerGroup(CriticWorker, "critic", critic_slots, options, args=(config,))
+    policy = WorkerGroup(PolicyRole, "actor", policy_slots, options, args=(model, settings))
+    critic = WorkerGroup(CriticRole, "critic", critic_slots, options, args=(model, settings))
     policy.ready(), critic.ready()
-    metrics = policy.call("update", step, what="the policy update of step 3")
+
+A handle (`group.ModelGroup`) gives the calls of a group types.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import ray
 
+from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import wait_for
@@ -38,38 +40,38 @@ class GroupOptions:
 
 
 class Worker:
-    """Base of the classes that run in a group: knows its rank, and how to meet its peers.
+    """The base of the classes that run in a group: it knows its rank, and how to meet the other ranks.
 
-    The environment that torch.distributed and DeepSpeed read is set before a subclass's own `__init__` goes on.
+    The environment that torch.distributed and DeepSpeed read is set before the `__init__` of a subclass goes on.
     Ray shows each actor its own device only, so the local rank is always 0.
     """
 
-    def __init__(self, rank: int, world_size: int, master_addr: str, master_port: int, device: str) -> None:
+    def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        if master_addr == LOOPBACK:
+        if rank.host == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group that meets there stays there
         os.environ.update(
             TORCHELASTIC_USE_AGENT_STORE="True",  # torch joins the store at that address and starts none of its own
-            RANK=str(rank),
-            WORLD_SIZE=str(world_size),
+            RANK=str(rank.number),
+            WORLD_SIZE=str(rank.mesh.size),
             LOCAL_RANK="0",
             LOCAL_WORLD_SIZE="1",
-            MASTER_ADDR=master_addr,
-            MASTER_PORT=str(master_port),
+            MASTER_ADDR=rank.host,
+            MASTER_PORT=str(rank.port),
         )
 
 
 class WorkerGroup:
-    """`len(slots)` actors; rank i runs `cls(i, world_size, master_addr, master_port, device, *args)` in `slots[i]`."""
+    """`len(slots)` actors; rank i runs `cls(Rank(i, ...), *args)` in `slots[i]`."""
 
     def __init__(
         self, cls: type, name: str, slots: Sequence[Slot], options: GroupOptions, args: tuple[Any, ...] = ()
     ) -> None:
         self.name = name
-        self.world_size = len(slots)
-        self.members = [Member(f"{name}-{i}", options.log_dir / f"{name}-{i}.log") for i in range(len(slots))]
+        self.mesh = Mesh(data=len(slots))
+        self.members: Sequence[Member] = [
+            Member(f"{name}-{i}", options.log_dir / f"{name}-{i}.log") for i in range(len(slots))
+        ]
         self._is_ready = False
         self._timeout_s = options.timeout_s
         self._actors = [
@@ -80,7 +82,7 @@ class WorkerGroup:
         ]
         address = self._actors[0].open_store.remote()  # resolved by Ray on its way to the ranks
         self._built = [
-            actor.build.remote(cls, i, self.world_size, address, options.device, *args)
+            actor.build.remote(cls, i, self.mesh, address, options.device, *args)
             for i, actor in enumerate(self._actors)
         ]
 
@@ -90,31 +92,23 @@ class WorkerGroup:
             wait_for(self._built, f"the start of {self.name}", self._timeout_s, self.members)
             self._is_ready = True
 
-    def start(self, method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+    def start(self, method: str, *args: Any) -> list[ray.ObjectRef]:
         """Call `method` on every rank with the same arguments and do not wait; `wait` gives the results.
 
         An argument that is an ObjectRef arrives as its value: `ray.put` large ones once.
         """
-        return [actor.run.remote(method, *args, **kwargs) for actor in self._actors]
+        return [actor.run.remote(method, *args) for actor in self._actors]
 
     def start_sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[ray.ObjectRef]:
-        """As `start`, but rank i gets `shards[i]` as its first argument."""
-        return [actor.run.remote(method, shard, *args) for actor, shard in zip(self._actors, shards, strict=True)]
+        """Do as `start` does, but the first argument of a rank is the shard of its place on the data axis."""
+        assert len(shards) == self.mesh.data, (len(shards), self.mesh)
+        mine = [shards[self.mesh.data_index(rank)] for rank in range(self.mesh.size)]
+        return [actor.run.remote(method, shard, *args) for actor, shard in zip(self._actors, mine, strict=True)]
 
     def wait(self, refs: Sequence[ray.ObjectRef], what: str) -> list[Any]:
-        """The results of `start` or `start_sharded`, one per rank, within the run's deadline."""
+        """Return the results of `start` or `start_sharded`, one per rank, within the deadline of the run."""
         self.ready()
         return wait_for(refs, what, self._timeout_s, self.members)
-
-    def call(self, method: str, *args: Any, what: str | None = None, **kwargs: Any) -> list[Any]:
-        """`method` of every rank with the same arguments: the list of results. `what` names the wait in errors."""
-        self.ready()
-        return self.wait(self.start(method, *args, **kwargs), what or f"{self.name}.{method}")
-
-    def call_sharded(self, method: str, shards: Sequence[Any], *args: Any, what: str | None = None) -> list[Any]:
-        """As `call`, but rank i gets `shards[i]` as its first argument."""
-        self.ready()
-        return self.wait(self.start_sharded(method, shards, *args), what or f"{self.name}.{method}")
 
     def kill(self) -> None:
         """End all ranks at once, whatever they are doing."""
@@ -123,7 +117,7 @@ class WorkerGroup:
 
 
 class _Host:
-    """The Ray actor of one rank. It holds the worker, so that a constructor's error is an ordinary error of a call.
+    """The Ray actor of one rank. It holds the worker, so that an error of a constructor is an ordinary error of a call.
 
     Shortly before the deadline of a call passes it writes the stacks of all its threads to the log.
     """
@@ -133,23 +127,23 @@ class _Host:
         self._dump_after_s = 0.9 * timeout_s
 
     def open_store(self) -> tuple[str, int]:
-        """The address of a rendezvous store in this process, for the group to meet at. It listens from now on: a port
-        that is only free now may be somebody else's when the group comes to use it."""
+        """Open a rendezvous store in this process and return its address, where the group meets. It listens from now
+        on: another program could take a port that is only known to be free."""
         from rlhf_suite.distributed.world import open_store
 
         address = ray.util.get_node_ip_address()
         self._store = open_store(address)
         return address, self._store.port
 
-    def build(self, cls: type, rank: int, world_size: int, address: tuple[str, int], device: str, *args: Any) -> None:
-        self._worker = self._watched(cls, rank, world_size, *address, device, *args)
+    def build(self, cls: type, number: int, mesh: Mesh, address: tuple[str, int], device: str, *args: Any) -> None:
+        self._worker = self._watched(cls, Rank(number, mesh, *address, device), *args)
 
-    def run(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._watched(getattr(self._worker, method), *args, **kwargs)
+    def run(self, method: str, *args: Any) -> Any:
+        return self._watched(getattr(self._worker, method), *args)
 
-    def _watched(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watched(self, function: Any, *args: Any) -> Any:
         faulthandler.dump_traceback_later(self._dump_after_s, file=2)
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         finally:
             faulthandler.cancel_dump_traceback_later()

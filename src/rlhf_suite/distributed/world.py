@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric, Quantile, Ranking
 
 T = TypeVar("T")
@@ -23,40 +24,48 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """One process's place among the ranks of its model. Without other ranks every collective is the identity."""
+    """The place of one process among the ranks of its model, and the collectives over an axis of their mesh.
+
+    Over an axis of one rank every collective is the identity.
+    """
 
     rank: int
-    size: int
+    mesh: Mesh
     device: torch.device
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def data_index(self) -> int:
+        """Return which part of each batch this rank works on."""
+        return self.mesh.data_index(self.rank)
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over the ranks, of a copy."""
+        """Return the element-wise sum over the data axis."""
         return self._reduce(tensor, dist.ReduceOp.SUM)
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Element-wise maximum over the ranks, of a copy."""
+        """Return the element-wise maximum over the data axis."""
         return self._reduce(tensor, dist.ReduceOp.MAX)
 
     def _reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         result = tensor.detach().clone().to(self.device)
-        if self.size > 1:
+        if self.mesh.data > 1:
             dist.all_reduce(result, op=op)
         return result
 
     def gather(self, values: list[T]) -> list[T]:
-        """The values of all ranks, rank by rank."""
-        if self.size == 1:
+        """Return the values of all ranks of the data axis, rank by rank."""
+        if self.mesh.data == 1:
             return values
-        everyones: list[list[T]] = [[] for _ in range(self.size)]
+        everyones: list[list[T]] = [[] for _ in range(self.mesh.data)]
         dist.all_gather_object(everyones, values)
         return list(chain.from_iterable(everyones))
 
     def peak_memory_gb(self) -> float:
-        """The most memory that any rank has used so far, in GiB: allocated on the GPU, or resident on a CPU."""
+        """Return the most memory that any rank has used so far, in GiB: allocated on the GPU, or resident on a CPU."""
         if self.device.type == "cuda":
             used = torch.cuda.max_memory_allocated()
         else:
@@ -64,11 +73,12 @@ class World:
         return float(self.max(torch.tensor(float(used)))) / 2**30
 
     def barrier(self) -> None:
-        if self.size > 1:
+        """Wait for all ranks of the model."""
+        if self.mesh.size > 1:
             dist.barrier()
 
     def combined(self, metrics: Mapping[str, Metric]) -> dict[str, float]:
-        """Each metric exactly over all ranks, but for those of no case. Every rank has the same names."""
+        """Return each metric, exact over all ranks, except those without a case. Every rank has the same names."""
         means = {name: metric for name, metric in sorted(metrics.items()) if isinstance(metric, Mean)}
         local = [[float(mean.total), float(mean.count)] for mean in means.values()]
         pairs = self.sum(torch.tensor(local, dtype=torch.float64)).tolist() if means else []
@@ -79,7 +89,7 @@ class World:
         return result
 
     def _combined(self, metric: Metric) -> float | None:
-        """A metric that is not a mean over all ranks; None where it has no case."""
+        """Return the value over all ranks of a metric that is not a mean; None where it has no case."""
         if isinstance(metric, Deviation):
             parts = torch.stack([metric.total, metric.squares, torch.as_tensor(metric.count).double()])
             total, squares, count = self.sum(parts).tolist()
@@ -94,8 +104,8 @@ class World:
 
 
 def seed_process(config: TrainConfig, rank: int) -> None:
-    """Seed torch (dropout draws from it; ranks differ). With train.full_determinism_enable an operation that could
-    give another result next time is an error."""
+    """Seed torch, from which dropout draws; ranks differ. With train.full_determinism_enable an operation that may give
+    another result the next time is an error."""
     torch.manual_seed(config.seed + rank)
     if config.full_determinism_enable:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -104,9 +114,9 @@ def seed_process(config: TrainConfig, rank: int) -> None:
 
 
 def open_store(host: str, timeout: timedelta | None = None) -> dist.TCPStore:
-    """A rendezvous store in this process that listens on `host` alone, at a port of its own.
+    """Open a rendezvous store in this process that listens on `host` alone, at a free port.
 
-    torch's own default is every address of the machine.
+    By default torch would listen on every address of the machine.
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]

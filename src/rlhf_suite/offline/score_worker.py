@@ -9,6 +9,7 @@ import torch
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import checkpoint_precision
@@ -20,12 +21,12 @@ from rlhf_suite.train.strategy import join_world, load_frozen
 class ScoreWorker(Worker):
     """Holds a whole copy of the model. Sequences are packed without padding, up to the token budget."""
 
-    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: ScoreRun) -> None:
-        super().__init__(rank, world_size, addr, port, device)
+    def __init__(self, rank: Rank, config: ScoreRun) -> None:
+        super().__init__(rank)
         section, by_steps = config.reward, config.reward.process.enable
         path = section.process.model_name_or_path if by_steps else section.model_name_or_path
         assert path is not None
-        self.world, self.budget = join_world(rank, world_size, device), config.score.max_tokens_per_gpu
+        self.world, self.budget = join_world(rank), config.score.max_tokens_per_gpu
         flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
         ds = DeepSpeedConfig(
             zero_stage=0,

@@ -16,7 +16,6 @@ from rlhf_suite.data.row import BadRows, Row, RowError, joined_columns, required
 from rlhf_suite.data.row_range import Given, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.data.steps import SolutionEncoder
-from rlhf_suite.distributed.group import Group
 from rlhf_suite.models.process_reward_model import StepScores
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.responses import ResponseEncoder, has_open_end, reward_query, whole_text
@@ -24,7 +23,8 @@ from rlhf_suite.offline.scored_rows import best, pair, with_columns
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.reward_sources import outcome, sequence_scores, step_scores
+from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
+from rlhf_suite.rl.reward_sources import outcome, step_scores
 from rlhf_suite.rl.scoring import check_failures
 from rlhf_suite.tracking.journal import Journal
 
@@ -85,7 +85,7 @@ class ModelJudge:
         self,
         data: ScoreDataConfig,
         tokenizer: PreTrainedTokenizerBase,
-        group: Group,
+        group: RewardGroup,
         constants: tuple[float, float] | None,
     ) -> None:
         self.encoder = ResponseEncoder(tokenizer, data)
@@ -96,7 +96,7 @@ class ModelJudge:
         return self.encoder.encode(row)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
-        scores = sequence_scores(self.group, collate(items))
+        scores = self.group.scores(collate(items)).result()
         if self.constants is not None:
             scores = normalize_scores(scores, *self.constants)
         return [Scored(score, score) for score in scores.tolist()]
@@ -113,7 +113,9 @@ class StepJudge:
     """A process reward model, which reads text with its own tokenizer. What it scores from P(good) of the steps is
     their `aggregate`."""
 
-    def __init__(self, data: ScoreDataConfig, encoder: SolutionEncoder, group: Group, aggregate: str) -> None:
+    def __init__(
+        self, data: ScoreDataConfig, encoder: SolutionEncoder, group: ProcessRewardGroup, aggregate: str
+    ) -> None:
         self.data, self.encoder, self.group, self.aggregate = data, encoder, group, aggregate
 
     def read(self, row: Row) -> Example:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.run_placement import PROCESS
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ProcessRewardGroup, ReferenceGroup, RewardGroup
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
+
+G = TypeVar("G", bound=ModelGroup)
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,12 @@ class Actors:
     """Everything that runs beside the driver. A model that the run does not need is None."""
 
     engines: EnginePool
-    policy: WorkerGroup
-    critic: WorkerGroup | None
-    reference: WorkerGroup | None
-    teacher: WorkerGroup | None
-    reward: WorkerGroup | None
-    process: WorkerGroup | None  # the process reward model
+    policy: PolicyGroup
+    critic: CriticGroup | None
+    reference: ReferenceGroup | None
+    teacher: ReferenceGroup | None
+    reward: RewardGroup | None
+    process: ProcessRewardGroup | None
 
     def ready(self) -> None:
         """Wait until all are up."""
@@ -45,17 +50,19 @@ def start_actors(
     """
     options = GroupOptions(device, log_dir, config.launch.timeout_s, runtime_env(device))
 
-    def group(cls: type, name: str, *args: object) -> WorkerGroup | None:
-        return WorkerGroup(cls, name, slots[name], options, args) if name in slots else None
+    def group(handle: type[G], cls: type, name: str, *args: object) -> G | None:
+        return handle(WorkerGroup(cls, name, slots[name], options, args)) if name in slots else None
 
     engines = start_engines(config, slots["engine"], device, log_dir)
     if config.train.colocate_all and device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
     frozen = warm_up_steps(config) * steps_per_rollout(config)
-    policy = group(PolicyRole, "actor", config, optimizer_steps - frozen)
+    policy = group(PolicyGroup, PolicyRole, "actor", config, optimizer_steps - frozen)
     assert policy is not None
-    critic = group(CriticRole, "critic", config, optimizer_steps)
-    reference, teacher = group(ReferenceRole, "ref", config), group(TeacherRole, "teacher", config)
-    reward, process = group(RewardRole, "reward", config), group(ProcessRole, PROCESS, config)
+    critic = group(CriticGroup, CriticRole, "critic", config, optimizer_steps)
+    reference = group(ReferenceGroup, ReferenceRole, "ref", config)
+    teacher = group(ReferenceGroup, TeacherRole, "teacher", config)
+    reward = group(RewardGroup, RewardRole, "reward", config)
+    process = group(ProcessRewardGroup, ProcessRole, PROCESS, config)
     return Actors(engines, policy, critic, reference, teacher, reward, process)

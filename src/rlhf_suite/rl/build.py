@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.distributed.group import Group
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.run_placement import sync_backend
 from rlhf_suite.rl.actors import Actors
@@ -26,6 +25,7 @@ from rlhf_suite.rl.update import Updater
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train.trained_worker import TrainedGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ def wired(
     backend = sync_backend(config, device_kind(config.launch))
     publisher = Publisher(config, actors.policy, actors.engines, backend, probe)
     publisher.connect()
-    trained: dict[str, Group] = {"actor": actors.policy}
+    trained: dict[str, TrainedGroup] = {"actor": actors.policy}
     if actors.critic is not None:
         trained["critic"] = actors.critic
     return Pipeline(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import ray
 import torch
 
 from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import to_batch
-from rlhf_suite.distributed.workers import WorkerGroup
+from rlhf_suite.distributed.group import Pending
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 
 
@@ -23,10 +22,10 @@ class ExperienceMaker:
     def __init__(
         self,
         config: PPORun,
-        policy: WorkerGroup,
-        reference: WorkerGroup | None,
-        teacher: WorkerGroup | None,
-        critic: WorkerGroup | None,
+        policy: PolicyGroup,
+        reference: ReferenceGroup | None,
+        teacher: ReferenceGroup | None,
+        critic: CriticGroup | None,
     ) -> None:
         self.config, self.policy, self.critic = config, policy, critic
         self.frozen = {"ref_log_probs": reference, "teacher_log_probs": teacher}
@@ -51,16 +50,16 @@ class ExperienceMaker:
         if scored.greedy is not None:
             batch.rows["greedy"] = torch.from_numpy(scored.greedy)
         temperature = self.config.rollout.temperature
-        started = []
+        pending: dict[str, Pending[torch.Tensor]] = {}
         if self.needs_old_log_probs:
-            started.append(("old_log_probs", self.policy, *start(self.policy, "log_probs", batch, temperature)))
+            pending["old_log_probs"] = self.policy.log_probs(batch, temperature)
         for name, group in self.frozen.items():
             if group is not None:
-                started.append((name, group, *start(group, "log_probs", batch, temperature)))
+                pending[name] = group.log_probs(batch, temperature)
         if self.critic is not None:
-            started.append(("values", self.critic, *start(self.critic, "values", batch)))
-        for name, group, parts, refs in started:
-            batch.tokens[name] = reassemble(batch, parts, group.wait(refs, f"{group.name}: {name} of the rollout"))
+            pending["values"] = self.critic.values(batch)
+        for name, answer in pending.items():
+            batch.tokens[name] = answer.result()
         metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
         batch, correction = corrected(batch, self.config.algo.advantage)
         return batch, metrics | correction
@@ -73,11 +72,3 @@ class ExperienceMaker:
         result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], mask)
         check_mismatch(result.mean_abs, self.config)
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
-
-
-def start(
-    group: WorkerGroup, method: str, batch: TokenBatch, *args: float
-) -> tuple[list[list[int]], list[ray.ObjectRef]]:
-    """Begin a forward pass over all ranks of a group; gives the split and what to wait for."""
-    parts = balanced_parts(batch, group.world_size)
-    return parts, group.start_sharded(method, shards(batch, parts), *args)

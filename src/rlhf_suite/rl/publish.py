@@ -7,10 +7,9 @@ import torch
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.distributed.workers import WorkerGroup
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.mismatch import mismatch_limit
-from rlhf_suite.rl.sharding import balanced_parts, reassemble, shards
+from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.weight_sync.digests import WeightSyncError
 
 PROBE_SEQUENCES = 4
@@ -20,19 +19,19 @@ class Publisher:
     """Keeps the engines' weights those of the policy. `prompts` is what the first sync is probed with."""
 
     def __init__(
-        self, config: PPORun, policy: WorkerGroup, engines: EnginePool, backend: str, prompts: TokenBatch
+        self, config: PPORun, policy: PolicyGroup, engines: EnginePool, backend: str, prompts: TokenBatch
     ) -> None:
         self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
         self.prompts = prompts
 
     def connect(self) -> None:
         """Introduce trainer and engines to each other."""
-        host, port = self.policy.call("open_sender", self.backend)[0]
+        host, port = self.policy.open_sender(self.backend)
         if self.backend == "ipc":
-            self.policy.call("join_sender", host, port)
+            self.policy.join_sender(host, port)
         if self.backend != "shm":
-            trainer = self.policy.members[0]
-            self.engines.connect(host, port, lambda size: self.policy.start("connect_sender", size)[0], trainer)
+            trainer = self.policy.group.members[0]
+            self.engines.connect(host, port, lambda size: self.policy.connect_sender(size).refs[0], trainer)
 
     def publish(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
         """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
@@ -40,10 +39,10 @@ class Publisher:
             self.engines.wake()
         try:
             manifest, reports = self.engines.sync(
-                self.backend, version, lambda: self.policy.start("publish", version), self.policy.members
+                self.backend, version, lambda: self.policy.publish(version).refs, self.policy.group.members
             )
         finally:  # not waited for: were the policy gone, its absence would hide why the sync failed
-            self.policy.start("release")
+            self.policy.release()
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.read_back for r in reports))}
         if self.config.vllm.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
@@ -56,9 +55,7 @@ class Publisher:
         if len(fitting) == 0:
             return 0.0
         chosen = every_token(take(batch, fitting))
-        parts = balanced_parts(chosen, self.policy.world_size)
-        shares = self.policy.call_sharded("log_probs", shards(chosen, parts), 1.0, what=f"the probe of sync {version}")
-        ours = reassemble(chosen, parts, shares).numpy()
+        ours = self.policy.log_probs(chosen, 1.0, what=f"the probe of sync {version}").result().numpy()
         sequences = [ids.tolist() for ids in torch.split(chosen.ids, chosen.lengths.tolist())]
         mask = chosen.tokens["mask"].numpy().astype(bool)
         gaps = [np.abs(np.concatenate(theirs) - ours)[mask].mean() for theirs in self.engines.score(sequences)]

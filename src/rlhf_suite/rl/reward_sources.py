@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.data.batch import Example, TokenBatch, collate
+from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
-from rlhf_suite.distributed.group import Group
 from rlhf_suite.models.process_reward_model import StepScores, split_step_scores
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards
+from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 
 ModelSource = Callable[[Sequence[Trajectory], Sequence[RewardRow]], list[Outcome]]
 
@@ -48,19 +45,19 @@ class TrajectoryRewards:
         return self.rewards.score(rows, by_model)
 
 
-def model_source(group: Group, constants: tuple[float, float] | None) -> ModelSource:
+def model_source(group: RewardGroup, constants: tuple[float, float] | None) -> ModelSource:
     """A reward model that reads the policy's own tokens. The score is what it says, the reward is that standardised by
     `constants` (mean and deviation)."""
 
     def scores(trajectories: Sequence[Trajectory], rows: Sequence[RewardRow]) -> list[Outcome]:
-        found = sequence_scores(group, to_batch(trajectories))
+        found = group.scores(to_batch(trajectories)).result()
         rewards = found if constants is None else normalize_scores(found, *constants)
         return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
 
     return scores
 
 
-def process_source(group: Group, encoder: SolutionEncoder, aggregate: str) -> ModelSource:
+def process_source(group: ProcessRewardGroup, encoder: SolutionEncoder, aggregate: str) -> ModelSource:
     """A process reward model. It reads the text of prompt and response with its own tokenizer, so that policies of
     any vocabulary can be scored; the trajectory's tokens are not touched."""
 
@@ -71,18 +68,11 @@ def process_source(group: Group, encoder: SolutionEncoder, aggregate: str) -> Mo
     return scores
 
 
-def sequence_scores(group: Group, batch: TokenBatch) -> torch.Tensor:
-    """[B] what the reward model of `group` says of each sequence, its ranks sharing the work by length."""
-    parts = balanced_parts(batch, group.world_size)
-    return reassemble_rows(parts, group.call_sharded("scores", shards(batch, parts)))
-
-
-def step_scores(group: Group, encoder: SolutionEncoder, examples: Sequence[Example]) -> list[StepScores]:
+def step_scores(group: ProcessRewardGroup, encoder: SolutionEncoder, examples: Sequence[Example]) -> list[StepScores]:
     """P(good) of the steps of each solution, by the process reward model of `group`."""
     batch = collate(examples)
-    parts = balanced_parts(batch, group.world_size)
-    found = group.call_sharded("probabilities", shards(batch, parts), encoder.columns)
-    return split_step_scores(batch, reassemble(batch, parts, found), [example.truncated for example in examples])
+    found = group.probabilities(batch, encoder.columns).result()
+    return split_step_scores(batch, found, [example.truncated for example in examples])
 
 
 def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:

@@ -13,6 +13,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
@@ -36,13 +37,11 @@ STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy a
 class Role(Worker):
     """What all roles share: the ranks they work with, and forward passes in micro-batches."""
 
-    def __init__(
-        self, rank: int, world_size: int, master_addr: str, master_port: int, device: str, config: PPORun
-    ) -> None:
-        super().__init__(rank, world_size, master_addr, master_port, device)
+    def __init__(self, rank: Rank, config: PPORun) -> None:
+        super().__init__(rank)
         self.config = config
-        self.world = join_world(rank, world_size, device)
-        seed_process(config.train, rank)
+        self.world = join_world(rank)
+        seed_process(config.train, rank.number)
 
     @torch.no_grad()
     def forward(
@@ -71,8 +70,8 @@ class ReferenceRole(Role):
 
     section = "ref"
 
-    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
-        super().__init__(rank, world_size, addr, port, device, config)
+    def __init__(self, rank: Rank, config: PPORun) -> None:
+        super().__init__(rank, config)
         section = getattr(config, self.section)
         path = section.model_name_or_path or config.actor.model_name_or_path
         assert path is not None
@@ -93,8 +92,8 @@ class TeacherRole(ReferenceRole):
 class RewardRole(Role):
     """The frozen reward model: one score per sequence, at its last token."""
 
-    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
-        super().__init__(rank, world_size, addr, port, device, config)
+    def __init__(self, rank: Rank, config: PPORun) -> None:
+        super().__init__(rank, config)
         path = reward_model(config.reward)
         assert path is not None
         flag = "reward.model_name_or_path"
@@ -109,8 +108,8 @@ class RewardRole(Role):
 class ProcessRole(Role):
     """The frozen process reward model: P(good) of every step."""
 
-    def __init__(self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun) -> None:
-        super().__init__(rank, world_size, addr, port, device, config)
+    def __init__(self, rank: Rank, config: PPORun) -> None:
+        super().__init__(rank, config)
         path = config.reward.process.model_name_or_path
         assert path is not None
         self.model = load_frozen(path, "lm", config.ds, self.world, "reward.process.model_name_or_path")
@@ -179,10 +178,8 @@ class PolicyRole(TrainedRole):
     objective: PolicyObjective
     sender: Sender | None = None
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
-        self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
-    ) -> None:
-        super().__init__(rank, world_size, addr, port, device, config)
+    def __init__(self, rank: Rank, config: PPORun, total_steps: int) -> None:
+        super().__init__(rank, config)
         self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
         horizon = config.rollout.max_new_tokens or config.data.max_len
         self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature, horizon)
@@ -264,10 +261,8 @@ class CriticRole(TrainedRole):
 
     prefix = "critic_"
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
-        self, rank: int, world_size: int, addr: str, port: int, device: str, config: PPORun, total_steps: int
-    ) -> None:
-        super().__init__(rank, world_size, addr, port, device, config)
+    def __init__(self, rank: Rank, config: PPORun, total_steps: int) -> None:
+        super().__init__(rank, config)
         self.build(config.critic, "value", total_steps, "critic.model_name_or_path")
         self.objective = ValueObjective(config.critic)
 

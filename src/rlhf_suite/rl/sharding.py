@@ -23,6 +23,12 @@ def balanced_parts(batch: TokenBatch, ranks: int) -> list[list[int]]:
     return balance(batch.lengths.tolist(), ranks) if ranks > 1 else [list(range(len(batch)))]
 
 
+def split(batches: Sequence[TokenBatch], ranks: int) -> list[list[TokenBatch]]:
+    """Return for each rank its share of every optimiser step."""
+    per_step = [shards(batch, balanced_parts(batch, ranks)) for batch in batches]
+    return [[shares[rank] for shares in per_step] for rank in range(ranks)]
+
+
 def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> list[list[int]]:
     """Micro-batches of a forward pass: by token budget when there is one, else `count` sequences each. A longer
     sequence raises the budget: a judge reads more tokens than the policy wrote, for which the budget is made."""

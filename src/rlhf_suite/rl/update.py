@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.distributed.workers import WorkerGroup
 from rlhf_suite.rl.mismatch import check_mismatch
-from rlhf_suite.rl.sharding import balanced_parts, shards
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 
 
 def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
@@ -21,12 +18,6 @@ def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[i
         order = generator.permutation(num_sequences)
         steps += [order[i : i + batch_size].tolist() for i in range(0, num_sequences, batch_size)]
     return steps
-
-
-def split(batches: Sequence[TokenBatch], ranks: int) -> list[list[TokenBatch]]:
-    """For each rank its share of every optimiser step."""
-    per_step = [shards(batch, balanced_parts(batch, ranks)) for batch in batches]
-    return [[shares[rank] for shares in per_step] for rank in range(ranks)]
 
 
 def steps_per_rollout(config: PPORun) -> int:
@@ -43,7 +34,7 @@ def warm_up_steps(config: PPORun) -> int:
 class Updater:
     """Trains policy and critic on a rollout."""
 
-    def __init__(self, config: PPORun, policy: WorkerGroup, critic: WorkerGroup | None) -> None:
+    def __init__(self, config: PPORun, policy: PolicyGroup, critic: CriticGroup | None) -> None:
         self.config, self.policy, self.critic = config, policy, critic
 
     def update(self, experience: TokenBatch, step: int, kl_coef: float) -> dict[str, float]:
@@ -55,17 +46,15 @@ class Updater:
         chosen = step_indices(len(experience), train.batch_size, train.max_epochs, (train.seed, step))
         batches = [take(experience, indices) for indices in chosen]
         per_rollout, warm_up = steps_per_rollout(self.config), warm_up_steps(self.config)
-        running = []
+        running, what = [], f"update of step {step + 1}"
         if step >= warm_up:
-            mine = split(batches, self.policy.world_size)
             first = (step - warm_up) * per_rollout
-            running.append((self.policy, self.policy.start_sharded("update", mine, first, kl_coef)))
+            running.append(self.policy.update(batches, first, kl_coef, what))
         if self.critic is not None:
-            mine = split(batches, self.critic.world_size)
-            running.append((self.critic, self.critic.start_sharded("update", mine, step * per_rollout)))
+            running.append(self.critic.update(batches, step * per_rollout, what))
         metrics: dict[str, float] = {}
-        for group, refs in running:
-            metrics |= group.wait(refs, f"{group.name}: update of step {step + 1}")[0]
+        for pending in running:
+            metrics |= pending.result()
         if "old_log_probs" not in experience.tokens:
             metrics["mismatch/mean"] = metrics.pop("train/engine_gap")
             check_mismatch(metrics["mismatch/mean"], self.config)

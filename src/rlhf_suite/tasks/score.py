@@ -18,6 +18,7 @@ from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.offline.score_worker import ScoreWorker
 from rlhf_suite.offline.scores import ModelJudge, RewardModel, RowScorer, StepJudge, TextJudge, row_source
 from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
 from rlhf_suite.rl.scoring import REWARD_LOG
 
 
@@ -48,7 +49,7 @@ def judge(config: ScoreRun, job: BatchJob) -> Iterator[RewardModel[Any]]:
         if least > budget:
             raise UserError(f"score.max_tokens_per_gpu={budget} holds no whole solution; write {least} or more")
         with running(ScoreWorker, "process", ranks, config.launch, folder, (config,)) as group:
-            yield StepJudge(config.data, encoder, group, process.aggregate)
+            yield StepJudge(config.data, encoder, ProcessRewardGroup(group), process.aggregate)
         return
     if path is None:
         with closing(Rewards(reward, folder.logs / REWARD_LOG)) as text:
@@ -58,4 +59,4 @@ def judge(config: ScoreRun, job: BatchJob) -> Iterator[RewardModel[Any]]:
     tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
     ranks = reward.num_nodes * reward.num_gpus_per_node
     with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:
-        yield ModelJudge(config.data, tokenizer, group, constants)
+        yield ModelJudge(config.data, tokenizer, RewardGroup(group), constants)

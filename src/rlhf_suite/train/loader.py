@@ -39,7 +39,8 @@ def rank_micro_batches(
     group stay together, and count as one in `train.micro_batch_size`."""
     held = {i: examples[i] for i in chosen}  # read once: they may be on disk
     lengths = [len(held[i]) for i in chosen]
-    part = balance(lengths, world.size)[world.rank] if world.size > 1 else list(range(len(chosen)))
+    parts = balance(lengths, world.mesh.data) if world.mesh.data > 1 else [list(range(len(chosen)))]
+    part = parts[world.data_index]
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
         return [weightless(collate_indexed(held, [chosen[0]]))]
     mine = [chosen[i] for i in part]

@@ -12,12 +12,12 @@ from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.resolve import load
 from rlhf_suite.config.resume import Change, changes, refusal
 from rlhf_suite.disk import writing
-from rlhf_suite.distributed.group import Group
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, requested
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, store_of
 from rlhf_suite.train.output import deliver, final_folder
+from rlhf_suite.train.trained_worker import TrainedGroup
 
 NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 
@@ -55,7 +55,7 @@ class Saver:
         self,
         config: CheckpointConfig,
         folder: RunFolder,
-        groups: Mapping[str, Group],
+        groups: Mapping[str, TrainedGroup],
         default_metric: str,
         rows: TrainingRows,
         driver_state: Mapping[str, Stateful] | None = None,
@@ -91,7 +91,7 @@ class Saver:
         said = "".join(f"; {change}" for change in changed)
         say(f"Resuming after step {checkpoint.step} from {checkpoint.path}{said}")
         for name, group in self.groups.items():
-            group.call("load_state", checkpoint.path / name, what=f"{name}: loading {checkpoint.path}")
+            group.load_state(checkpoint.path / name)
         self.folder.set_run_id(state["run"])
         self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
@@ -165,12 +165,12 @@ class Saver:
     def _write(self, folder: Path, step: int, kind: str) -> None:
         for name, group in self.groups.items():
             (folder / name).mkdir()
-            group.call("save_state", folder / name, what=f"{name}: saving step {step}")
+            group.save_state(folder / name)
         for name, files in self.driver_files.items():
             (folder / name).mkdir()
             files.save(folder / name)
         if self.config.save_hf:
-            self.groups["actor"].call("export", folder / "hf", what=f"actor: exporting step {step}")
+            self.groups["actor"].export(folder / "hf")
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
         state = {
@@ -200,9 +200,9 @@ class Saver:
         path = output.with_name(f"{output.name}_{suffix}") if suffix else output
 
         def write(place: Path) -> None:
-            self.groups[name].call("export", place, what=f"{name}: exporting")
+            self.groups[name].export(place)
             if self.config.save_adapter:
                 adapter = place.with_name(f"{place.name}_adapter")
-                self.groups[name].call("export_adapter", adapter, what=f"{name}: exporting its adapter")
+                self.groups[name].export_adapter(adapter)
 
         return deliver(write, path, self.folder, kind or name)

@@ -74,7 +74,7 @@ def balanced_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -
     """Within it the load-balancing loss of the micro-batches is that of all of them, on all ranks, as one batch. That
     takes a forward pass beforehand, which counts the tokens that go to each expert, unless there is only one."""
     balance, world = model.module.balance, model.world
-    if balance is None or (world.size == 1 and len(micro_batches) == 1):
+    if balance is None or (world.mesh.size == 1 and len(micro_batches) == 1):
         yield
         return
     training = model.module.training

@@ -18,6 +18,7 @@ from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel
@@ -27,17 +28,19 @@ from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.train import optim
 
 
-def join_world(rank: int, size: int, device: str) -> World:
-    """Join DeepSpeed's process group (a Worker has set its environment): gloo on CPU, NCCL on GPUs.
+def join_world(rank: Rank) -> World:
+    """Join the process group of DeepSpeed, whose environment a Worker has set: gloo on CPUs, NCCL on GPUs.
 
-    Without DeepSpeed's shared-memory extension: that is a minute's compilation, and buffers that outlive the run.
+    DeepSpeed's extension for shared memory is switched off: it takes a minute to compile, and its buffers outlive the
+    run.
     """
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("nccl" if device == "cuda" else "gloo", verbose=False)
-    return World(rank, size, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    on_gpu = rank.device == "cuda"
+    deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
+    return World(rank.number, rank.mesh, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
@@ -115,7 +118,7 @@ class TrainedModel:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`, this rank's share of the step's loss. DeepSpeed averages over the ranks, so it
         is scaled by their number to make the result the gradient of the sum over ranks."""
-        self.engine.backward(loss * self.world.size)
+        self.engine.backward(loss * self.world.mesh.data)
 
     def step(self, step: int) -> dict[str, float]:
         """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
@@ -141,7 +144,7 @@ class TrainedModel:
     @property
     def needs_equal_micro_batches(self) -> bool:
         """Whether every rank must run the same number of micro-batches (its collectives run in the backward pass)."""
-        return self.world.size > 1 and self.ds.zero_stage >= 2
+        return self.world.mesh.size > 1 and self.ds.zero_stage >= 2
 
     def gathered(self, parameters: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
         """Within it the given parameters are whole on every rank (ZeRO-3 partitions them)."""

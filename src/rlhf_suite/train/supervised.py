@@ -16,6 +16,7 @@ from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, Sources, metric_names, source_names
+from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.ranks import running
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.load import load_tokenizer
@@ -31,7 +32,7 @@ from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import Task, counted_tokens
-from rlhf_suite.train.trained_worker import TrainedWorker
+from rlhf_suite.train.trained_worker import SupervisedGroup, TrainedWorker
 from rlhf_suite.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -53,21 +54,11 @@ class Encoded:
 class SupervisedWorker(TrainedWorker):
     """One rank of a supervised run."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the first five are every worker's
-        self,
-        rank: int,
-        world_size: int,
-        addr: str,
-        port: int,
-        device: str,
-        config: R,
-        make_task: MakeTask[R],
-        data: Encoded,
-    ) -> None:
-        super().__init__(rank, world_size, addr, port, device)
+    def __init__(self, rank: Rank, config: R, make_task: MakeTask[R], data: Encoded) -> None:
+        super().__init__(rank)
         assert config.actor.model_name_or_path is not None
-        world = join_world(rank, world_size, device)
-        seed_process(config.train, rank)
+        world = join_world(rank)
+        seed_process(config.train, rank.number)
         self.config, self.data = config, data
         self.loader = StepLoader(data.train, config.train, world)
         self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
@@ -133,9 +124,10 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
-    ranks = config.actor.num_nodes * config.actor.num_gpus_per_node
-    with running(SupervisedWorker, "actor", ranks, config.launch, run_folder, (config, make_task, data)) as group:
-        total_steps, steps_per_epoch = group.call("steps")[0]
+    size = config.actor.num_nodes * config.actor.num_gpus_per_node
+    with running(SupervisedWorker, "actor", size, config.launch, run_folder, (config, make_task, data)) as ranks:
+        group = SupervisedGroup(ranks)
+        total_steps, steps_per_epoch = group.steps()
         rows = TrainingRows("data.dataset", data.contents_digest)
         saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows)
         try:

@@ -1,10 +1,11 @@
-"""One rank of a model that is trained: its state on disk and its export, whatever it is trained for."""
+"""A model that is trained, whatever for: what each of its ranks does with its state on disk, and the handle on them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
@@ -37,3 +38,42 @@ class TrainedWorker(Worker):
         model = self.model
         save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
         model.world.barrier()
+
+
+class TrainedGroup(ModelGroup):
+    """The ranks of a model that is trained."""
+
+    def save_state(self, folder: Path) -> None:
+        """Write the state of every rank into a folder of a checkpoint."""
+        self.begin("save_state", folder, what=f"saving {folder}").result()
+
+    def load_state(self, folder: Path) -> None:
+        """Do the inverse of `save_state`."""
+        self.begin("load_state", folder, what=f"loading {folder}").result()
+
+    def export(self, path: Path) -> None:
+        """Write the model in HF format."""
+        self.begin("export", path, what="exporting").result()
+
+    def export_adapter(self, path: Path) -> None:
+        """Write the LoRA adapter alone, in peft's format."""
+        self.begin("export_adapter", path, what="exporting its adapter").result()
+
+
+class SupervisedGroup(TrainedGroup):
+    """The ranks of a supervised run (`supervised.SupervisedWorker`)."""
+
+    def steps(self) -> tuple[int, int]:
+        """Return the optimiser steps of the run, and those of an epoch."""
+        steps: tuple[int, int] = self.begin("steps", what="counting its steps").result()
+        return steps
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Take optimiser step `step` (0-based) and return its metrics."""
+        metrics: dict[str, float] = self.begin("train_step", step, what=f"step {step + 1}").result()
+        return metrics
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Return the metrics of the held-out sets after `step` optimiser steps."""
+        metrics: dict[str, float] = self.begin("evaluate", what=f"the evaluation after step {step}").result()
+        return metrics

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.distributed.group import Group
 from rlhf_suite.launch.stop import deferred
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import last_values, read_rows
 from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.trained_worker import SupervisedGroup
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Trainer:
     """Drives the ranks of one trained model (`SupervisedWorker`), in this process or on Ray actors."""
 
     config: SupervisedRun
-    group: Group
+    group: SupervisedGroup
     saver: Saver
     journal: Journal
     total_steps: int
@@ -46,7 +46,7 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """One optimiser step (0-based)."""
         with self.journal.phase("train"):
-            metrics = self.group.call("train_step", step, what=f"step {step + 1}")[0]
+            metrics = self.group.train_step(step)
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / self.journal.seconds["train"]
         self.log(step + 1, metrics | {"train/epoch": (step + 1) / self.steps_per_epoch})
 
@@ -56,7 +56,7 @@ class Trainer:
         if self.config.eval.dataset is None or (step % every and step != self.total_steps):
             return {}
         with self.journal.phase("evaluation"):
-            metrics = self.group.call("evaluate", what=f"the evaluation after step {step}")[0]
+            metrics = self.group.evaluate(step)
         self.log(step, metrics, always=True)
         return metrics
 

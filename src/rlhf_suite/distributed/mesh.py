@@ -1,0 +1,41 @@
+"""The axes along which the ranks of a model divide its work, and the place of one rank among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How many ranks a model has along each axis.
+
+    The sequences of a batch are split over `data`, and counts are summed over it. The tokens of one sequence are split
+    over `sequence`, and the matrices of one layer over `tensor`; both have size 1 so far.
+    """
+
+    data: int
+    sequence: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.sequence == self.tensor == 1, "attention and head are not split over ranks"
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self.data * self.sequence * self.tensor
+
+    def data_index(self, rank: int) -> int:
+        """Return which part of a batch a rank works on: ranks that share a part have successive numbers."""
+        return rank // (self.sequence * self.tensor)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process among those of a model: its number, where all of them meet, and the kind of its device."""
+
+    number: int
+    mesh: Mesh
+    host: str  # of the rendezvous store
+    port: int
+    device: str  # "cpu" or "cuda"
