@@ -154,6 +154,7 @@ class Here:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         import torch
 
+        from rlhf_suite.distributed.mesh import Mesh, Rank
         from rlhf_suite.train.strategy import join_world
 
         torch.set_num_threads(1)
