@@ -91,8 +91,8 @@ TRAIN = [
     Mutation(
         "every rank has the rows of the first",
         "train/loader.py",
-        "world.size)[world.rank]",
-        "world.size)[0]",
+        "parts[world.data_index]",
+        "parts[0]",
         LOADER,
     ),
     Mutation(
