@@ -39,7 +39,7 @@ def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
 
 def test_units_are_masked_tokens_and_sequences_that_have_one(batch):
     units = {name: float(count) for name, count in objective().units(batch).items()}
-    assert units == {"tokens": 5, "sequences": 2, "all_tokens": 9}
+    assert units == {"tokens": 5, "sequences": 2}
     assert float(ValueObjective(CriticConfig()).units(batch)["tokens"]) == 5
 
 

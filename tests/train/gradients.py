@@ -160,7 +160,7 @@ def gradient(world: World, folder: Path, loss: str, split: Split, batch: TokenBa
     """The gradient that the optimiser of `split` is given, by the names of a plain transformers model; rank 0's."""
     with gradient_writer():
         model = trained_model(world, folder, head_of(loss), split)
-    return optimizer_gradient(model, with_aux(OBJECTIVES[loss], split.aux), split, batch)
+    return optimizer_gradient(model, OBJECTIVES[loss], split, batch)
 
 
 def optimizer_gradient(
@@ -199,14 +199,6 @@ def local_weights(model: strategy.TrainedModel) -> list[torch.Tensor]:
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
         parameters += [part.detach() for part in getattr(model.optimizer, name, [])]
     return parameters
-
-
-def with_aux(objective: Objective, coef: float) -> Objective:
-    """The objective of the policy or the critic with this weight of the load-balancing loss."""
-    for section in ("actor", "critic"):
-        if hasattr(objective, section):
-            objective = replace(objective, **{section: replace(getattr(objective, section), aux_loss_coef=coef)})
-    return objective
 
 
 def train_config(split: Split, budget: int) -> TrainConfig:

@@ -129,7 +129,7 @@ def watched(world, folder, sets):
 
     class Watching(NextToken):
         def loss(self, model, batch):
-            modes.append(model.module.training)
+            modes.append(model.model.module.training)
             return super().loss(model, batch)
 
     model = steps.build(world, folder, steps.Setup())

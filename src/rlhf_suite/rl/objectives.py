@@ -14,13 +14,13 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_loss
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
-from rlhf_suite.models.forward import token_log_probs, value_outputs
-from rlhf_suite.train.task import Forward, StepLoss, balanced, counted, counted_tokens, with_balance
+from rlhf_suite.models.forward import token_log_probs, token_values
+from rlhf_suite.train.task import Forward, StepLoss, counted
 
 
 @dataclass
 class PolicyObjective:
-    """Policy loss + beta * KL (use_loss) - entropy_coef * entropy + aux_loss_coef * MoE auxiliary loss.
+    """Minimise policy loss + beta * KL (use_loss) - entropy_coef * entropy.
 
     The policy loss is a mean by actor.loss_agg_mode; KL and entropy are means over tokens.
     """
@@ -32,11 +32,7 @@ class PolicyObjective:
     kl_coef: float = 0.0
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {
-            "tokens": batch.tokens["mask"].sum(),
-            "sequences": counted(batch).sum(),
-            "all_tokens": counted_tokens(batch),
-        }
+        return {"tokens": batch.tokens["mask"].sum(), "sequences": counted(batch).sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.tokens["mask"]
@@ -51,7 +47,7 @@ class PolicyObjective:
         if "old_log_probs" not in batch.tokens:
             gap = (batch.tokens["engine_log_probs"] - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)
-        return balanced(StepLoss(sums, metrics), output.aux_loss, self.actor.aux_loss_coef, batch)
+        return StepLoss(sums, metrics)
 
     def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
         """The policy loss. Without old log-probs the policy has not moved since the rollout."""
@@ -88,15 +84,15 @@ class PolicyObjective:
 
 @dataclass
 class ValueObjective:
-    """Clipped value loss, a mean over tokens, + aux_loss_coef * MoE auxiliary loss."""
+    """Minimise the clipped value loss, a mean over tokens."""
 
     critic: CriticConfig
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+        return {"tokens": batch.tokens["mask"].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         tokens = batch.tokens
-        values, aux_loss = value_outputs(model, batch)
+        values = token_values(model, batch)
         result = value_loss(values, tokens["values"], tokens["returns"], tokens["mask"], self.critic.value_clip)
-        return with_balance("tokens", result, aux_loss, self.critic.aux_loss_coef, batch)
+        return StepLoss.of("tokens", result)

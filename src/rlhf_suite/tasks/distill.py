@@ -19,7 +19,7 @@ from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task
 
 
 @dataclass
@@ -33,14 +33,13 @@ class Distillation(Task):
     algo: DistillAlgoConfig
     teacher: str | None
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
-    aux_loss_coef: float
     offload: bool  # the teacher
 
     def roles(self) -> dict[str, FrozenRole]:
         return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path", self.offload)}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+        return {"tokens": batch.tokens["mask"].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         tokens = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
@@ -51,13 +50,13 @@ class Distillation(Task):
             both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
             return torch.stack([language, DIVERGENCES[self.algo.divergence](*both)], 1)
 
-        losses, aux_loss = map_logits(model, batch, tokens - 1, read)  # [N, 2]
+        losses = map_logits(model, batch, tokens - 1, read).values  # [N, 2]
         language, divergence = losses.sum(0)
         coef = self.algo.kd_coef
         total = (1 - coef) * language + coef * self.algo.temperature**2 * divergence
         sums = {"loss": total, "gpt_loss": language, "distil_loss": divergence}
         metrics = {name: Mean(value.detach(), len(tokens)) for name, value in sums.items()}
-        return with_balance("tokens", LossSum(total, metrics), aux_loss, self.aux_loss_coef, batch)
+        return StepLoss.of("tokens", LossSum(total, metrics))
 
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         return (logits[:, : self.vocabulary] / self.algo.temperature).log_softmax(-1)
@@ -74,8 +73,8 @@ class Distillation(Task):
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
     check_teacher(tokenizer, config.teacher, config.data)
     encoder = ConversationEncoder(tokenizer, config.data)
-    coef, teacher = config.actor.aux_loss_coef, config.teacher
-    return Distillation(encoder, config.algo, teacher.model_name_or_path, len(tokenizer), coef, teacher.offload)
+    teacher = config.teacher
+    return Distillation(encoder, config.algo, teacher.model_name_or_path, len(tokenizer), teacher.offload)
 
 
 def run(config: DistillRun, folder: Path) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rlhf_suite.losses.preference import Answers, preference_loss
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted
 
 
 @dataclass
@@ -26,7 +26,6 @@ class DPO(Task):
     encoder: PairEncoder
     algo: DPOAlgoConfig
     reference: str | None  # its path; null: the policy's starting weights
-    aux_loss_coef: float
     offload: bool  # the reference
     annotates_once: bool
     main_metric: str = "acc"
@@ -40,21 +39,21 @@ class DPO(Task):
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}
+        return {"pairs": counted(batch)[::2].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        log_probs, aux_loss = response_log_probs(model, batch)  # [2P]
+        log_probs = response_log_probs(model, batch).values  # [2P]
         reference = batch.rows.get("reference", torch.zeros_like(log_probs))
         tokens = tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch))
         chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))
         loss = preference_loss(chosen, rejected, counted(batch)[::2], self.algo)
-        return with_balance("pairs", loss, aux_loss, self.aux_loss_coef, batch)
+        return StepLoss.of("pairs", loss)
 
 
 def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
     encoder = PairEncoder(tokenizer, config.data)
-    ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
-    return DPO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.offload, ref.cache_enable)
+    ref = config.ref
+    return DPO(encoder, config.algo, ref.model_name_or_path, ref.offload, ref.cache_enable)
 
 
 def run(config: DPORun, folder: Path) -> dict[str, float]:

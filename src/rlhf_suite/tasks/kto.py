@@ -16,7 +16,7 @@ from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, Total, counted, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, Total, counted
 
 
 @dataclass
@@ -30,7 +30,6 @@ class KTO(Task):
     encoder: LabelledEncoder
     algo: KTOAlgoConfig
     reference: str | None  # its path; null: the policy's starting weights
-    aux_loss_coef: float
     offload: bool  # the reference
     annotates_once: bool
 
@@ -62,13 +61,13 @@ class KTO(Task):
         ]
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"answers": counted(batch).sum(), "all_tokens": counted_tokens(batch)}
+        return {"answers": counted(batch).sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        log_probs, aux_loss = response_log_probs(model, batch)
+        log_probs = response_log_probs(model, batch).values
         rows = batch.rows
         loss = kto_loss(log_probs - rows["reference"], rows["label"], rows["kl"], counted(batch), self.algo)
-        return with_balance("answers", loss, aux_loss, self.aux_loss_coef, batch)
+        return StepLoss.of("answers", loss)
 
 
 def every_second(batch: TokenBatch, first: int) -> TokenBatch:
@@ -76,9 +75,8 @@ def every_second(batch: TokenBatch, first: int) -> TokenBatch:
 
 
 def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
-    ref, aux_loss_coef = config.ref, config.actor.aux_loss_coef
-    encoder = LabelledEncoder(tokenizer, config.data)
-    return KTO(encoder, config.algo, ref.model_name_or_path, aux_loss_coef, ref.offload, ref.cache_enable)
+    ref, encoder = config.ref, LabelledEncoder(tokenizer, config.data)
+    return KTO(encoder, config.algo, ref.model_name_or_path, ref.offload, ref.cache_enable)
 
 
 def run(config: KTORun, folder: Path) -> dict[str, float]:

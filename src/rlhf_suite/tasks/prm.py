@@ -15,7 +15,7 @@ from rlhf_suite.losses.steps import step_loss, step_ranking
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.process_reward_model import KEY
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, StepLoss, Task
 
 
 @dataclass
@@ -23,7 +23,6 @@ class ProcessRewardModel(Task):
     """The logits at a placeholder, its own and not those of the token before it, are to favour the step's label."""
 
     encoder: StepEncoder
-    aux_loss_coef: float
     form: StepFormat | None
     main_metric: str = "acc"
 
@@ -32,7 +31,7 @@ class ProcessRewardModel(Task):
         return {} if self.form is None else {KEY: self.form.saved()}
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"steps": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+        return {"steps": batch.tokens["mask"].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         at = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
@@ -40,17 +39,17 @@ class ProcessRewardModel(Task):
         def reward_logits(logits: torch.Tensor, _: slice) -> torch.Tensor:
             return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
 
-        logits, aux_loss = map_logits(model, batch, at, reward_logits)
+        logits = map_logits(model, batch, at, reward_logits).values
         labels = batch.tokens["target"][at].long(), batch.tokens["weight"][at]
         loss = step_loss(logits, *labels)
         if self.encoder.columns is not None:  # which of the whole vocabulary are good is not known
             loss = replace(loss, metrics={**loss.metrics, "auc": step_ranking(logits, *labels)})
-        return with_balance("steps", loss, aux_loss, self.aux_loss_coef, batch)
+        return StepLoss.of("steps", loss)
 
 
 def make_task(config: PRMRun, tokenizer: PreTrainedTokenizerBase) -> ProcessRewardModel:
     encoder, form = StepEncoder(tokenizer, config.data, config.algo), StepFormat.of(config.data, config.algo)
-    return ProcessRewardModel(encoder, config.actor.aux_loss_coef, form)
+    return ProcessRewardModel(encoder, form)
 
 
 def run(config: PRMRun, folder: Path) -> dict[str, float]:

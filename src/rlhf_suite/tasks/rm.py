@@ -13,9 +13,9 @@ from rlhf_suite.config.runs import RMRun
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_loss
-from rlhf_suite.models.forward import sequence_outputs
+from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task, counted, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, StepLoss, Task, counted
 
 
 @dataclass
@@ -24,23 +24,22 @@ class RewardModel(Task):
 
     encoder: PairEncoder
     kind: str
-    aux_loss_coef: float
     head: Literal["lm", "value"] = "value"
     main_metric: str = "acc"
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"pairs": counted(batch)[::2].sum(), "all_tokens": counted_tokens(batch)}
+        return {"pairs": counted(batch)[::2].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        scores, aux_loss = sequence_outputs(model, batch)  # [2P]
+        scores = sequence_scores(model, batch)  # [2P]
         margin = batch.rows.get("margin", torch.zeros_like(scores))[::2]
         loss = reward_loss(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
-        return with_balance("pairs", loss, aux_loss, self.aux_loss_coef, batch)
+        return StepLoss.of("pairs", loss)
 
 
 def make_task(config: RMRun, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     encoder = PairEncoder(tokenizer, config.data, config.data.margin_key)
-    return RewardModel(encoder, config.algo.loss, config.actor.aux_loss_coef)
+    return RewardModel(encoder, config.algo.loss)
 
 
 def run(config: RMRun, folder: Path) -> dict[str, float]:

@@ -14,30 +14,28 @@ from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task, counted_tokens, with_balance
+from rlhf_suite.train.task import Forward, StepLoss, Task
 
 
 @dataclass
 class SFT(Task):
-    """Mean of -log p over the trained tokens, plus the MoE load-balancing loss where the model has one."""
+    """Minimise the mean of -log p over the trained tokens."""
 
     encoder: ConversationEncoder | DocumentEncoder
-    aux_loss_coef: float
     main_metric: str = "gpt_loss"
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum(), "all_tokens": counted_tokens(batch)}
+        return {"tokens": batch.tokens["mask"].sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         mask = batch.tokens["mask"]
-        output = token_log_probs(model, batch, needed=mask.bool())
-        loss = next_token_loss(output.log_probs, mask)
-        return with_balance("tokens", loss, output.aux_loss, self.aux_loss_coef, batch)
+        log_probs = token_log_probs(model, batch, needed=mask.bool()).log_probs
+        return StepLoss.of("tokens", next_token_loss(log_probs, mask))
 
 
 def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
     encoder = DocumentEncoder if config.actor.pretrain_mode_enable else ConversationEncoder
-    return SFT(encoder(tokenizer, config.data), config.actor.aux_loss_coef)
+    return SFT(encoder(tokenizer, config.data))
 
 
 def run(config: SFTRun, folder: Path) -> dict[str, float]:

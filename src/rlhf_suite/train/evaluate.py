@@ -10,7 +10,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.train.loader import rank_micro_batches
-from rlhf_suite.train.step import add_metrics, balanced_experts, equalise
+from rlhf_suite.train.step import add_metrics, balanced_experts, balanced_loss, equalise
 from rlhf_suite.train.strategy import TrainedModel
 from rlhf_suite.train.task import Objective
 
@@ -49,5 +49,5 @@ def set_metrics(
         batches = prepare(equalise(model, rank_micro_batches(examples, chosen, config, model.world)))
         with balanced_experts(model, batches):
             for batch in batches:
-                add_metrics(metrics, objective.loss(model, batch.to(model.world.device)).metrics)
+                add_metrics(metrics, balanced_loss(model, objective, batch.to(model.world.device)).metrics)
     return metrics

@@ -2,6 +2,7 @@
 
 The loss of a step is sum over units u of (sum of losses over u) / (number of u), where the number is counted over all
 micro-batches and all ranks before the first forward. Each micro-batch then backs up its own share of that sum.
+The load-balancing loss of a mixture of experts is added here, to every objective alike.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
-from rlhf_suite.losses.metrics import Metric
+from rlhf_suite.losses.metrics import Mean, Metric
 from rlhf_suite.models.experts import expert_shares
 from rlhf_suite.models.forward import expert_counts
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.task import Objective, StepLoss
+from rlhf_suite.train.task import Objective, StepLoss, counted_tokens
 
 NAMED = 20  # sequences that an error message lists
+ALL_TOKENS = "all_tokens"  # the unit of the load-balancing loss
 
 
 def optimizer_step(
@@ -46,7 +49,7 @@ def optimizer_step(
     bad: list[int] = []
     with balanced_experts(model, micro_batches):
         for micro_batch in micro_batches:
-            loss = objective.loss(model, micro_batch.to(world.device))
+            loss = balanced_loss(model, objective, micro_batch.to(world.device))
             share = weighted_share(loss, counts)
             if not math.isfinite(float(share.detach())):
                 bad += micro_batch.rows["index"].tolist()
@@ -89,14 +92,41 @@ def balanced_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -
         balance.shares = None
 
 
+@dataclass
+class RecordingForward:
+    """Runs the trained model for an objective, and keeps the load-balancing loss of that forward pass."""
+
+    model: TrainedModel
+    aux_loss: torch.Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.aux_loss is None, "an objective runs the model it trains once per micro-batch"
+        outputs = self.model(*args, **kwargs)
+        self.aux_loss = outputs.aux_loss
+        return outputs
+
+
+def balanced_loss(model: TrainedModel, objective: Objective, batch: TokenBatch) -> StepLoss:
+    """Return the objective's loss plus `aux_loss_coef` x the load-balancing loss, where the model has experts to
+    balance: a mean over all tokens of the sequences that weigh anything."""
+    forward = RecordingForward(model)
+    loss = objective.loss(forward, batch)
+    if forward.aux_loss is None:
+        return loss
+    tokens = counted_tokens(batch)
+    balance = forward.aux_loss * tokens
+    metrics = {**loss.metrics, "aux_loss": Mean(balance.detach(), tokens)}
+    return StepLoss({**loss.sums, ALL_TOKENS: model.config.aux_loss_coef * balance}, metrics)
+
+
 def weightless(batch: TokenBatch) -> TokenBatch:
     """A copy that no loss counts: its mask is zero."""
     return replace(batch, tokens={**batch.tokens, "mask": torch.zeros_like(batch.tokens["mask"])})
 
 
 def global_counts(objective: Objective, micro_batches: Sequence[TokenBatch], world: World) -> dict[str, float]:
-    """Number of each unit over all micro-batches of the step and all ranks."""
-    units = [objective.units(batch) for batch in micro_batches]
+    """Return the number of each unit over all micro-batches of the step and all ranks."""
+    units = [{**objective.units(batch), ALL_TOKENS: counted_tokens(batch)} for batch in micro_batches]
     names = sorted(units[0])
     local = torch.tensor([sum(float(unit[name]) for unit in units) for name in names], dtype=torch.float64)
     return dict(zip(names, world.sum(local).tolist(), strict=True))

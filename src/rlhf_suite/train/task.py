@@ -11,7 +11,7 @@ import torch
 
 from rlhf_suite.data.batch import Item, TokenBatch
 from rlhf_suite.data.encode import Encoder
-from rlhf_suite.losses.metrics import Mean, Metric
+from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.losses.reduce import LossSum, counted_sequences
 
 Forward = Callable[..., object]
@@ -26,16 +26,21 @@ class StepLoss:
     sums: dict[str, torch.Tensor]
     metrics: Mapping[str, Metric]
 
+    @classmethod
+    def of(cls, unit: str, loss: LossSum) -> StepLoss:
+        """Return the step loss of a loss over one unit."""
+        return cls({unit: loss.total}, loss.metrics)
+
 
 class Objective(Protocol):
     """What an optimiser step minimises."""
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        """How many of each unit the batch holds; known before any forward."""
+        """Return how many of each unit the batch holds; this is known before any forward pass."""
         ...
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        """One forward; sums of losses, and metrics as (total, count)."""
+        """Run the model once; return sums of losses, and metrics. The step itself adds the load-balancing loss."""
         ...
 
 
@@ -93,17 +98,3 @@ def counted(batch: TokenBatch) -> torch.Tensor:
 def counted_tokens(batch: TokenBatch) -> torch.Tensor:
     """How many tokens the sequences that weigh anything have, trained on or not."""
     return (counted(batch) * batch.lengths).sum()
-
-
-def with_balance(unit: str, loss: LossSum, aux_loss: torch.Tensor | None, coef: float, batch: TokenBatch) -> StepLoss:
-    """A loss over `unit` plus `coef` x the MoE load-balancing loss, a mean over all tokens, where the model has one."""
-    return balanced(StepLoss({unit: loss.total}, loss.metrics), aux_loss, coef, batch)
-
-
-def balanced(loss: StepLoss, aux_loss: torch.Tensor | None, coef: float, batch: TokenBatch) -> StepLoss:
-    """The same for a loss over several units."""
-    if aux_loss is None:
-        return loss
-    balance, tokens = aux_loss * counted_tokens(batch), counted_tokens(batch)
-    metrics = {**loss.metrics, "aux_loss": Mean(balance.detach(), tokens)}
-    return StepLoss({**loss.sums, "all_tokens": coef * balance}, metrics)
