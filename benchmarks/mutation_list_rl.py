@@ -30,7 +30,7 @@ RL = [
     Mutation(
         "old log-probs are those of the moving policy",
         "rl/objectives.py",
-        'old_log_probs=batch.tokens.get("old_log_probs", log_probs.detach())',
+        "old_log_probs=log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs",
         "old_log_probs=log_probs.detach()",
         (TOKENS, "-k", "formula and ppo"),
     ),
@@ -107,7 +107,7 @@ RL = [
     Mutation(
         "the correction never reaches the loss",
         "rl/objectives.py",
-        'units, batch.tokens.get("correction"))',
+        "units, batch.correction)",
         "units)",
         ("tests/train/test_policy_gradients.py", "-k", "formulas and cispo"),
     ),

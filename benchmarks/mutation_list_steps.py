@@ -49,9 +49,9 @@ STEPS = [
     ),
     Mutation(
         "batches that fill a rank up weigh something",
-        "train/step.py",
-        '"mask": torch.zeros_like(batch.tokens["mask"])',
-        '"mask": batch.tokens["mask"]',
+        "data/batch.py",
+        "mask=torch.zeros_like(batch.mask)",
+        "mask=batch.mask",
         (TOKENS, "-k", "formula and ranks"),
     ),
     Mutation(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from rlhf_suite.data.batch import Example, TokenBatch, collate, take
+from rlhf_suite.data.batch import Example, PerRow, PerToken, TokenBatch, collate, needed, take, weightless
 
 EXAMPLES = [
     Example([10, 11, 12], [0, 1, 1], "a:1", {"margin": 0.5}),
@@ -16,65 +17,89 @@ EXAMPLES = [
 ]
 
 
+@dataclass(frozen=True)
+class Margins(TokenBatch):
+    """A batch with a column of each kind beside those of every batch."""
+
+    vectors: PerToken = None  # [T, 2]
+    margin: PerRow = None  # [B]
+
+
+def batch_of(examples: list[Example]) -> Margins:
+    return collate(examples, Margins)
+
+
 def equal(one: TokenBatch, other: TokenBatch) -> bool:
     same = torch.equal(one.ids, other.ids) and torch.equal(one.lengths, other.lengths)
-    same = same and one.tokens.keys() == other.tokens.keys() and one.rows.keys() == other.rows.keys()
-    same = same and all(torch.equal(one.tokens[name], other.tokens[name]) for name in one.tokens)
-    return same and all(torch.equal(one.rows[name], other.rows[name]) for name in one.rows)
+    for unit in ("token", "row"):
+        mine, others = one.columns(unit), other.columns(unit)
+        same = same and mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+    return same
 
 
 def test_collate_lays_sequences_end_to_end():
-    batch = collate(EXAMPLES)
+    batch = batch_of(EXAMPLES)
     assert batch.ids.tolist() == [10, 11, 12, 20, 30, 31] and batch.ids.dtype == torch.int64
     assert batch.lengths.tolist() == [3, 1, 2] and batch.lengths.dtype == torch.int64
-    assert batch.tokens["mask"].tolist() == [0, 1, 1, 0, 0, 1] and batch.tokens["mask"].dtype == torch.float32
-    assert batch.rows["margin"].tolist() == [0.5, 2, -1] and batch.rows["margin"].dtype == torch.float32
+    assert batch.mask.tolist() == [0, 1, 1, 0, 0, 1] and batch.mask.dtype == torch.float32
+    assert batch.margin.tolist() == [0.5, 2, -1] and batch.margin.dtype == torch.float32
     assert len(batch) == 3 and batch.num_tokens == 6
 
 
 def test_starts_and_segments_locate_each_token():
-    batch = collate(EXAMPLES)
+    batch = batch_of(EXAMPLES)
     assert batch.starts.tolist() == [0, 3, 4]
     assert batch.segments.tolist() == [0, 0, 0, 1, 2, 2]
 
 
 def test_an_empty_batch_is_a_batch():
-    batch = collate([])
+    batch = batch_of([])
     assert len(batch) == 0 and batch.num_tokens == 0 and batch.segments.tolist() == []
 
 
 def test_take_selects_per_token_and_per_row_fields_in_the_given_order():
-    chosen = take(collate(EXAMPLES), [2, 0, 2])
-    assert equal(chosen, collate([EXAMPLES[2], EXAMPLES[0], EXAMPLES[2]]))
+    chosen = take(batch_of(EXAMPLES), [2, 0, 2])
+    assert equal(chosen, batch_of([EXAMPLES[2], EXAMPLES[0], EXAMPLES[2]]))
 
 
 def test_take_tells_fields_apart_when_there_are_as_many_tokens_as_sequences():
-    batch = TokenBatch(
-        torch.tensor([1, 2]), torch.tensor([2, 0]), {"x": torch.tensor([5.0, 6.0])}, {"y": torch.tensor([7.0, 8.0])}
-    )
+    batch = TokenBatch(torch.tensor([1, 2]), torch.tensor([2, 0]), torch.tensor([0.0, 1.0]), torch.tensor([7, 8]))
     chosen = take(batch, [0])
-    assert chosen.tokens["x"].tolist() == [5, 6] and chosen.rows["y"].tolist() == [7]
+    assert chosen.mask.tolist() == [0, 1] and chosen.index.tolist() == [7]
 
 
 def test_take_of_nothing_is_an_empty_batch():
-    assert equal(take(collate(EXAMPLES), []), take(collate(EXAMPLES[:1]), []))
-    assert len(take(collate(EXAMPLES), [])) == 0
+    assert equal(take(batch_of(EXAMPLES), []), take(batch_of(EXAMPLES[:1]), []))
+    assert len(take(batch_of(EXAMPLES), [])) == 0
 
 
 def test_fields_with_further_dimensions_travel_along():
     vectors = torch.arange(12.0).reshape(6, 2)
-    batch = TokenBatch(torch.arange(6), torch.tensor([3, 1, 2]), {"vectors": vectors})
-    assert torch.equal(take(batch, [2]).tokens["vectors"], vectors[4:])
+    batch = Margins(torch.arange(6), torch.tensor([3, 1, 2]), torch.ones(6), vectors=vectors)
+    assert torch.equal(take(batch, [2]).vectors, vectors[4:])
 
 
-@pytest.mark.parametrize("fields", [{"tokens": {"x": torch.zeros(2)}}, {"rows": {"x": torch.zeros(3)}}])
-def test_a_field_of_the_wrong_size_is_refused(fields):
-    with pytest.raises(AssertionError, match="'x'"):
-        TokenBatch(torch.tensor([1, 2, 3]), torch.tensor([1, 2]), **fields)
+@pytest.mark.parametrize(("name", "size"), [("vectors", 2), ("margin", 3)])
+def test_a_column_of_the_wrong_size_is_refused(name, size):
+    with pytest.raises(AssertionError, match=f"{name} has {size} entries"):
+        Margins(torch.tensor([1, 2, 3]), torch.tensor([1, 2]), torch.ones(3), **{name: torch.zeros(size)})
+
+
+def test_a_column_that_is_needed_and_missing_is_named():
+    batch = batch_of(EXAMPLES)
+    assert torch.equal(needed(batch.margin, "margin"), torch.tensor([0.5, 2, -1]))
+    with pytest.raises(AssertionError, match="no column 'vectors'"):
+        needed(batch.vectors, "vectors")
+
+
+def test_a_weightless_batch_keeps_everything_but_its_mask():
+    batch = batch_of(EXAMPLES)
+    assert equal(replace(weightless(batch), mask=batch.mask), batch) and not weightless(batch).mask.any()
+    assert batch.mask.any(), "the batch itself keeps its mask"
 
 
 def test_a_batch_pickles_and_moves():
-    batch = collate(EXAMPLES)
+    batch = batch_of(EXAMPLES)
     assert equal(pickle.loads(pickle.dumps(batch)), batch)
     moved = batch.to("meta")
-    assert {moved.ids.device.type, moved.tokens["mask"].device.type, moved.rows["margin"].device.type} == {"meta"}
+    assert {moved.ids.device.type, moved.mask.device.type, moved.margin.device.type} == {"meta"}

@@ -42,7 +42,7 @@ def test_a_batch_has_the_models_tokens_as_its_mask_and_the_groups_of_the_step():
     """Two groups of one prompt, as when a prompt comes twice in a step, are two groups."""
     batch = to_batch([ledger(group=0), ledger(group=0, sample=1), ledger(group=1)])
     assert batch.lengths.tolist() == [6, 6, 6]
-    assert batch.tokens["mask"].tolist() == [0, 0, 1, 1, 0, 1] * 3
-    assert batch.tokens["engine_log_probs"].tolist() == [0, 0, -0.5, -0.25, 0, -1] * 3
-    assert batch.rows["group"].tolist() == [0, 0, 1]
-    assert batch.rows["index"].tolist() == [0, 1, 2]
+    assert batch.mask.tolist() == [0, 0, 1, 1, 0, 1] * 3
+    assert batch.engine_log_probs.tolist() == [0, 0, -0.5, -0.25, 0, -1] * 3
+    assert batch.group.tolist() == [0, 0, 1]
+    assert batch.index.tolist() == [0, 1, 2]

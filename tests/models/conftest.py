@@ -29,7 +29,8 @@ def one_thread() -> Iterator[None]:
 def batch() -> TokenBatch:
     generator = torch.Generator().manual_seed(3)
     lengths = torch.tensor(LENGTHS)
-    return TokenBatch(torch.randint(0, 256, (int(lengths.sum()),), generator=generator), lengths)
+    total = int(lengths.sum())
+    return TokenBatch(torch.randint(0, 256, (total,), generator=generator), lengths, torch.ones(total))
 
 
 @pytest.fixture(scope="session")

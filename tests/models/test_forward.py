@@ -160,7 +160,7 @@ def test_no_mask_over_all_tokens_is_built_when_packed(load, batch, monkeypatch):
 
 
 def test_values_are_read_from_the_token_before_and_scores_from_the_last(load):
-    batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]))
+    batch = TokenBatch(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([3, 2]), torch.ones(5))
     own = ScalarOutputs(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), None)
     assert token_values(lambda _: own, batch).tolist() == [0, 1, 2, 0, 4]
     assert sequence_scores(lambda _: own, batch).tolist() == [3, 5]
@@ -183,9 +183,9 @@ def test_the_score_is_at_the_last_token_even_when_it_is_the_padding_token(load):
     model = load(head="value")
     pad = model.model.config.pad_token_id
     ids = torch.tensor([1, 2, 3, pad])
-    alone = sequence_scores(model, TokenBatch(ids, torch.tensor([4])))
-    beside = sequence_scores(model, TokenBatch(torch.cat([ids, ids[:2]]), torch.tensor([4, 2])))
-    before = sequence_scores(model, TokenBatch(ids[:3], torch.tensor([3])))
+    alone = sequence_scores(model, TokenBatch(ids, torch.tensor([4]), torch.ones(4)))
+    beside = sequence_scores(model, TokenBatch(torch.cat([ids, ids[:2]]), torch.tensor([4, 2]), torch.ones(6)))
+    before = sequence_scores(model, TokenBatch(ids[:3], torch.tensor([3]), torch.ones(3)))
     torch.testing.assert_close(beside[:1], alone, **CLOSE)
     assert (alone - before).abs() > 1e-3
 
@@ -193,7 +193,9 @@ def test_the_score_is_at_the_last_token_even_when_it_is_the_padding_token(load):
 def test_every_token_trains_the_padding_token_too(load):
     model = load(tied=False)
     pad = model.model.config.pad_token_id
-    token_log_probs(model, TokenBatch(torch.tensor([pad, 5, 6]), torch.tensor([3]))).log_probs.sum().backward()
+    token_log_probs(
+        model, TokenBatch(torch.tensor([pad, 5, 6]), torch.tensor([3]), torch.ones(3))
+    ).log_probs.sum().backward()
     assert model.model.get_input_embeddings().weight.grad[pad].abs().sum() > 0
 
 

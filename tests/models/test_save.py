@@ -101,7 +101,9 @@ def test_a_padding_token_that_ends_sequences_is_not_saved(load, batch, tokenizer
     save_hf(model, tokenizer, tmp_path / "saved")
     ids = torch.cat([batch.ids[:4], torch.tensor([tokenizer.eos_token_id])])
     found = transformers_logits(tmp_path / "saved", ids, AutoModelForSequenceClassification)[0]
-    torch.testing.assert_close(found, sequence_scores(model, TokenBatch(ids, torch.tensor([5]))), **CLOSE)
+    torch.testing.assert_close(
+        found, sequence_scores(model, TokenBatch(ids, torch.tensor([5]), torch.ones(5))), **CLOSE
+    )
 
 
 def test_a_head_of_another_name_is_saved_and_found_under_it(load, batch, folder, tokenizer, tmp_path):

@@ -12,8 +12,7 @@ from plain_judge import PlainJudge
 from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.data.batch import collate
-from rlhf_suite.data.steps import StepFormat
+from rlhf_suite.data.batch import TokenBatch, collate
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.process_reward_model import KEY, solution_encoder, split_step_scores, step_probabilities
@@ -49,7 +48,7 @@ def found(path, micro_batch_size):
     scores = []
     for start in range(0, len(SOLUTIONS), micro_batch_size):
         examples = [encoder.encode(*each) for each in SOLUTIONS[start : start + micro_batch_size]]
-        batch = collate(examples)
+        batch = collate(examples, TokenBatch)
         probabilities = step_probabilities(model, batch, encoder.columns)
         scores += split_step_scores(batch, probabilities, [example.truncated for example in examples])
     return scores

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
-from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.rl.credit import CreditAssigner
 
 MASK = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
@@ -18,14 +18,17 @@ KL = [9.0, 0.5, 9.0, -0.2, 9.0, 0.1, 0.3]  # k1; the nines stand where no model 
 
 
 @pytest.fixture
-def batch() -> TokenBatch:
+def batch() -> Experience:
     """Two answers to one prompt, the first with an environment's token between its two own."""
     reference = torch.full((7,), -1.0)
-    return TokenBatch(
-        torch.arange(7),
-        torch.tensor([4, 3]),
-        {"mask": torch.tensor(MASK), "old_log_probs": reference + torch.tensor(KL), "ref_log_probs": reference},
-        {"reward": torch.tensor([2.0, 1.0]), "group": torch.tensor([0, 0])},
+    return Experience(
+        ids=torch.arange(7),
+        lengths=torch.tensor([4, 3]),
+        mask=torch.tensor(MASK),
+        old_log_probs=reference + torch.tensor(KL),
+        ref_log_probs=reference,
+        reward=torch.tensor([2.0, 1.0]),
+        group=torch.tensor([0, 0]),
     )
 
 
@@ -36,7 +39,7 @@ def assigner(**kl) -> CreditAssigner:
 def test_the_kl_penalty_is_part_of_the_reward_to_go(batch):
     """RLOO: 2 - 1 and 1 - 2; penalties 0.05, -0.02 | 0.01, 0.03."""
     result, metrics = assigner().assign(batch)
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.97, 0, 1.02, 0, -1.04, -1.03])
+    assert result.advantages.tolist() == pytest.approx([0, 0.97, 0, 1.02, 0, -1.04, -1.03])
     assert metrics == pytest.approx(
         {
             "train/kl_coef": 0.1,
@@ -45,26 +48,26 @@ def test_the_kl_penalty_is_part_of_the_reward_to_go(batch):
             "train/return": (2 - 0.03 + 1 - 0.04) / 2,
         }
     )
-    assert "advantages" not in batch.tokens
+    assert batch.advantages is None
 
 
 def test_kl_as_a_loss_leaves_the_reward_alone(batch):
     result, metrics = assigner(use_loss=True).assign(batch)
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
+    assert result.advantages.tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
     assert metrics["train/return"] == pytest.approx(1.5)
     assert metrics["train/kl"] == pytest.approx(0.7 / 4), "it is measured all the same"
 
 
 def test_without_a_reference_there_is_no_kl(batch):
-    del batch.tokens["ref_log_probs"]
+    batch = replace(batch, ref_log_probs=None)
     result, metrics = assigner().assign(batch)
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
+    assert result.advantages.tolist() == pytest.approx([0, 1, 0, 1, 0, -1, -1])
     assert "train/kl" not in metrics
 
 
 def test_gae_gives_returns_for_the_critic(batch):
     """gamma = lambda = 1: returns are rewards to go, advantages returns - values, here minus their mean."""
-    batch.tokens["values"] = torch.tensor([7.0, 0.5, 7.0, 1.0, 7.0, 0.25, 0.75])
+    batch = replace(batch, values=torch.tensor([7.0, 0.5, 7.0, 1.0, 7.0, 0.25, 0.75]))
     config = AlgoConfig(advantage=AdvantageConfig(estimator="gae", no_std_norm=True), kl=KLConfig(init_coef=0.1))
     result, metrics = CreditAssigner(config).assign(batch)
     returns = [0, 2 - 0.03, 0, 2 + 0.02, 0, 1 - 0.04, 1 - 0.03]
@@ -72,8 +75,8 @@ def test_gae_gives_returns_for_the_critic(batch):
     mean = sum(raw) / 4
     wanted = [0, raw[0] - mean, 0, raw[1] - mean, 0, raw[2] - mean, raw[3] - mean]
     own = torch.tensor(MASK).bool()
-    assert result.tokens["returns"][own].tolist() == pytest.approx([r for r, m in zip(returns, MASK, strict=True) if m])
-    assert result.tokens["advantages"].tolist() == pytest.approx(wanted, abs=1e-6)
+    assert result.returns[own].tolist() == pytest.approx([r for r, m in zip(returns, MASK, strict=True) if m])
+    assert result.advantages.tolist() == pytest.approx(wanted, abs=1e-6)
     assert metrics["train/values"] == pytest.approx(2.5 / 4)
 
 
@@ -88,10 +91,8 @@ def ledger(group: int, *turns: int) -> Trajectory:
     return result
 
 
-def turns_credit(trajectories, rewards, tokens=None, **advantage) -> TokenBatch:
-    batch = to_batch(trajectories)
-    batch.rows["reward"] = torch.tensor(rewards)
-    batch.tokens.update(tokens or {})
+def turns_credit(trajectories, rewards, tokens=None, **advantage) -> Experience:
+    batch = replace(to_batch(trajectories), reward=torch.tensor(rewards), **(tokens or {}))
     return CreditAssigner(AlgoConfig(advantage=AdvantageConfig(no_std_norm=True, **advantage))).assign(batch)[0]
 
 
@@ -100,14 +101,14 @@ def test_gae_bootstraps_across_what_a_tool_wrote_and_decays_by_model_tokens_alon
     0.5 x 4 - 2 = 0, 8 - 4 = 4; advantages 4, 0.25 x 4 = 1, 0.25 x 1 = 0.25, whose mean is 1.75."""
     values = torch.tensor([9.0, 9.0, 1.0, 2.0, 9.0, 9.0, 9.0, 4.0])
     batch = turns_credit([ledger(0, 2, -3, 1)], [8.0], {"values": values}, estimator="gae", gamma=0.5, lambd=0.5)
-    assert batch.tokens["advantages"].tolist() == [0, 0, 0.25 - 1.75, 1 - 1.75, 0, 0, 0, 4 - 1.75]
-    assert batch.tokens["returns"][[2, 3, 7]].tolist() == [1.25, 3, 8]
+    assert batch.advantages.tolist() == [0, 0, 0.25 - 1.75, 1 - 1.75, 0, 0, 0, 4 - 1.75]
+    assert batch.returns[[2, 3, 7]].tolist() == [1.25, 3, 8]
 
 
 def test_reinforce_discounts_by_model_tokens_alone():
     batch = turns_credit([ledger(0, 2, -3, 1)], [8.0], estimator="reinforce", gamma=0.5)
     mean = (2 + 4 + 8) / 3
-    assert batch.tokens["advantages"].tolist() == pytest.approx([0, 0, 2 - mean, 4 - mean, 0, 0, 0, 8 - mean])
+    assert batch.advantages.tolist() == pytest.approx([0, 0, 2 - mean, 4 - mean, 0, 0, 0, 8 - mean])
 
 
 @pytest.mark.parametrize(
@@ -118,12 +119,11 @@ def test_a_sample_in_which_only_a_tool_spoke_is_in_no_baseline(estimator, wanted
     """Rewards 4 and 1 of the two that spoke, one token each: mean 2.5, deviation 1.5 x sqrt(2)."""
     samples = [ledger(0, 1), ledger(0, -2), ledger(0, -1, 1)]
     batch = turns_credit(samples, [4.0, math.nan, 1.0], estimator=estimator)
-    assert batch.tokens["advantages"].tolist() == pytest.approx([0, 0, wanted, *[0] * 4, 0, 0, 0, -wanted])
+    assert batch.advantages.tolist() == pytest.approx([0, 0, wanted, *[0] * 4, 0, 0, 0, -wanted])
 
 
 def with_teacher(batch, log_probs):
-    batch.tokens["teacher_log_probs"] = batch.tokens["old_log_probs"] + torch.tensor(log_probs)
-    return batch
+    return replace(batch, teacher_log_probs=batch.old_log_probs + torch.tensor(log_probs))
 
 
 TEACHER = [9.0, 0.25, 9.0, -0.5, 9.0, -30.0, 0.0]  # log p_teacher - log p_policy
@@ -137,19 +137,19 @@ def test_on_policy_distillation_gives_every_token_its_own_log_ratio(batch):
         distill=DistillTermConfig(coef=1.0),
     )
     result, metrics = CreditAssigner(config).assign(with_teacher(batch, TEACHER))
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.2, 0, -0.48, 0, -10.01, -0.03], abs=1e-6)
+    assert result.advantages.tolist() == pytest.approx([0, 0.2, 0, -0.48, 0, -10.01, -0.03], abs=1e-6)
     assert metrics["train/teacher_kl"] == pytest.approx((-0.25 + 0.5 + 10 + 0) / 4)
-    del batch.tokens["ref_log_probs"]
+    batch = with_teacher(replace(batch, ref_log_probs=None), TEACHER)
     result, _ = CreditAssigner(config).assign(batch)
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 0.25, 0, -0.5, 0, -10, 0], abs=1e-6)
+    assert result.advantages.tolist() == pytest.approx([0, 0.25, 0, -0.5, 0, -10, 0], abs=1e-6)
 
 
 def test_a_teacher_is_added_to_what_the_estimator_makes_of_rewards(batch):
     """RLOO's 1 and -1, and half of the log-ratio."""
-    del batch.tokens["ref_log_probs"]
+    batch = replace(batch, ref_log_probs=None)
     config = AlgoConfig(advantage=AdvantageConfig(estimator="rloo"), distill=DistillTermConfig(coef=0.5))
     result, _ = CreditAssigner(config).assign(with_teacher(batch, TEACHER))
-    assert result.tokens["advantages"].tolist() == pytest.approx([0, 1.125, 0, 0.75, 0, -6, -1], abs=1e-6)
+    assert result.advantages.tolist() == pytest.approx([0, 1.125, 0, 0.75, 0, -6, -1], abs=1e-6)
 
 
 def test_the_adaptive_controller_learns_from_the_measured_kl(batch):
@@ -165,7 +165,7 @@ def test_the_adaptive_controller_learns_from_the_measured_kl(batch):
 
 
 def test_a_rollout_without_model_tokens_is_no_nan(batch):
-    batch.tokens["mask"].zero_()
+    batch.mask.zero_()
     result, metrics = assigner().assign(batch)
-    assert result.tokens["advantages"].tolist() == [0] * 7
+    assert result.advantages.tolist() == [0] * 7
     assert all(map(math.isfinite, metrics.values())), metrics

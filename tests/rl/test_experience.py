@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
     for version, one in zip((4, 5), made, strict=True):
         one.append_model(np.array([7]), np.array([-1.0], np.float32), version)
     batch = to_batch(made)
-    batch.tokens["old_log_probs"] = torch.tensor([9, 9, -3.0, 9, 9, -1.00002])
+    batch = replace(batch, old_log_probs=torch.tensor([9, 9, -3.0, 9, 9, -1.00002]))
     nothing = np.zeros(2, np.float32)
     samples = ScoredTrajectories(made, nothing, nothing, *[[]] * 5)
     found = maker().mismatch(batch, samples, version=5)
@@ -61,7 +63,7 @@ class Asked:
 
     def start_sharded(self, method, shards, *numbers):
         self.asked.append((method, *numbers))
-        return [shard.tokens["engine_log_probs"] for shard in shards]
+        return [shard.engine_log_probs for shard in shards]
 
     def wait(self, refs, what):
         return refs
@@ -86,5 +88,5 @@ def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
 def test_shaped_rewards_are_learned_from():
     maker, samples = made()
     batch, _ = maker.make(samples, version=3)
-    assert batch.rows["reward"].tolist() == [0.5, -0.25]
-    assert {"old_log_probs", "ref_log_probs", "engine_log_probs", "mask"} == batch.tokens.keys()
+    assert batch.reward.tolist() == [0.5, -0.25]
+    assert {"old_log_probs", "ref_log_probs", "engine_log_probs", "mask"} == batch.columns("token").keys()

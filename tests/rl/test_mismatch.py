@@ -1,11 +1,14 @@
 """How far engine and trainer may disagree before a run stops."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.mismatch import check_mismatch, corrected, mismatch_limit
 
@@ -37,11 +40,13 @@ def test_a_run_stops_past_the_limit_alone(config):
 
 
 def test_a_correction_that_leaves_no_token_stops_the_run_instead_of_training_on_nothing():
-    batch = collate([Example([5, 6, 7], [0, 1, 1])])
-    batch.tokens["old_log_probs"] = torch.tensor([0.0, -1.0, -1.0])
-    batch.tokens["engine_log_probs"] = torch.tensor([0.0, -0.5, -0.9])
+    batch = replace(
+        collate([Example([5, 6, 7], [0, 1, 1])], Experience),
+        old_log_probs=torch.tensor([0.0, -1.0, -1.0]),
+        engine_log_probs=torch.tensor([0.0, -0.5, -0.9]),
+    )
     left, metrics = corrected(batch, AdvantageConfig(is_correction_level="token", is_correction_threshold=[0.7, 2.0]))
-    assert metrics["correction/masked"] == 0.5 and left.tokens["correction"][1] == 0
+    assert metrics["correction/masked"] == 0.5 and left.correction[1] == 0
     narrow = AdvantageConfig(is_correction_level="token", is_correction_threshold=[0.99, 2.0])
     with pytest.raises(RunError, match=r"drops every token.*is_correction_threshold=\[0\.99, 2\.0\].*0\.756.*Widen"):
         corrected(batch, narrow)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
@@ -24,13 +26,12 @@ def model():
 
 
 @pytest.fixture
-def batch(model) -> TokenBatch:
+def batch(model) -> Experience:
     """On policy, with the policy itself for a reference."""
-    plain = TokenBatch(torch.arange(40, 51), torch.tensor([4, 5, 2]))
+    plain = Experience(torch.arange(40, 51), torch.tensor([4, 5, 2]), torch.tensor(MASK).float())
     with torch.no_grad():
         own = token_log_probs(model, plain).log_probs
-    tokens = {"mask": torch.tensor(MASK).float(), "old_log_probs": own, "ref_log_probs": own}
-    return TokenBatch(plain.ids, plain.lengths, tokens | {"advantages": torch.linspace(-1, 2, 11)})
+    return replace(plain, old_log_probs=own, ref_log_probs=own, advantages=torch.linspace(-1, 2, 11))
 
 
 def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
@@ -77,7 +78,7 @@ def test_an_entropy_coefficient_of_0_only_reports(model, batch):
 
 def test_kl_in_the_loss_pulls_towards_the_reference(model, batch):
     """k3 of a reference that likes every token less by 0.1: exp(-0.1) - 1 + 0.1 a token."""
-    batch.tokens["ref_log_probs"] = batch.tokens["ref_log_probs"] - 0.1
+    batch = replace(batch, ref_log_probs=batch.ref_log_probs - 0.1)
     plain = objective().loss(model, batch)
     pulled = objective(KLConfig(use_loss=True, estimator="k3")).loss(model, batch)
     k3 = 2.718281828459045**-0.1 - 1 + 0.1
@@ -86,9 +87,7 @@ def test_kl_in_the_loss_pulls_towards_the_reference(model, batch):
 
 
 def test_without_old_log_probs_the_gradient_is_that_of_the_unmoved_policy(model, batch):
-    tokens = {name: value for name, value in batch.tokens.items() if name != "old_log_probs"}
-    shifted = batch.tokens["old_log_probs"] + 0.25
-    unmoved = TokenBatch(batch.ids, batch.lengths, tokens | {"engine_log_probs": shifted})
+    unmoved = replace(batch, old_log_probs=None, engine_log_probs=batch.old_log_probs + 0.25)
     weight = model.model.get_input_embeddings().weight
     gradients = []
     for given in (batch, unmoved):

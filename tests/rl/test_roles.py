@@ -12,25 +12,25 @@ import pytest
 import torch
 from plain_run import models, small
 
-from rlhf_suite.data.batch import Example, TokenBatch, collate, take
+from rlhf_suite.data.batch import Example, collate, take
+from rlhf_suite.data.trajectory import Experience
 
 LENGTHS = (6, 5, 7, 6)
 PROMPT = 2
 PLAIN = {"algo__kl__init_coef": 0.0, "algo__kl__target": None, "rollout__max_new_tokens": 10}
 
 
-def rollout(policy, temperature: float, advantage: float) -> TokenBatch:
+def rollout(policy, temperature: float, advantage: float) -> Experience:
     """Samples of which the policy has not moved since; every token behind the prompt has the same advantage."""
     generator = torch.Generator().manual_seed(1)
     examples = [
         Example(torch.randint(10, 90, (length,), generator=generator).tolist(), [0] * PROMPT + [1] * (length - PROMPT))
         for length in LENGTHS
     ]
-    batch = collate(examples)
-    batch.rows["index"] = torch.arange(len(LENGTHS))
+    batch = replace(collate(examples, Experience), index=torch.arange(len(LENGTHS)))
     log_probs = policy.log_probs(batch, temperature).result()
-    more = {"old_log_probs": log_probs, "engine_log_probs": log_probs, "ref_log_probs": log_probs - 0.5}
-    return replace(batch, tokens={**batch.tokens, **more, "advantages": advantage * batch.tokens["mask"]})
+    batch = replace(batch, old_log_probs=log_probs, engine_log_probs=log_probs, ref_log_probs=log_probs - 0.5)
+    return replace(batch, advantages=advantage * batch.mask)
 
 
 def trained(world, config, batches, advantage, kl_coefs):

@@ -22,21 +22,21 @@ from rlhf_suite.rl.sharding import (
 def batch() -> TokenBatch:
     lengths = torch.tensor([3, 1, 4, 2, 5])
     ids = torch.arange(15)
-    return TokenBatch(ids, lengths, {"mask": torch.ones(15)}, {"index": torch.arange(5)})
+    return TokenBatch(ids, lengths, torch.ones(15), torch.arange(5))
 
 
 @pytest.mark.parametrize("parts", [[[4, 0], [1, 3, 2]], [[0, 1, 2, 3, 4]], [[2], [], [4, 3, 1, 0]]])
 def test_results_come_back_in_order(batch, parts):
     pieces = shards(batch, parts)
     assert reassemble(batch, parts, [10 * piece.ids for piece in pieces]).tolist() == (10 * batch.ids).tolist()
-    assert reassemble_rows(parts, [piece.rows["index"] for piece in pieces]).tolist() == list(range(5))
+    assert reassemble_rows(parts, [piece.index for piece in pieces]).tolist() == list(range(5))
 
 
 def test_an_empty_part_is_a_sequence_that_weighs_nothing(batch):
     full, empty = shards(batch, [[0, 1, 2, 3, 4], []])
-    assert float(full.tokens["mask"].sum()) == 15
-    assert (len(empty), float(empty.tokens["mask"].sum())) == (1, 0)
-    assert float(batch.tokens["mask"].sum()) == 15, "the batch itself keeps its mask"
+    assert float(full.mask.sum()) == 15
+    assert (len(empty), float(empty.mask.sum())) == (1, 0)
+    assert float(batch.mask.sum()) == 15, "the batch itself keeps its mask"
 
 
 def test_parts_are_balanced_by_tokens(batch):
@@ -60,7 +60,7 @@ def test_a_rank_that_has_run_out_keeps_up_with_the_others(batch):
     calls = []
 
     def forward(part: TokenBatch) -> torch.Tensor:
-        calls.append(part.rows["index"].tolist())
+        calls.append(part.index.tolist())
         return part.ids.float()
 
     results = in_micro_batches(batch, [[0, 1], [2, 3, 4]], 4, forward)

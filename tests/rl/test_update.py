@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -9,18 +10,18 @@ import torch
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
-from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.batch import take
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import split
 from rlhf_suite.rl.update import Updater, step_indices, steps_per_rollout
 
 
-def rollout(*lengths: int) -> TokenBatch:
+def rollout(*lengths: int) -> Experience:
     total = sum(lengths)
-    plain = TokenBatch(torch.arange(total), torch.tensor(lengths))
-    mask = torch.ones(total).index_fill(0, plain.starts, 0)
-    return TokenBatch(plain.ids, plain.lengths, {"mask": mask}, {"index": torch.arange(len(lengths))})
+    plain = Experience(torch.arange(total), torch.tensor(lengths), torch.ones(total), torch.arange(len(lengths)))
+    return replace(plain, mask=plain.mask.index_fill(0, plain.starts, 0))
 
 
 def test_every_epoch_takes_every_sequence_once():
@@ -47,14 +48,14 @@ def test_the_ranks_share_every_step_evenly():
     first, second = split(batches, 2)
     for batch, one, other in zip(batches, first, second, strict=True):
         assert one.num_tokens == other.num_tokens
-        together = sorted(one.rows["index"].tolist() + other.rows["index"].tolist())
+        together = sorted(one.index.tolist() + other.index.tolist())
         assert together == list(range(len(batch)))
     assert split(batches, 1)[0][0].ids.equal(batches[0].ids)
 
 
 def test_a_rank_beyond_the_sequences_gets_one_without_weight():
     shares = [rank[0] for rank in split([take(rollout(6, 5), [1])], 3)]
-    assert sorted(float(share.tokens["mask"].sum()) for share in shares) == [0, 0, 4]
+    assert sorted(float(share.mask.sum()) for share in shares) == [0, 0, 4]
     assert all(share.num_tokens == 5 for share in shares)
 
 
@@ -68,7 +69,7 @@ class Asked:
 
     def start_sharded(self, method, shards, *numbers):
         (mine,) = shards
-        self.asked.append(([batch.rows["index"].tolist() for batch in mine], *numbers))
+        self.asked.append(([batch.index.tolist() for batch in mine], *numbers))
         return [{f"{self.name}/steps": float(len(mine))}]
 
     def wait(self, refs, what):
@@ -82,7 +83,7 @@ def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
     policy, critic = Asked("policy"), Asked("critic")
     updater = Updater(run, PolicyGroup(policy), CriticGroup(critic))
     batch = rollout(3, 4, 5, 6)
-    batch.tokens["old_log_probs"] = torch.zeros(batch.num_tokens)
+    batch = replace(batch, old_log_probs=torch.zeros(batch.num_tokens))
     return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]
 
 

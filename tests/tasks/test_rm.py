@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.builtin import rows
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import load_model
@@ -43,7 +43,7 @@ def test_transformers_scores_as_the_suite_does(trained):
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], True, plain.config.pad_token_id)
     together = plain(input_ids=padded, attention_mask=(padded != plain.config.pad_token_id).long()).logits[:, 0]
     own = load_model(str(folder), head="value", ds=DeepSpeedConfig(param_dtype="fp32", packing_samples=True))
-    ours = sequence_scores(own, collate([Example(row, [0] * len(row)) for row in ids]))
+    ours = sequence_scores(own, collate([Example(row, [0] * len(row)) for row in ids], TokenBatch))
     assert torch.allclose(ours, theirs, atol=1e-6) and torch.allclose(together, theirs, atol=1e-6)
     assert column(metrics, "eval/acc")[-1] == pytest.approx(float((theirs[::2] > theirs[1::2]).float().mean()))
 
@@ -55,7 +55,7 @@ def test_the_statistics_are_those_of_the_evaluation_set(trained):
     model = load_model(str(folder), head="value", ds=ds)
     assert not model.head_is_new
     ids = held_out(AutoTokenizer.from_pretrained(folder))
-    scores = sequence_scores(model, collate([Example(row, [0] * len(row)) for row in ids]))
+    scores = sequence_scores(model, collate([Example(row, [0] * len(row)) for row in ids], TokenBatch))
     config = AutoConfig.from_pretrained(folder)
     assert config.reward_mean == pytest.approx(float(scores.mean()), abs=1e-6)
     assert config.reward_std == pytest.approx(float(scores.std(correction=0)), rel=1e-4)

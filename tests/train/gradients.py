@@ -20,7 +20,8 @@ from splits import Split
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.batch import take
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import make_trainable
@@ -38,7 +39,7 @@ BUDGET = 75  # tokens of a micro-batch
 # The reference.
 
 
-def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False, aux: float = 0.0) -> Gradients:
+def reference(folder: Path, loss: str, batch: Experience, lora: bool = False, aux: float = 0.0) -> Gradients:
     """The gradient of the formula in float64; `aux`: weight of the load-balancing loss."""
     head = head_of(loss)
     temperature = 1.0 if loss == "next token" else TEMPERATURE
@@ -56,14 +57,14 @@ def reference(folder: Path, loss: str, batch: TokenBatch, lora: bool = False, au
     return formula_gradient(reference_model(folder, head), lora, total)
 
 
-def read_alone(folder: Path, batch: TokenBatch, temperature: float = 1.0) -> list[Sequence]:
+def read_alone(folder: Path, batch: Experience, temperature: float = 1.0) -> list[Sequence]:
     """Every sequence under the plain language model, without gradient."""
     model = reference_model(folder, "lm").requires_grad_(False)
     each = [outputs(model, "lm", batch.ids[batch.segments == row]) / temperature for row in range(len(batch))]
     return [Sequence(batch, row, out.log_softmax(-1)) for row, out in enumerate(each)]
 
 
-def make_batch(folder: Path) -> TokenBatch:
+def make_batch(folder: Path) -> Experience:
     """Ragged sequences whose masks have gaps; old and reference log-probs near the model's own, so that some ratios
     are clipped and some are not."""
     generator = torch.Generator().manual_seed(5)
@@ -74,25 +75,25 @@ def make_batch(folder: Path) -> TokenBatch:
         return scale * torch.randn(total, generator=generator)
 
     ids = torch.randint(0, 256, (total,), generator=generator)
-    plain = TokenBatch(ids, lengths)
+    plain = Experience(ids, lengths, torch.ones(total), torch.arange(len(LENGTHS)))
     mask = (torch.rand(total, generator=generator) < 0.6).float()
     mask[plain.starts] = 0
     mask[plain.segments == UNMASKED] = 0
     mask[plain.starts + 1] = (torch.arange(len(LENGTHS)) != UNMASKED).float()  # all others have one
     own, values = own_numbers(folder, plain)
-    tokens = {
-        "mask": mask,
-        "old_log_probs": own + noise(0.3),
-        "ref_log_probs": own + noise(0.5),
-        "advantages": noise(1.0),
-        "values": values + noise(0.4),
-        "returns": values + noise(1.0),
-    }
-    return replace(plain, tokens=tokens, rows={"index": torch.arange(len(LENGTHS))})
+    return replace(
+        plain,
+        mask=mask,
+        old_log_probs=own + noise(0.3),
+        ref_log_probs=own + noise(0.5),
+        advantages=noise(1.0),
+        values=values + noise(0.4),
+        returns=values + noise(1.0),
+    )
 
 
 @torch.no_grad()
-def own_numbers(folder: Path, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def own_numbers(folder: Path, batch: Experience) -> tuple[torch.Tensor, torch.Tensor]:
     """The plain models' own log-probs and values of all tokens but the first ones, [T] each."""
     language, critic = reference_model(folder, "lm"), reference_model(folder, "value")
     own, values = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
@@ -156,7 +157,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     return strategy.TrainedModel(module, config, ds, 1, world)
 
 
-def gradient(world: World, folder: Path, loss: str, split: Split, batch: TokenBatch) -> Gradients | None:
+def gradient(world: World, folder: Path, loss: str, split: Split, batch: Experience) -> Gradients | None:
     """The gradient that the optimiser of `split` is given, by the names of a plain transformers model; rank 0's."""
     with gradient_writer():
         model = trained_model(world, folder, head_of(loss), split)
@@ -164,7 +165,7 @@ def gradient(world: World, folder: Path, loss: str, split: Split, batch: TokenBa
 
 
 def optimizer_gradient(
-    model: strategy.TrainedModel, objective: Objective, split: Split, batch: TokenBatch
+    model: strategy.TrainedModel, objective: Objective[Experience], split: Split, batch: Experience
 ) -> Gradients | None:
     """The gradient of one step over `batch`."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
@@ -25,10 +26,10 @@ class NextToken:
     """SFT's objective without a tokenizer around it."""
 
     def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum()}
+        return {"tokens": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        mask = batch.tokens["mask"]
+        mask = batch.mask
         loss = next_token_loss(token_log_probs(model, batch, needed=mask.bool()).log_probs, mask)
         return StepLoss({"tokens": loss.total}, loss.metrics)
 
@@ -40,7 +41,7 @@ def policy(mode: str) -> PolicyObjective:
     return PolicyObjective(actor, KLConfig(use_loss=True, estimator="k3"), TEMPERATURE, HORIZON, KL_COEF)
 
 
-OBJECTIVES: dict[str, Objective] = {
+OBJECTIVES: dict[str, Objective[Experience]] = {
     "next token": NextToken(),
     "ppo, token-mean": policy("token-mean"),
     "ppo, seq-mean-token-mean": policy("seq-mean-token-mean"),
@@ -56,12 +57,12 @@ def head_of(loss: str) -> str:
 class Sequence:
     """What a formula reads of one sequence: tokens 1.. of it, [L-1], and the full log-softmax [L-1, V] or values."""
 
-    batch: TokenBatch
+    batch: Experience
     row: int
     outputs: torch.Tensor
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        return self.batch.tokens[name][self.batch.segments == self.row][1:].double()
+        return getattr(self.batch, name)[self.batch.segments == self.row][1:].double()
 
     @property
     def log_probs(self) -> torch.Tensor:

@@ -28,8 +28,8 @@ from rlhf_suite.config.algo import (
 )
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.reward import RLRewardConfig
-from rlhf_suite.data.batch import TokenBatch, take
-from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.data.batch import take
+from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.world import World
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.mismatch import corrected
@@ -148,7 +148,7 @@ def algo_config(case: Case) -> AlgoConfig:
     return AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=credit_formulas.KL_COEF), distill=teacher)
 
 
-def rewarded(folder: Path, case: Case) -> TokenBatch:
+def rewarded(folder: Path, case: Case) -> Experience:
     """What the estimators see: shaped rewards, and the numbers that the forward passes of a rollout give."""
     config, rollout = algo_config(case), sampled_rollout(folder)
     count = len(rollout.trajectories) if case.estimator == "remax" else PROMPTS * SAMPLES
@@ -161,30 +161,26 @@ def rewarded(folder: Path, case: Case) -> TokenBatch:
         stop_properly_penalty_coef=credit_formulas.TRUNCATED_COEF,
     )
     scored = Shaper(shaping, room).shape(ScoredTrajectories(given, scores, scores, *texts, extra=[{}] * count))
-    batch = to_batch(scored.trajectories)
-    batch.rows["reward"] = torch.from_numpy(scored.rewards)
-    if scored.greedy is not None:
-        batch.rows["greedy"] = torch.from_numpy(scored.greedy)
+    greedy = None if scored.greedy is None else torch.from_numpy(scored.greedy)
+    batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
     used = {"teacher_log_probs": config.distill.coef > 0, "values": case.estimator == "gae"}
-    for name in NUMBERS:
-        if used.get(name, True):
-            batch.tokens[name] = rollout.tokens[name][: batch.num_tokens]
-    return batch
+    given = {name: rollout.tokens[name][: batch.num_tokens] for name in NUMBERS if used.get(name, True)}
+    return replace(batch, **given)
 
 
-def experience(case: Case, batch: TokenBatch) -> TokenBatch:
+def experience(case: Case, batch: Experience) -> Experience:
     """With advantages, returns and correction, which are those of the whole rollout."""
     config = algo_config(case)
     batch, _ = CreditAssigner(config).assign(batch)
     return corrected(batch, config.advantage)[0]
 
 
-def first_step(batch: TokenBatch) -> TokenBatch:
+def first_step(batch: Experience) -> Experience:
     """The responses of the rollout's first optimiser step."""
     return take(batch, step_indices(len(batch), STEP, 1, (0, 0))[0])
 
 
-def objective(case: Case) -> Objective:
+def objective(case: Case) -> Objective[Experience]:
     if case.loss == "value":
         return ValueObjective(CriticConfig(value_clip=VALUE_CLIP))
     actor = PolicyConfig(
@@ -197,7 +193,7 @@ def objective(case: Case) -> Objective:
     return PolicyObjective(actor, KLConfig(), TEMPERATURE, HORIZON)
 
 
-def gradient(world: World, folder: Path, case: Case, split: Split, batch: TokenBatch) -> Gradients | None:
+def gradient(world: World, folder: Path, case: Case, split: Split, batch: Experience) -> Gradients | None:
     """The gradient that the optimiser is given for the step of `batch`; runs on the ranks."""
     return optimizer_gradient(kept_model(world, folder, case.head, split), objective(case), split, batch)
 
@@ -218,7 +214,7 @@ def responses(folder: Path) -> list[Response]:
     return result
 
 
-def by_formula(folder: Path, case: Case) -> TokenBatch:
+def by_formula(folder: Path, case: Case) -> Experience:
     """The rollout with the numbers of the formulas in float64."""
     rollout = sampled_rollout(folder)
     batch = to_batch(rollout.trajectories[: PROMPTS * SAMPLES])
@@ -229,11 +225,11 @@ def by_formula(folder: Path, case: Case) -> TokenBatch:
         "returns": credit_formulas.returns(kept),
         "correction": [credit_formulas.weights(each, case.loss == "gspo") for each in kept],
     }
-    tokens = {name: rollout.tokens[name][: batch.num_tokens] for name in NUMBERS} | {"mask": batch.tokens["mask"]}
+    tokens = {name: rollout.tokens[name][: batch.num_tokens] for name in NUMBERS}
     for name, rows in numbers.items():
         tokens[name] = torch.zeros(batch.num_tokens, dtype=torch.float64)
-        tokens[name][batch.tokens["mask"].bool()] = torch.tensor([value for row in rows for value in row]).double()
-    return replace(batch, tokens=tokens)
+        tokens[name][batch.mask.bool()] = torch.tensor([value for row in rows for value in row]).double()
+    return replace(batch, **tokens)
 
 
 def references(folder: Path, cases: list[Case], lora: bool) -> Iterator[tuple[Case, Gradients]]:

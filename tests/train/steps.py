@@ -61,7 +61,7 @@ class InfiniteLoss(NextToken):
 
     def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
         right = super().loss(model, batch)
-        extra = torch.inf if 4 in batch.rows["index"].tolist() and batch.tokens["mask"].any() else 0.0
+        extra = torch.inf if 4 in batch.index.tolist() and batch.mask.any() else 0.0
         return StepLoss({"tokens": right.sums["tokens"] + extra}, right.metrics)
 
 

@@ -14,7 +14,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.optim import TrainedModelConfig
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.forward import token_log_probs
@@ -48,16 +48,14 @@ def first_step(world: World, folder: Path, section: TrainedModelConfig, output: 
     model = load_trained(section, "lm", ds, world, total_steps=1, seed=0, flag="actor.model_name_or_path")
     torch.manual_seed(3)
     lengths = torch.tensor([40, 60, 20])
-    batch = TokenBatch(torch.randint(0, 256, (120,)), lengths)
-    mask = torch.ones(120)
-    mask[batch.starts] = 0
+    batch = Experience(torch.randint(0, 256, (120,)), lengths, torch.ones(120), torch.arange(3))
+    batch.mask[batch.starts] = 0
     model.module.eval()
     with torch.no_grad():
         old = token_log_probs(model, batch).log_probs
     model.module.train()
-    tokens = {"mask": mask, "old_log_probs": old, "advantages": torch.randn(120)}
+    batch = replace(batch, old_log_probs=old, advantages=torch.randn(120))
     objective = PolicyObjective(PolicyConfig(), KLConfig(), temperature=1.0, horizon=60)
-    batch = replace(batch, tokens=tokens, rows={"index": torch.arange(3)})
     metrics = optimizer_step(model, objective, [batch], 0, "stop")
     export(model, byte_tokenizer(), output)
     return metrics

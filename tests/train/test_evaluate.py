@@ -32,7 +32,7 @@ def by_hand(folder, batch):
 
 def examples(batch, rows):
     inside = [batch.segments == row for row in rows]
-    return [Example(batch.ids[part].tolist(), batch.tokens["mask"][part].int().tolist()) for part in inside]
+    return [Example(batch.ids[part].tolist(), batch.mask[part].int().tolist()) for part in inside]
 
 
 def run(world, folder, zero, sets, config):

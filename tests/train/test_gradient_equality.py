@@ -59,12 +59,11 @@ def test_zero_changes_no_number_on_one_rank(ranks, folder, batch, stage):
 
 def test_the_batch_has_what_the_comparison_is_about(batch):
     """Gaps in masks, a sequence without masked tokens, ratios inside and outside both clips, ranks that differ."""
-    chosen = batch.tokens["mask"].bool()
-    per_row = torch.zeros(len(batch)).index_add_(0, batch.segments, batch.tokens["mask"])
+    chosen = batch.mask.bool()
+    per_row = torch.zeros(len(batch)).index_add_(0, batch.segments, batch.mask)
     assert (per_row == 0).nonzero().flatten().tolist() == [gradients.UNMASKED]
     assert any(
-        (mask := batch.tokens["mask"][batch.segments == row]).diff().abs().sum() > 2 and mask[0] == 0
-        for row in range(len(batch))
+        (mask := batch.mask[batch.segments == row]).diff().abs().sum() > 2 and mask[0] == 0 for row in range(len(batch))
     )
     parts = balance(batch.lengths.tolist(), 2)
     assert -(-len(parts[0]) // 2) != -(-len(parts[1]) // 2)  # micro-batches of 2: another number on each rank
@@ -90,8 +89,8 @@ def test_all_branches_of_the_losses_are_taken(folder, batch):
 
 def without_mask(world, *args):
     *rest, batch = args
-    everything = torch.ones_like(batch.tokens["mask"]).index_fill(0, batch.starts, 0.0)
-    return gradient(world, *rest, replace(batch, tokens={**batch.tokens, "mask": everything}))
+    everything = torch.ones_like(batch.mask).index_fill(0, batch.starts, 0.0)
+    return gradient(world, *rest, replace(batch, mask=everything))
 
 
 def divided_by_the_local_count(world, *args):

@@ -38,7 +38,7 @@ def many_sequences() -> TokenBatch:
     mask = torch.ones(SEQUENCES, LENGTH)
     mask[:, 0] = 0
     lengths = torch.full((SEQUENCES,), LENGTH)
-    return TokenBatch(ids, lengths, {"mask": mask.flatten()}, {"index": torch.arange(SEQUENCES)})
+    return TokenBatch(ids, lengths, mask.flatten(), torch.arange(SEQUENCES))
 
 
 def gradient_sum(world: World, folder: Path, dtype: str, zero: int, size: int) -> torch.Tensor:

@@ -23,8 +23,8 @@ def world(rank: int = 0, size: int = 1) -> World:
 
 
 def seen(loader: StepLoader, step: int) -> list[int]:
-    trained_on = [batch for batch in loader.step(step) if batch.tokens["mask"].any()]
-    return [index for batch in trained_on for index in batch.rows["index"].tolist()]
+    trained_on = [batch for batch in loader.step(step) if batch.mask.any()]
+    return [index for batch in trained_on for index in batch.index.tolist()]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -61,9 +61,9 @@ def test_max_steps_shortens_but_never_lengthens():
 def test_a_micro_batch_holds_its_sequences_with_their_masks():
     (batch, other) = rank_micro_batches(EXAMPLES, [7, 0, 5], TrainConfig(micro_batch_size=2), world())
     assert batch.ids.tolist() == [*range(30), 0, 1, 2]
-    assert batch.tokens["mask"].tolist() == [0] + [1] * 29 + [0, 1, 1]
-    assert batch.rows["index"].tolist() == [7, 0]
-    assert (other.lengths.tolist(), other.rows["index"].tolist()) == ([2], [5])
+    assert batch.mask.tolist() == [0] + [1] * 29 + [0, 1, 1]
+    assert batch.index.tolist() == [7, 0]
+    assert (other.lengths.tolist(), other.index.tolist()) == ([2], [5])
 
 
 def test_a_token_budget_bounds_every_micro_batch():
@@ -85,5 +85,5 @@ def test_ranks_get_about_the_same_number_of_tokens():
 
 def test_a_rank_without_sequences_gets_one_that_weighs_nothing():
     batches = [rank_micro_batches(EXAMPLES, [3], TrainConfig(), world(rank, 2)) for rank in (0, 1)]
-    masks = sorted(float(micro[0].tokens["mask"].sum()) for micro in batches)
+    masks = sorted(float(micro[0].mask.sum()) for micro in batches)
     assert masks == [0, 11]

@@ -17,7 +17,7 @@ from policy_matrix import MODES, SILENT, Case, experience, first_step, gradient,
 from splits import Split
 
 from rlhf_suite.config.algo import ESTIMATORS
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 
 LIMIT = 1e-5
 CASES = [Case(loss, ESTIMATORS[i % len(ESTIMATORS)], mode) for i, (loss, mode) in enumerate(MODES)]
@@ -42,43 +42,42 @@ def test_the_rollout_has_what_the_comparison_is_about(folder):
     """Gaps, a response without model tokens in the step, every kind of shaping, and several turns."""
     batch = rewarded(folder, CASES[0])
     kept = [each for each in responses(folder) if not each.greedy]
-    assert SILENT in first_step(batch).rows["index"].tolist() and not len(kept[SILENT])
-    assert any(batch.tokens["mask"][batch.segments == row].diff().eq(1).sum() > 1 for row in range(len(batch)))
+    assert SILENT in first_step(batch).index.tolist() and not len(kept[SILENT])
+    assert any(batch.mask[batch.segments == row].diff().eq(1).sum() > 1 for row in range(len(batch)))
     assert any(each.truncated for each in kept) and any(abs(each.score) > CLIP_RANGE[1] for each in kept)
     assert sum(len(each) > each.longest - OVERLONG_BUFFER for each in kept) > 1
-    own = batch.tokens["mask"].bool()
-    weights = (batch.tokens["old_log_probs"] - batch.tokens["engine_log_probs"])[own].exp()
+    own = batch.mask.bool()
+    weights = (batch.old_log_probs - batch.engine_log_probs)[own].exp()
     assert (weights > MAX_WEIGHT).sum() > 5 and (weights < MAX_WEIGHT).sum() > 20
 
 
 # Mistakes, made on purpose, before credit is assigned or after it; each is seen with one micro-batch per two responses.
 
 
-def other_groups(batch: TokenBatch) -> TokenBatch:
-    return replace(batch, rows={**batch.rows, "group": batch.rows["group"].roll(1)})
+def other_groups(batch: Experience) -> Experience:
+    return replace(batch, group=batch.group.roll(1))
 
 
-def kl_upside_down(batch: TokenBatch) -> TokenBatch:
-    tokens = batch.tokens
-    return replace(batch, tokens={**tokens, "ref_log_probs": 2 * tokens["old_log_probs"] - tokens["ref_log_probs"]})
+def kl_upside_down(batch: Experience) -> Experience:
+    return replace(batch, ref_log_probs=2 * batch.old_log_probs - batch.ref_log_probs)
 
 
-def environment_counted(batch: TokenBatch) -> TokenBatch:
+def environment_counted(batch: Experience) -> Experience:
     """Everything behind the first model token is the model's."""
-    mask = batch.tokens["mask"].clone()
+    mask = batch.mask.clone()
     for row in range(len(batch)):
         own = batch.segments == row
         mask[own] = (mask[own].cumsum(0) > 0).float()
-    return replace(batch, tokens={**batch.tokens, "mask": mask})
+    return replace(batch, mask=mask)
 
 
-def without(name: str) -> Callable[[TokenBatch], TokenBatch]:
-    return lambda batch: replace(batch, tokens={key: value for key, value in batch.tokens.items() if key != name})
+def without(name: str) -> Callable[[Experience], Experience]:
+    return lambda batch: replace(batch, **{name: None})
 
 
-def everything_trained(batch: TokenBatch) -> TokenBatch:
-    mask = torch.ones_like(batch.tokens["mask"]).index_fill(0, batch.starts, 0.0)
-    return replace(batch, tokens={**batch.tokens, "mask": mask})
+def everything_trained(batch: Experience) -> Experience:
+    mask = torch.ones_like(batch.mask).index_fill(0, batch.starts, 0.0)
+    return replace(batch, mask=mask)
 
 
 RLOO, GAE = Case("ppo", "rloo", "token-mean"), Case("ppo", "gae", "token-mean")
@@ -104,7 +103,7 @@ def test_the_comparison_sees(ranks, folder, wanted, name):
     batch = rewarded(folder, case)
     if name in BEFORE:
         step = experience(case, mistake(batch))
-        step = first_step(replace(step, tokens={**step.tokens, "mask": batch.tokens["mask"]}))
+        step = first_step(replace(step, mask=batch.mask))
     else:
         step = first_step(mistake(experience(case, batch)))
     found = ranks(1).call(gradient, folder, case, SPLITS[0], step)[0]

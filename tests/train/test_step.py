@@ -37,10 +37,10 @@ SETUPS = [
 @pytest.fixture(scope="module")
 def poisoned(batch):
     """One token of sequence 4 has a NaN for its advantage."""
-    advantages = batch.tokens["advantages"].clone()
-    masked = (batch.tokens["mask"] * (batch.segments == 4)).nonzero().flatten()
+    advantages = batch.advantages.clone()
+    masked = (batch.mask * (batch.segments == 4)).nonzero().flatten()
     advantages[masked[0]] = torch.nan
-    return replace(batch, tokens={**batch.tokens, "advantages": advantages})
+    return replace(batch, advantages=advantages)
 
 
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)

@@ -58,7 +58,7 @@ def logits_held(world, folder):
     task.frozen = load_frozen_roles(task, config, model)
     (batch,) = rank_micro_batches(items, range(len(items)), config.train, world)
     loss = task.loss(model, batch)
-    tokens, found = int(batch.tokens["mask"].sum()), [each for each in gc.get_objects() if torch.is_tensor(each)]
+    tokens, found = int(batch.mask.sum()), [each for each in gc.get_objects() if torch.is_tensor(each)]
     model.backward(loss.sums["tokens"])
     return tokens, [tuple(each.shape) for each in found if each.ndim == 2 and each.numel() >= tokens * task.vocabulary]
 

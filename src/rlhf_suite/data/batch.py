@@ -1,10 +1,10 @@
 """Token sequences laid end to end: the one batch layout of the project.
 
-Nothing is padded here. A batch of B sequences with T tokens in all has `ids` [T] and `lengths` [B] (sum = T), and two
-dicts that say themselves how their tensors are indexed:
-
-    tokens   {name: [T, ...]}   one entry per token:    mask, log_probs, values, advantages ...
-    rows     {name: [B, ...]}   one entry per sequence: reward, label, group ...
+Nothing is padded here. A batch of B sequences with T tokens in all has `ids` [T] and `lengths` [B] (sum = T). Its other
+fields are columns: tensors with one entry per token, [T, ...], or one per sequence, [B, ...]. `TokenBatch` has those
+that every use needs; a use with further columns declares them as fields of a subclass, of type `PerToken` or `PerRow`
+(`train.task.SupervisedBatch`, `data.trajectory.Experience`). All functions here act on the columns that
+are there, whatever the class.
 
 A per-token quantity stands at the token it describes: `log_probs[t] = log p(ids[t] | earlier tokens of its sequence)`,
 `mask[t] = 1` if token t is trained on. The first token of a sequence has log-prob 0 and mask 0.
@@ -13,9 +13,11 @@ A batch on the CPU pickles, so it crosses processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
+from typing import Annotated, Literal, Self, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -24,16 +26,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Example:
-    """One encoded sequence: token ids, which of them are trained on (0/1 per token), numbers of its own and of each
-    token, its origin."""
+    """One encoded sequence: its token ids, which of them are trained on (0 or 1 per token), and where it comes from.
+
+    `numbers` and `token_numbers` become the columns of these names when examples are collated.
+    """
 
     ids: list[int]
     mask: list[int]
     where: str = ""
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)  # one per name
     truncated: bool = False  # its end was cut off at data.max_len
-    token_numbers: dict[str, list[float]] = field(default_factory=dict)
-    notes: tuple[str, ...] = field(default=(), compare=False)  # how it is not as its row says; for the log, not kept
+    token_numbers: dict[str, list[float]] = field(default_factory=dict)  # one per name and token
+    notes: tuple[str, ...] = field(default=(), compare=False)  # differences from its row; for the log, not stored
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,12 +50,12 @@ class Group:
     examples: tuple[Example, ...]
 
     def __len__(self) -> int:
-        """Tokens of all of them."""
+        """Return the number of tokens of all its sequences."""
         return sum(map(len, self.examples))
 
     @property
     def where(self) -> str:
-        """That of each sequence, once: the answers of a pair are of one row, packed examples of many."""
+        """The origin of each sequence, named once: the answers of a pair share a row, packed examples do not."""
         return ", ".join(dict.fromkeys(example.where for example in self.examples))
 
     @property
@@ -60,7 +64,7 @@ class Group:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all sequences."""
+        """The notes of all its sequences."""
         return tuple(note for example in self.examples for note in example.notes)
 
 
@@ -68,8 +72,16 @@ Item = Example | Group  # what one row of data becomes
 
 
 def sequences(item: Item) -> tuple[Example, ...]:
-    """The sequences of an item."""
+    """Return the sequences of an item."""
     return item.examples if isinstance(item, Group) else (item,)
+
+
+Unit = Literal["token", "row"]  # what a column has one entry of
+
+
+# The types of columns that a batch may lack.
+PerToken = Annotated[Tensor | None, "token"]  # [T, ...]
+PerRow = Annotated[Tensor | None, "row"]  # [B, ...]
 
 
 @dataclass(frozen=True)
@@ -78,17 +90,15 @@ class TokenBatch:
 
     ids: Tensor  # [T] int64
     lengths: Tensor  # [B] int64
-    tokens: dict[str, Tensor] = field(default_factory=dict)  # each [T, ...]
-    rows: dict[str, Tensor] = field(default_factory=dict)  # each [B, ...]
+    mask: Annotated[Tensor, "token"]  # [T] float32, 1 where a token is trained on or asked about
+    index: PerRow = None  # [B] int64, which example or sample each sequence is
 
     def __post_init__(self) -> None:
         assert self.ids.ndim == 1 and self.lengths.ndim == 1, "ids is [T], lengths is [B]"
-        for name, value in self.tokens.items():
-            assert len(value) == self.num_tokens, (
-                f"tokens[{name!r}] has {len(value)} entries for {self.num_tokens} tokens"
-            )
-        for name, value in self.rows.items():
-            assert len(value) == len(self), f"rows[{name!r}] has {len(value)} entries for {len(self)} sequences"
+        for name, value in self.columns("token").items():
+            assert len(value) == self.num_tokens, f"{name} has {len(value)} entries for {self.num_tokens} tokens"
+        for name, value in self.columns("row").items():
+            assert len(value) == len(self), f"{name} has {len(value)} entries for {len(self)} sequences"
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -109,19 +119,42 @@ class TokenBatch:
         rows = torch.arange(len(self), device=self.lengths.device)
         return torch.repeat_interleave(rows, self.lengths, output_size=self.num_tokens)
 
-    def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on another device."""
-        return TokenBatch(
-            self.ids.to(device),
-            self.lengths.to(device),
-            {name: value.to(device) for name, value in self.tokens.items()},
-            {name: value.to(device) for name, value in self.rows.items()},
-        )
+    def columns(self, unit: Unit) -> dict[str, Tensor]:
+        """Return the columns of a unit that the batch has, by name, in the order of their declaration."""
+        kind: type = type(self)  # for mypy a class with __eq__ and no __hash__ cannot be hashed itself
+        found = {name: getattr(self, name) for name, its in column_units(kind).items() if its == unit}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def mapped(self, of_tokens: Callable[[Tensor], Tensor], of_rows: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with `of_tokens` of its ids and token columns and `of_rows` of its lengths and row
+        columns."""
+        changed = {name: of_tokens(value) for name, value in self.columns("token").items()}
+        changed |= {name: of_rows(value) for name, value in self.columns("row").items()}
+        return replace(self, ids=of_tokens(self.ids), lengths=of_rows(self.lengths), **changed)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same batch on another device."""
+        return self.mapped(lambda value: value.to(device), lambda value: value.to(device))
 
 
-def collate(examples: Sequence[Example]) -> TokenBatch:
-    """Lay examples end to end. `tokens["mask"]` is float32 [T]; each of `numbers` becomes float32 `rows[name]` [B], and
-    each of `token_numbers` float32 `tokens[name]` [T]."""
+B = TypeVar("B", bound=TokenBatch)
+
+
+@cache
+def column_units(kind: type) -> dict[str, Unit]:
+    """Return the unit of every column that a class of batches declares, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def needed(column: Tensor | None, name: str) -> Tensor:
+    """Return a column that its reader cannot do without."""
+    assert column is not None, f"this batch has no column {name!r}, which is needed here"
+    return column
+
+
+def collate(examples: Sequence[Example], kind: type[B]) -> B:
+    """Lay examples end to end. `mask`, `numbers` and `token_numbers` become float32 columns of `kind`."""
     lengths = torch.tensor([len(example) for example in examples], dtype=torch.int64)
     total = int(lengths.sum())
     ids = np.fromiter(chain.from_iterable(example.ids for example in examples), dtype=np.int64, count=total)
@@ -132,19 +165,23 @@ def collate(examples: Sequence[Example]) -> TokenBatch:
         name: torch.tensor([value for example in examples for value in example.token_numbers[name]])
         for name in (examples[0].token_numbers if examples else {})
     }
-    return TokenBatch(torch.from_numpy(ids), lengths, {"mask": torch.from_numpy(mask), **per_token}, rows)
+    return kind(torch.from_numpy(ids), lengths, torch.from_numpy(mask), **per_token, **rows)
 
 
-def take(batch: TokenBatch, indices: Sequence[int] | Tensor) -> TokenBatch:
-    """The sequences `indices` [N], in that order; an index may come twice."""
+def token_places(lengths: Tensor, chosen: Tensor) -> Tensor:
+    """Return where the tokens of the sequences `chosen` [N] stand among those of all sequences, [T']."""
+    starts, taken = (lengths.cumsum(0) - lengths)[chosen], lengths[chosen]  # [N]
+    shift = torch.repeat_interleave(starts - (taken.cumsum(0) - taken), taken)  # [T']
+    return torch.arange(len(shift), device=shift.device) + shift
+
+
+def take(batch: B, indices: Sequence[int] | Tensor) -> B:
+    """Return the sequences `indices` [N], in that order; an index may come twice."""
     chosen = torch.as_tensor(indices, dtype=torch.int64, device=batch.lengths.device)  # [N]
-    lengths = batch.lengths[chosen]  # [N]
-    new_starts = lengths.cumsum(0) - lengths  # [N]
-    shift = torch.repeat_interleave(batch.starts[chosen] - new_starts, lengths)  # [T']
-    source = torch.arange(len(shift), device=shift.device) + shift  # [T']
-    return TokenBatch(
-        batch.ids[source],
-        lengths,
-        {name: value[source] for name, value in batch.tokens.items()},
-        {name: value[chosen] for name, value in batch.rows.items()},
-    )
+    places = token_places(batch.lengths, chosen)  # [T']
+    return batch.mapped(lambda value: value[places], lambda value: value[chosen])
+
+
+def weightless(batch: B) -> B:
+    """Return a copy that no loss counts: its mask is zero."""
+    return replace(batch, mask=torch.zeros_like(batch.mask))

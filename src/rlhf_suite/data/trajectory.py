@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import PerRow, PerToken, TokenBatch
 
 PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 
 
 @dataclass
 class Trajectory:
-    """One sample. T tokens so far."""
+    """One sample of the policy, with T tokens so far."""
 
     prompt: int  # index of the prompt in its dataset
     group: int  # which of this step's prompts it answers; samples of one prompt share it
@@ -36,7 +36,7 @@ class Trajectory:
 
     @classmethod
     def start(cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int]) -> Trajectory:
-        """A ledger that holds the prompt."""
+        """Return a ledger that holds the prompt."""
         ids = np.asarray(prompt_ids, dtype=np.int64)
         zeros = np.zeros(len(ids), dtype=np.float32)
         return cls(
@@ -44,11 +44,11 @@ class Trajectory:
         )
 
     def append_model(self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], version: int) -> None:
-        """Tokens the model sampled, with the engine's log-prob of each."""
+        """Append tokens that the model sampled, with the engine's log-prob of each."""
         self._append(ids, MODEL, log_probs, version)
 
     def append_environment(self, ids: Sequence[int]) -> None:
-        """Tokens an environment or a tool wrote; never trained on."""
+        """Append tokens that an environment or a tool wrote; they are never trained on."""
         self._append(np.asarray(ids), ENVIRONMENT, np.zeros(len(ids), np.float32), -1)
 
     def _append(self, ids: NDArray[np.integer[Any]], owner: int, log_probs: NDArray[np.float32], version: int) -> None:
@@ -80,17 +80,35 @@ class Trajectory:
         return self.ids[int((self.owner == PROMPT).sum()) :]
 
 
-def to_batch(trajectories: Sequence[Trajectory]) -> TokenBatch:
-    """Ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, and the rows `group` and `index`."""
-    lengths = torch.tensor([len(trajectory.ids) for trajectory in trajectories])
+@dataclass(frozen=True)
+class Experience(TokenBatch):
+    """Trajectories laid end to end, with all that a step of reinforcement learning finds out about them.
+
+    The order of the columns is that of the files of rollouts.
+    """
+
+    engine_log_probs: PerToken = None  # [T] the engine's, under the weights that wrote each token
+    old_log_probs: PerToken = None  # [T] the policy's before the update
+    ref_log_probs: PerToken = None  # [T] the reference model's
+    teacher_log_probs: PerToken = None  # [T] the teacher's
+    values: PerToken = None  # [T] the critic's, of the state each token was chosen in
+    correction: PerToken = None  # [T] weights that correct for the gap of engine and trainer
+    advantages: PerToken = None  # [T]
+    returns: PerToken = None  # [T] what the critic is trained towards
+    group: PerRow = None  # [B] which prompt of the step each sample answers
+    reward: PerRow = None  # [B] shaped
+    greedy: PerRow = None  # [B] the reward of the greedy response to the same prompt
+
+
+def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
+    """Return ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, `group` and `index`."""
     mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
     engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
-    return TokenBatch(
-        torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
-        lengths,
-        {"mask": torch.from_numpy(mask), "engine_log_probs": torch.from_numpy(engine)},
-        {
-            "group": torch.tensor([trajectory.group for trajectory in trajectories]),
-            "index": torch.arange(len(trajectories)),
-        },
+    return Experience(
+        ids=torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
+        lengths=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),
+        mask=torch.from_numpy(mask),
+        index=torch.arange(len(trajectories)),
+        engine_log_probs=torch.from_numpy(engine),
+        group=torch.tensor([trajectory.group for trajectory in trajectories]),
     )

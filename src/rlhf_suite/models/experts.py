@@ -40,11 +40,9 @@ class ExpertBalance:
 
 def counted_logits(router_logits: RouterLogits, batch: TokenBatch, sequences: SequenceLayout) -> Tensor:
     """Logits [N, E] of the rows that count: no padding, and no sequences without a trained token."""
-    rows = None if sequences.packed else sequences.slots
-    if "mask" in batch.tokens:
-        weighs = counted_sequences(batch.tokens["mask"], batch.segments, len(batch)).bool()[batch.segments]  # [T]
-        rows = (torch.arange(len(weighs), device=weighs.device) if rows is None else rows)[weighs]
-    return torch.cat([layer if rows is None else layer[rows] for layer in router_logits]).float()
+    weighs = counted_sequences(batch.mask, batch.segments, len(batch)).bool()[batch.segments]  # [T]
+    rows = (torch.arange(len(weighs), device=weighs.device) if sequences.packed else sequences.slots)[weighs]
+    return torch.cat([layer[rows] for layer in router_logits]).float()
 
 
 def expert_counts(logits: Tensor, top_k: int) -> Tensor:

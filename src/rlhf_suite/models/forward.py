@@ -184,7 +184,7 @@ def sequence_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutp
 
 def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
     """log p(answer | prompt) of each sequence, [B]: the sum over its masked tokens."""
-    mask = batch.tokens["mask"]
+    mask = batch.mask
     outputs = token_log_probs(model, batch, needed=mask.bool())
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 

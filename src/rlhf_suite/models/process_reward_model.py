@@ -35,7 +35,7 @@ class StepScores:
 def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Sequence[int]) -> Tensor:
     """P(good) at every masked token, a placeholder, [T]; 0 elsewhere. It is the softmax of the logits at the
     placeholder itself over the reward tokens `columns`, the good one first."""
-    at = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+    at = batch.mask.nonzero().squeeze(1)  # [N]
 
     def good(logits: Tensor, _: slice) -> Tensor:
         return logits[:, list(columns)].softmax(-1)[:, 0]
@@ -46,7 +46,7 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
 
 def split_step_scores(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:
     """`probabilities` [T] sorted by solution."""
-    rows = zip(batch.tokens["mask"].bool().split(batch.lengths.tolist()), truncated, strict=True)
+    rows = zip(batch.mask.bool().split(batch.lengths.tolist()), truncated, strict=True)
     values = probabilities.split(batch.lengths.tolist())
     return [StepScores(own[mask].tolist(), cut) for own, (mask, cut) in zip(values, rows, strict=True)]
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig
-from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import ScalarModel, sequence_scores
@@ -42,7 +42,7 @@ class RewardModel:
     @torch.inference_mode()
     def scores(self, sequences: Sequence[list[int]]) -> list[float]:
         """One score per sequence of token ids."""
-        batch = collate([Example(ids, [0] * len(ids)) for ids in sequences]).to(self.device)
+        batch = collate([Example(ids, [0] * len(ids)) for ids in sequences], TokenBatch).to(self.device)
         found: torch.Tensor = (sequence_scores(self.model, batch) - self.mean) / self.std
         return found.tolist()
 

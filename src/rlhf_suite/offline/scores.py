@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
-from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, joined_columns, required
 from rlhf_suite.data.row_range import Given, RowSource
@@ -96,7 +96,7 @@ class ModelJudge:
         return self.encoder.encode(row)
 
     def judge(self, items: Sequence[Example]) -> Sequence[Outcome]:
-        scores = self.group.scores(collate(items)).result()
+        scores = self.group.scores(collate(items, TokenBatch)).result()
         if self.constants is not None:
             scores = normalize_scores(scores, *self.constants)
         return [Scored(score, score) for score in scores.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.run_placement import sync_backend
@@ -49,7 +49,9 @@ def wired(
     shaper = Shaper(config.reward, collector.room)
     gatherer = Gatherer(config, order, collector, scorer, shaper, journal, prompts.train_sources)
     credit = CreditAssigner(config.algo)
-    probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]])
+    probe = collate(
+        [Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]], TokenBatch
+    )
     evaluator = Evaluator(
         config, prompts.held_out, collector, held_out_scorer, folder.evaluations, prompts.held_out_sources
     )

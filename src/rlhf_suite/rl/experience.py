@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.trajectory import to_batch
+from rlhf_suite.data.batch import needed
+from rlhf_suite.data.trajectory import Experience, to_batch
 from rlhf_suite.distributed.group import Pending
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
@@ -38,17 +40,14 @@ class ExperienceMaker:
             or warm_up_steps(config) > 0  # the policy does not train at every step
         )
 
-    def make(self, scored: ScoredTrajectories, version: int) -> tuple[TokenBatch, dict[str, float]]:
-        """Tokens `mask`, `engine_log_probs`, where needed `old_log_probs`, with a reference `ref_log_probs`, with a
-        teacher `teacher_log_probs`, with a critic `values`, where asked for `correction`; rows `group`, `index`,
-        `reward`, with remax `greedy`.
+    def make(self, scored: ScoredTrajectories, version: int) -> tuple[Experience, dict[str, float]]:
+        """Return the samples with their rewards and, as far as the run needs them, `old_log_probs`, `ref_log_probs`,
+        `teacher_log_probs`, `values`, `correction` and `greedy`; and metrics.
 
         `version`: that of the policy's weights.
         """
-        batch = to_batch(scored.trajectories)
-        batch.rows["reward"] = torch.from_numpy(scored.rewards)
-        if scored.greedy is not None:
-            batch.rows["greedy"] = torch.from_numpy(scored.greedy)
+        greedy = None if scored.greedy is None else torch.from_numpy(scored.greedy)
+        batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
         temperature = self.config.rollout.temperature
         pending: dict[str, Pending[torch.Tensor]] = {}
         if self.needs_old_log_probs:
@@ -58,17 +57,17 @@ class ExperienceMaker:
                 pending[name] = group.log_probs(batch, temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
-        for name, answer in pending.items():
-            batch.tokens[name] = answer.result()
+        batch = replace(batch, **{name: answer.result() for name, answer in pending.items()})
         metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
         batch, correction = corrected(batch, self.config.algo.advantage)
         return batch, metrics | correction
 
-    def mismatch(self, batch: TokenBatch, scored: ScoredTrajectories, version: int) -> dict[str, float]:
+    def mismatch(self, batch: Experience, scored: ScoredTrajectories, version: int) -> dict[str, float]:
         """How far the engines' log-probs are from the trainer's where the same weights wrote both. Stops past the
         limit. Tokens of older weights differ by right."""
         current = torch.from_numpy(np.concatenate([t.version == version for t in scored.trajectories]))
-        mask = batch.tokens["mask"] * current
-        result = mismatch(batch.tokens["engine_log_probs"], batch.tokens["old_log_probs"], mask)
+        mask = batch.mask * current
+        engine, old = needed(batch.engine_log_probs, "engine_log_probs"), needed(batch.old_log_probs, "old_log_probs")
+        result = mismatch(engine, old, mask)
         check_mismatch(result.mean_abs, self.config)
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}

@@ -7,7 +7,8 @@ from dataclasses import replace
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, correction_weights
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import needed
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import device_kind
 
@@ -30,8 +31,8 @@ def check_mismatch(mean: float, config: PPORun) -> None:
         )
 
 
-def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, dict[str, float]]:
-    """With the tokens `correction` and metrics of it, where algo.advantage.is_correction_level asks for it.
+def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, dict[str, float]]:
+    """Return the batch with `correction` and metrics of it, where algo.advantage.is_correction_level asks for it.
 
     The weights are those of the start of the update: constants of all its optimiser steps.
 
@@ -40,10 +41,8 @@ def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, d
     """
     if config.is_correction_level == "off":
         return batch, {}
-    tokens = batch.tokens
-    given = CorrectionInput(
-        tokens["old_log_probs"], tokens["engine_log_probs"], tokens["mask"], batch.segments, len(batch)
-    )
+    old, engine = needed(batch.old_log_probs, "old_log_probs"), needed(batch.engine_log_probs, "engine_log_probs")
+    given = CorrectionInput(old, engine, batch.mask, batch.segments, len(batch))
     weights = correction_weights(given, config)
     metrics = correction_metrics(given, weights)
     if metrics.get("correction/masked") == 1:
@@ -52,4 +51,4 @@ def corrected(batch: TokenBatch, config: AdvantageConfig) -> tuple[TokenBatch, d
             f"{config.is_correction_threshold} (gating: {config.is_correction_gating}; the mean of trainer / engine is "
             f"{metrics['correction/ratio']:.3g}). Widen it, or mend what makes them differ (mismatch/*)"
         )
-    return replace(batch, tokens={**tokens, "correction": weights}), metrics
+    return replace(batch, correction=weights), metrics

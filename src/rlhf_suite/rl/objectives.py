@@ -10,7 +10,8 @@ from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
 from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import needed
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_loss
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
@@ -31,11 +32,11 @@ class PolicyObjective:
     horizon: int  # the most tokens a response may have
     kl_coef: float = 0.0
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum(), "sequences": counted(batch).sum()}
+    def units(self, batch: Experience) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.mask.sum(), "sequences": counted(batch).sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        mask = batch.tokens["mask"]
+    def loss(self, model: Forward, batch: Experience) -> StepLoss:
+        mask = batch.mask
         wants_entropy = self.actor.entropy_coef is not None
         output = token_log_probs(model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool())
         surrogate = self.surrogate(output.log_probs, batch)
@@ -44,41 +45,41 @@ class PolicyObjective:
         sums = {"tokens": torch.stack([torch.zeros_like(surrogate.total), *(term.total for term in terms)]).sum()}
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
         metrics = {name: metric for part in (surrogate, *terms) for name, metric in part.metrics.items()}
-        if "old_log_probs" not in batch.tokens:
-            gap = (batch.tokens["engine_log_probs"] - output.log_probs.detach()).abs()
+        if batch.old_log_probs is None:
+            gap = (needed(batch.engine_log_probs, "engine_log_probs") - output.log_probs.detach()).abs()
             metrics["engine_gap"] = masked_mean(gap, mask)
         return StepLoss(sums, metrics)
 
-    def surrogate(self, log_probs: torch.Tensor, batch: TokenBatch) -> LossSum:
-        """The policy loss. Without old log-probs the policy has not moved since the rollout."""
-        mask, segments, rows, mode = batch.tokens["mask"], batch.segments, len(batch), self.actor.loss_agg_mode
+    def surrogate(self, log_probs: torch.Tensor, batch: Experience) -> LossSum:
+        """Return the policy loss. Without old log-probs the policy has not moved since the rollout."""
+        mask, segments, rows, mode = batch.mask, batch.segments, len(batch), self.actor.loss_agg_mode
         tokens = PolicyTokens(
             log_probs=log_probs,
-            old_log_probs=batch.tokens.get("old_log_probs", log_probs.detach()),
-            advantages=batch.tokens["advantages"],
+            old_log_probs=log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs,
+            advantages=needed(batch.advantages, "advantages"),
             mask=mask,
             segments=segments,
             num_sequences=rows,
         )
         weights = token_weights(mask, segments, rows, mode, self.horizon)
         units = num_units(mask, segments, rows, mode)
-        return policy_loss(tokens, self.actor, weights, units, batch.tokens.get("correction"))
+        return policy_loss(tokens, self.actor, weights, units, batch.correction)
 
-    def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: TokenBatch) -> list[LossSum]:
-        """The terms that are means over tokens whatever the surrogate is."""
-        mask, terms = batch.tokens["mask"], []
+    def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: Experience) -> list[LossSum]:
+        """Return the terms that are means over tokens, whatever the surrogate is."""
+        mask, terms = batch.mask, []
         if self.kl.use_loss:
             terms.append(kl_term(self.kl_estimates(log_probs, batch), mask, self.kl_coef))
         if entropy is not None and self.actor.entropy_coef is not None:
             terms.append(entropy_term(entropy, mask, self.actor.entropy_coef))
         return terms
 
-    def kl_estimates(self, log_probs: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
-        """Of every token, [T], with gradient."""
-        reference = batch.tokens["ref_log_probs"]
+    def kl_estimates(self, log_probs: torch.Tensor, batch: Experience) -> torch.Tensor:
+        """Return the KL estimate of every token, [T], with gradient."""
+        reference = needed(batch.ref_log_probs, "ref_log_probs")
         if not self.kl.unbiased_gradient:
             return estimate_kl(log_probs, reference, self.kl.estimator)
-        old = batch.tokens.get("old_log_probs", log_probs.detach())
+        old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         return unbiased_kl(log_probs, reference, old, self.kl.estimator)
 
 
@@ -88,11 +89,10 @@ class ValueObjective:
 
     critic: CriticConfig
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum()}
+    def units(self, batch: Experience) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.mask.sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        tokens = batch.tokens
-        values = token_values(model, batch)
-        result = value_loss(values, tokens["values"], tokens["returns"], tokens["mask"], self.critic.value_clip)
+    def loss(self, model: Forward, batch: Experience) -> StepLoss:
+        values, old = token_values(model, batch), needed(batch.values, "values")
+        result = value_loss(values, old, needed(batch.returns, "returns"), batch.mask, self.critic.value_clip)
         return StepLoss.of("tokens", result)

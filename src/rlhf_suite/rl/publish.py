@@ -57,7 +57,7 @@ class Publisher:
         chosen = every_token(take(batch, fitting))
         ours = self.policy.log_probs(chosen, 1.0, what=f"the probe of sync {version}").result().numpy()
         sequences = [ids.tolist() for ids in torch.split(chosen.ids, chosen.lengths.tolist())]
-        mask = chosen.tokens["mask"].numpy().astype(bool)
+        mask = chosen.mask.numpy().astype(bool)
         gaps = [np.abs(np.concatenate(theirs) - ours)[mask].mean() for theirs in self.engines.score(sequences)]
         worst = float(np.max(gaps))
         if not worst <= mismatch_limit(self.config):  # NaN passes it too
@@ -71,4 +71,4 @@ class Publisher:
 def every_token(batch: TokenBatch) -> TokenBatch:
     """The batch with all tokens but each sequence's first in the mask."""
     mask = torch.ones(batch.num_tokens).index_fill(0, batch.starts, 0.0)
-    return TokenBatch(batch.ids, batch.lengths, {"mask": mask})
+    return TokenBatch(batch.ids, batch.lengths, mask)

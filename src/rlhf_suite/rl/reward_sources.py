@@ -70,7 +70,7 @@ def process_source(group: ProcessRewardGroup, encoder: SolutionEncoder, aggregat
 
 def step_scores(group: ProcessRewardGroup, encoder: SolutionEncoder, examples: Sequence[Example]) -> list[StepScores]:
     """P(good) of the steps of each solution, by the process reward model of `group`."""
-    batch = collate(examples)
+    batch = collate(examples, TokenBatch)
     found = group.probabilities(batch, encoder.columns).result()
     return split_step_scores(batch, found, [example.truncated for example in examples])
 

@@ -13,6 +13,7 @@ from rlhf_suite.config.optim import TrainedModelConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.distributed.world import seed_process
@@ -58,7 +59,7 @@ class Role(Worker):
         """Log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
 
         def compute(part: TokenBatch) -> torch.Tensor:
-            needed = part.tokens["mask"].bool()
+            needed = part.mask.bool()
             return token_log_probs(model, part, temperature=temperature, needed=needed).log_probs
 
         groups, results = self.forward(batch, compute)
@@ -123,7 +124,7 @@ class ProcessRole(Role):
 class TrainedRole(Role, TrainedWorker):
     """A model that is trained on rollouts."""
 
-    objective: Objective
+    objective: Objective[Experience]
     prefix: str
 
     def build(self, section: TrainedModelConfig, head: Literal["lm", "value"], total_steps: int, flag: str) -> None:
@@ -154,7 +155,7 @@ class TrainedRole(Role, TrainedWorker):
     def updated(self) -> None:
         """An optimiser step has changed the weights."""
 
-    def train(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
+    def train(self, batches: list[Experience], first_step: int) -> dict[str, float]:
         """One optimiser step per batch; the mean of each metric over them."""
         rows = []
         for offset, batch in enumerate(batches):
@@ -189,7 +190,7 @@ class PolicyRole(TrainedRole):
         """Of the masked tokens, [T] in the order of the shard."""
         return self.masked_log_probs(self.model, batch, temperature)
 
-    def update(self, batches: list[TokenBatch], first_step: int, kl_coef: float) -> dict[str, float]:
+    def update(self, batches: list[Experience], first_step: int, kl_coef: float) -> dict[str, float]:
         self.objective.kl_coef = kl_coef
         return self.train(batches, first_step)
 
@@ -268,8 +269,8 @@ class CriticRole(TrainedRole):
 
     def values(self, batch: TokenBatch) -> torch.Tensor:
         """State values at the model tokens, [T] in the order of the shard."""
-        groups, results = self.forward(batch, lambda part: token_values(self.model, part) * part.tokens["mask"])
+        groups, results = self.forward(batch, lambda part: token_values(self.model, part) * part.mask)
         return reassemble(batch, groups, results)
 
-    def update(self, batches: list[TokenBatch], first_step: int) -> dict[str, float]:
+    def update(self, batches: list[Experience], first_step: int) -> dict[str, float]:
         return self.train(batches, first_step)

@@ -7,19 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
-def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: TokenBatch) -> None:
+def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
     """Every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
     offsets = pa.array([0, *experience.lengths.cumsum(0).tolist()], pa.int32())
     columns = text_columns(scored)
     columns["ids"] = pa.ListArray.from_arrays(offsets, pa.array(experience.ids.numpy()))
     columns["owner"] = pa.array([t.owner for t in scored.trajectories])
     columns["weight_version"] = pa.array([t.version for t in scored.trajectories])
-    for name, values in experience.tokens.items():
+    for name, values in experience.columns("token").items():
         columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values.numpy()))
     write_table(folder, step, columns)
 

@@ -7,19 +7,18 @@ from itertools import chain
 
 import torch
 
-from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.batch import B, TokenBatch, take, token_places, weightless
 from rlhf_suite.data.packing import balance, micro_batches
-from rlhf_suite.train.step import weightless
 
 
-def shards(batch: TokenBatch, parts: Sequence[Sequence[int]]) -> list[TokenBatch]:
-    """One batch per part. A part without sequences, where ranks outnumber them, gets one that weighs nothing, because
-    its rank still has to take part in the collectives."""
+def shards(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
+    """Return one batch per part. A part without sequences, where ranks outnumber them, gets one that weighs nothing,
+    because its rank still has to take part in the collectives."""
     return [take(batch, part) if part else weightless(take(batch, [0])) for part in parts]
 
 
 def balanced_parts(batch: TokenBatch, ranks: int) -> list[list[int]]:
-    """Sequences split over `ranks` with nearly equal token counts."""
+    """Return the sequences of each of `ranks` parts with nearly equal token counts."""
     return balance(batch.lengths.tolist(), ranks) if ranks > 1 else [list(range(len(batch)))]
 
 
@@ -30,8 +29,9 @@ def split(batches: Sequence[TokenBatch], ranks: int) -> list[list[TokenBatch]]:
 
 
 def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> list[list[int]]:
-    """Micro-batches of a forward pass: by token budget when there is one, else `count` sequences each. A longer
-    sequence raises the budget: a judge reads more tokens than the policy wrote, for which the budget is made."""
+    """Return the micro-batches of a forward pass: by token budget when there is one, else `count` sequences each. A
+    longer sequence raises the budget: a reward model reads more tokens than the policy wrote, for which the budget is
+    meant."""
     lengths = batch.lengths.tolist()
     if token_budget is None:
         return micro_batches(lengths, count=count)
@@ -39,16 +39,14 @@ def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> l
 
 
 def reassemble(batch: TokenBatch, parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Per-token results [T_part] of each part, as one [T] in the order of `batch`."""
-    order = list(chain.from_iterable(parts))
+    """Return the per-token results [T_part] of each part as one [T] in the order of `batch`."""
+    order = torch.tensor(list(chain.from_iterable(parts)))
     results = [result for part, result in zip(parts, results, strict=True) if part]
-    moved = take(batch, order)
-    done = TokenBatch(moved.ids, moved.lengths, {"result": torch.cat(results)})
-    return take(done, torch.argsort(torch.tensor(order))).tokens["result"]
+    return torch.cat(results)[token_places(batch.lengths[order], torch.argsort(order))]
 
 
 def reassemble_rows(parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Per-sequence results of each part, as one [B] in the original order."""
+    """Return the per-sequence results of each part as one [B] in the original order."""
     order = torch.tensor(list(chain.from_iterable(parts)))
     results = [result for part, result in zip(parts, results, strict=True) if part]
     return torch.cat(results)[torch.argsort(order)]
@@ -57,8 +55,8 @@ def reassemble_rows(parts: Sequence[Sequence[int]], results: Sequence[torch.Tens
 def in_micro_batches(
     batch: TokenBatch, groups: Sequence[Sequence[int]], rounds: int, forward: Callable[[TokenBatch], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """`forward` of each group, on the CPU. A rank with fewer than `rounds` groups repeats its last one, unrecorded,
-    because under ZeRO-3 every rank must take part in every forward."""
+    """Return `forward` of each group, on the CPU. A rank with fewer than `rounds` groups repeats its last one,
+    unrecorded, because under ZeRO-3 every rank must take part in every forward."""
     results = [forward(take(batch, group)).cpu() for group in groups]
     for _ in range(rounds - len(groups)):
         forward(take(batch, groups[-1]))

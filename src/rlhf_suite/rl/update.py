@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.batch import take
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 
@@ -37,7 +38,7 @@ class Updater:
     def __init__(self, config: PPORun, policy: PolicyGroup, critic: CriticGroup | None) -> None:
         self.config, self.policy, self.critic = config, policy, critic
 
-    def update(self, experience: TokenBatch, step: int, kl_coef: float) -> dict[str, float]:
+    def update(self, experience: Experience, step: int, kl_coef: float) -> dict[str, float]:
         """All optimiser steps on `experience`; each metric is the mean over them, rates and norms too.
 
         In the first `critic.freezing_steps` RL steps the policy stays as it is: its schedule begins after them.
@@ -55,7 +56,7 @@ class Updater:
         metrics: dict[str, float] = {}
         for pending in running:
             metrics |= pending.result()
-        if "old_log_probs" not in experience.tokens:
+        if experience.old_log_probs is None:
             metrics["mismatch/mean"] = metrics.pop("train/engine_gap")
             check_mismatch(metrics["mismatch/mean"], self.config)
         return metrics

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import DistillAlgoConfig
 from rlhf_suite.config.runs import DistillRun
-from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.losses.distillation import DIVERGENCES, with_others
 from rlhf_suite.losses.metrics import Mean
@@ -19,7 +18,7 @@ from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task
 
 
 @dataclass
@@ -38,11 +37,11 @@ class Distillation(Task):
     def roles(self) -> dict[str, FrozenRole]:
         return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path", self.offload)}
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum()}
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.mask.sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        tokens = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
+        tokens = batch.mask.nonzero().squeeze(1)  # [N]
         targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:

@@ -10,13 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import REFERENCE_FREE, DPOAlgoConfig
 from rlhf_suite.config.runs import DPORun
-from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_loss
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, counted
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task, counted
 
 
 @dataclass
@@ -35,16 +34,16 @@ class DPO(Task):
             return {}
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
-    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"pairs": counted(batch)[::2].sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         log_probs = response_log_probs(model, batch).values  # [2P]
-        reference = batch.rows.get("reference", torch.zeros_like(log_probs))
-        tokens = tokens_per_sequence(batch.tokens["mask"], batch.segments, len(batch))
+        reference = torch.zeros_like(log_probs) if batch.reference is None else batch.reference
+        tokens = tokens_per_sequence(batch.mask, batch.segments, len(batch))
         chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))
         loss = preference_loss(chosen, rejected, counted(batch)[::2], self.algo)
         return StepLoss.of("pairs", loss)

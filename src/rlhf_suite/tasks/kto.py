@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
-from rlhf_suite.data.batch import Item, TokenBatch, take
+from rlhf_suite.data.batch import Item, needed, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, Task, Total, counted
+from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task, Total, counted
 
 
 @dataclass
@@ -41,36 +41,36 @@ class KTO(Task):
     def roles(self) -> dict[str, FrozenRole]:
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
-    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
 
-    def before_step(self, model: Forward, batches: list[TokenBatch], total: Total) -> list[TokenBatch]:
+    def before_step(self, model: Forward, batches: list[SupervisedBatch], total: Total) -> list[SupervisedBatch]:
         vanilla = self.algo.loss == "vanilla"
         sums = torch.zeros(2, 2, dtype=torch.float64)  # of log-ratios and how many; for undesirable, desirable answers
         for batch in batches:
             measured = batch if vanilla else every_second(batch, 1)
-            ratios = response_log_probs(model, measured).values - measured.rows["reference"]
+            ratios = response_log_probs(model, measured).values - needed(measured.reference, "reference")
             for label in (0, 1):
-                weights = counted(measured) * (measured.rows["label"] == 1 - label if vanilla else 1)
+                weights = counted(measured) * (needed(measured.label, "label") == 1 - label if vanilla else 1)
                 sums[label] += torch.stack([(weights * ratios).sum(), weights.sum()]).double().cpu()
         points = reference_point(*total(sums).T).float()
         matched = batches if vanilla else [every_second(batch, 0) for batch in batches]
         return [
-            replace(batch, rows={**batch.rows, "kl": points.to(batch.ids.device)[batch.rows["label"].long()]})
-            for batch in matched
+            replace(batch, kl=points.to(batch.ids.device)[needed(batch.label, "label").long()]) for batch in matched
         ]
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"answers": counted(batch).sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         log_probs = response_log_probs(model, batch).values
-        rows = batch.rows
-        loss = kto_loss(log_probs - rows["reference"], rows["label"], rows["kl"], counted(batch), self.algo)
+        ratios = log_probs - needed(batch.reference, "reference")
+        label, kl = needed(batch.label, "label"), needed(batch.kl, "kl")
+        loss = kto_loss(ratios, label, kl, counted(batch), self.algo)
         return StepLoss.of("answers", loss)
 
 
-def every_second(batch: TokenBatch, first: int) -> TokenBatch:
+def every_second(batch: SupervisedBatch, first: int) -> SupervisedBatch:
     return take(batch, range(first, len(batch), 2))
 
 

@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import PRMRun
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import needed
 from rlhf_suite.data.steps import StepEncoder, StepFormat
 from rlhf_suite.losses.steps import step_loss, step_ranking
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.process_reward_model import KEY
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
 
 @dataclass
@@ -30,17 +30,17 @@ class ProcessRewardModel(Task):
         """What scoring with the model needs to know."""
         return {} if self.form is None else {KEY: self.form.saved()}
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"steps": batch.tokens["mask"].sum()}
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
+        return {"steps": batch.mask.sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        at = batch.tokens["mask"].nonzero().squeeze(1)  # [N]
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
+        at = batch.mask.nonzero().squeeze(1)  # [N]
 
         def reward_logits(logits: torch.Tensor, _: slice) -> torch.Tensor:
             return logits if self.encoder.columns is None else logits[:, self.encoder.columns]
 
         logits = map_logits(model, batch, at, reward_logits).values
-        labels = batch.tokens["target"][at].long(), batch.tokens["weight"][at]
+        labels = needed(batch.target, "target")[at].long(), needed(batch.weight, "weight")[at]
         loss = step_loss(logits, *labels)
         if self.encoder.columns is not None:  # which of the whole vocabulary are good is not known
             loss = replace(loss, metrics={**loss.metrics, "auc": step_ranking(logits, *labels)})

@@ -10,12 +10,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import RMRun
-from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_loss
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
 
 
 @dataclass
@@ -27,12 +26,12 @@ class RewardModel(Task):
     head: Literal["lm", "value"] = "value"
     main_metric: str = "acc"
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"pairs": counted(batch)[::2].sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         scores = sequence_scores(model, batch)  # [2P]
-        margin = batch.rows.get("margin", torch.zeros_like(scores))[::2]
+        margin = (torch.zeros_like(scores) if batch.margin is None else batch.margin)[::2]
         loss = reward_loss(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
         return StepLoss.of("pairs", loss)
 

@@ -9,12 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import SFTRun
-from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, StepLoss, Task
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
 
 @dataclass
@@ -24,11 +23,11 @@ class SFT(Task):
     encoder: ConversationEncoder | DocumentEncoder
     main_metric: str = "gpt_loss"
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.tokens["mask"].sum()}
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
+        return {"tokens": batch.mask.sum()}
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
-        mask = batch.tokens["mask"]
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
+        mask = batch.mask
         log_probs = token_log_probs(model, batch, needed=mask.bool()).log_probs
         return StepLoss.of("tokens", next_token_loss(log_probs, mask))
 

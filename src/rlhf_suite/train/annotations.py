@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.data.batch import Group, Item, sequences
+from rlhf_suite.data.batch import Group, Item, needed, sequences
 from rlhf_suite.data.combine import LazySequence
 from rlhf_suite.disk import cache_folder, file_aside
 from rlhf_suite.models.load import model_digest
@@ -72,7 +72,7 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
             for name in values:
                 result.setdefault(name, torch.zeros(int(ends[-1]), dtype=torch.float64))
             if counted(batch).any():  # else it stands in for no work
-                rows = batch.rows["index"].unique_consecutive().tolist()
+                rows = needed(batch.index, "index").unique_consecutive().tolist()
                 places = [p for row in rows for p in range(int(ends[row]) - len(sequences(items[row])), int(ends[row]))]
                 for name, value in values.items():
                     result[name][places] = value.double().cpu()

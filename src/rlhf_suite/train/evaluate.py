@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import Item, TokenBatch
+from rlhf_suite.data.batch import Item
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.train.loader import rank_micro_batches
 from rlhf_suite.train.step import add_metrics, balanced_experts, balanced_loss, equalise
 from rlhf_suite.train.strategy import TrainedModel
-from rlhf_suite.train.task import Objective
+from rlhf_suite.train.task import Objective, SupervisedBatch
 
-Prepare = Callable[[list[TokenBatch]], list[TokenBatch]]
+Prepare = Callable[[list[SupervisedBatch]], list[SupervisedBatch]]
 
 
 @torch.no_grad()
 def evaluate(
     model: TrainedModel,
-    objective: Objective,
+    objective: Objective[SupervisedBatch],
     sets: Mapping[str, Sequence[Item]],
     config: TrainConfig,
     prepare: Prepare = list,
@@ -41,7 +41,11 @@ def evaluate(
 
 
 def set_metrics(
-    model: TrainedModel, objective: Objective, examples: Sequence[Item], config: TrainConfig, prepare: Prepare
+    model: TrainedModel,
+    objective: Objective[SupervisedBatch],
+    examples: Sequence[Item],
+    config: TrainConfig,
+    prepare: Prepare,
 ) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     for start in range(0, len(examples), config.batch_size):

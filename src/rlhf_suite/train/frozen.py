@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 
 from rlhf_suite.config.runs import SupervisedRun
-from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
-from rlhf_suite.train.task import Forward, FrozenRole, Task
+from rlhf_suite.train.task import Forward, FrozenRole, SupervisedBatch, Task
 
 
 def load_frozen_roles(task: Task, config: SupervisedRun, actor: TrainedModel) -> Mapping[str, Forward]:
@@ -47,7 +46,7 @@ class WithoutAdapters:
 
 
 @torch.no_grad()
-def prepared(task: Task, actor: TrainedModel, batches: list[TokenBatch]) -> list[TokenBatch]:
+def prepared(task: Task, actor: TrainedModel, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
     """A step's micro-batches with what their losses read beside the tokens; untouched for a task of one model."""
     if not task.roles():
         return batches
@@ -56,8 +55,8 @@ def prepared(task: Task, actor: TrainedModel, batches: list[TokenBatch]) -> list
     return task.before_step(actor, batches, world.sum)
 
 
-def annotated(task: Task, batch: TokenBatch) -> TokenBatch:
+def annotated(task: Task, batch: SupervisedBatch) -> SupervisedBatch:
     """The batch with what the frozen models say of its sequences, unless it was said before training."""
     if not task.frozen:
         return batch
-    return replace(batch, rows={**batch.rows, **task.annotate(batch)})
+    return replace(batch, **task.annotate(batch))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.data.batch import Item, TokenBatch, collate, sequences
+from rlhf_suite.data.batch import Item, collate, sequences, weightless
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.world import World
-from rlhf_suite.train.step import weightless
+from rlhf_suite.train.task import SupervisedBatch
 
 
 class StepLoader:
@@ -26,7 +27,7 @@ class StepLoader:
         steps = self.order.steps_per_epoch * self.config.max_epochs
         return min(steps, self.config.max_steps or steps)
 
-    def step(self, step: int) -> list[TokenBatch]:
+    def step(self, step: int) -> list[SupervisedBatch]:
         """The micro-batches of this rank for optimiser step `step` (0-based)."""
         chosen = self.order.indices(step)
         return rank_micro_batches(self.examples, chosen, self.config, self.world)
@@ -34,7 +35,7 @@ class StepLoader:
 
 def rank_micro_batches(
     examples: Sequence[Item], chosen: Sequence[int], config: TrainConfig, world: World
-) -> list[TokenBatch]:
+) -> list[SupervisedBatch]:
     """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts. The sequences of a
     group stay together, and count as one in `train.micro_batch_size`."""
     held = {i: examples[i] for i in chosen}  # read once: they may be on disk
@@ -55,9 +56,8 @@ def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]
     return micro_batches(lengths, count=config.micro_batch_size)
 
 
-def collate_indexed(examples: Mapping[int, Item], indices: Sequence[int]) -> TokenBatch:
-    """A batch that remembers in `rows["index"]` which examples its sequences belong to."""
+def collate_indexed(examples: Mapping[int, Item], indices: Sequence[int]) -> SupervisedBatch:
+    """Return a batch that remembers in `index` which examples its sequences belong to."""
     chosen = [(index, sequence) for index in indices for sequence in sequences(examples[index])]
-    batch = collate([sequence for _, sequence in chosen])
-    batch.rows["index"] = torch.tensor([index for index, _ in chosen])
-    return batch
+    batch = collate([sequence for _, sequence in chosen], SupervisedBatch)
+    return replace(batch, index=torch.tensor([index for index, _ in chosen]))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.batch import B, TokenBatch, needed, weightless
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.losses.metrics import Mean, Metric
@@ -30,8 +30,8 @@ ALL_TOKENS = "all_tokens"  # the unit of the load-balancing loss
 
 def optimizer_step(
     model: TrainedModel,
-    objective: Objective,
-    micro_batches: Sequence[TokenBatch],
+    objective: Objective[B],
+    micro_batches: Sequence[B],
     step: int,
     on_nonfinite: str,
     name: Callable[[int], str] = "sequence {}".format,
@@ -52,7 +52,7 @@ def optimizer_step(
             loss = balanced_loss(model, objective, micro_batch.to(world.device))
             share = weighted_share(loss, counts)
             if not math.isfinite(float(share.detach())):
-                bad += micro_batch.rows["index"].tolist()
+                bad += needed(micro_batch.index, "index").tolist()
                 share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
             model.backward(share)
             add_metrics(metrics, loss.metrics)
@@ -63,7 +63,7 @@ def optimizer_step(
     return world.combined(metrics) | result | {"skipped": float(skipped)}
 
 
-def equalise(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> list[TokenBatch]:
+def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
     """Where the backward pass holds collectives every rank needs the same number of micro-batches: add empty-mask
     copies of the first, which weigh nothing."""
     wanted = len(micro_batches)
@@ -106,7 +106,7 @@ class RecordingForward:
         return outputs
 
 
-def balanced_loss(model: TrainedModel, objective: Objective, batch: TokenBatch) -> StepLoss:
+def balanced_loss(model: TrainedModel, objective: Objective[B], batch: B) -> StepLoss:
     """Return the objective's loss plus `aux_loss_coef` x the load-balancing loss, where the model has experts to
     balance: a mean over all tokens of the sequences that weigh anything."""
     forward = RecordingForward(model)
@@ -119,12 +119,7 @@ def balanced_loss(model: TrainedModel, objective: Objective, batch: TokenBatch) 
     return StepLoss({**loss.sums, ALL_TOKENS: model.config.aux_loss_coef * balance}, metrics)
 
 
-def weightless(batch: TokenBatch) -> TokenBatch:
-    """A copy that no loss counts: its mask is zero."""
-    return replace(batch, tokens={**batch.tokens, "mask": torch.zeros_like(batch.tokens["mask"])})
-
-
-def global_counts(objective: Objective, micro_batches: Sequence[TokenBatch], world: World) -> dict[str, float]:
+def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: World) -> dict[str, float]:
     """Return the number of each unit over all micro-batches of the step and all ranks."""
     units = [{**objective.units(batch), ALL_TOKENS: counted_tokens(batch)} for batch in micro_batches]
     names = sorted(units[0])

@@ -11,7 +11,7 @@ import torch
 
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
-from rlhf_suite.data.batch import Item, TokenBatch
+from rlhf_suite.data.batch import Item
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
@@ -31,7 +31,7 @@ from rlhf_suite.train.notices import batch_notices, chat_template_notices
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
-from rlhf_suite.train.task import Task, counted_tokens
+from rlhf_suite.train.task import SupervisedBatch, Task, counted_tokens
 from rlhf_suite.train.trained_worker import SupervisedGroup, TrainedWorker
 from rlhf_suite.train.trainer import Trainer
 
@@ -98,7 +98,7 @@ class SupervisedWorker(TrainedWorker):
         """The task's metrics on the held-out sets."""
         return evaluate(self.model, self.task, self.data.held_out, self.config.train, self.prepare)
 
-    def prepare(self, batches: list[TokenBatch]) -> list[TokenBatch]:
+    def prepare(self, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
         return prepared(self.task, self.model, batches)
 
     def export(self, path: Path) -> None:

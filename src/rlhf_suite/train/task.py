@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from rlhf_suite.data.batch import Item, TokenBatch
+from rlhf_suite.data.batch import Item, PerRow, PerToken, TokenBatch
 from rlhf_suite.data.encode import Encoder
 from rlhf_suite.losses.metrics import Metric
 from rlhf_suite.losses.reduce import LossSum, counted_sequences
 
 Forward = Callable[..., object]
 Total = Callable[[torch.Tensor], torch.Tensor]  # the sum over the ranks
+B_contra = TypeVar("B_contra", bound=TokenBatch, contravariant=True)
+
+
+@dataclass(frozen=True)
+class SupervisedBatch(TokenBatch):
+    """Encoded rows, with what the supervised tasks read beside their tokens; a column has the name that the encoder, or
+    `Task.annotate`, gave it."""
+
+    target: PerToken = None  # [T] prm: the reward token that is right at a placeholder
+    weight: PerToken = None  # [T] prm: the probability of `target`; 1 for hard labels
+    margin: PerRow = None  # [B] rm: by how much the chosen answer is to win
+    label: PerRow = None  # [B] kto: 1 desirable, 0 not
+    reference: PerRow = None  # [B] dpo, kto: the reference model's log-prob of the answer
+    kl: PerRow = None  # [B] kto: the reference point of the step
 
 
 @dataclass(frozen=True)
@@ -32,14 +46,14 @@ class StepLoss:
         return cls({unit: loss.total}, loss.metrics)
 
 
-class Objective(Protocol):
+class Objective(Protocol[B_contra]):
     """What an optimiser step minimises."""
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def units(self, batch: B_contra) -> dict[str, torch.Tensor]:
         """Return how many of each unit the batch holds; this is known before any forward pass."""
         ...
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+    def loss(self, model: Forward, batch: B_contra) -> StepLoss:
         """Run the model once; return sums of losses, and metrics. The step itself adds the load-balancing loss."""
         ...
 
@@ -63,38 +77,38 @@ class Task:
     annotates_once: bool = False  # before training and on disk, instead of in every step
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
-        """All encoded rows of a source as the items to train on."""
+        """Return the items to train on, made from all encoded rows of a source."""
         return items
 
     def roles(self) -> dict[str, FrozenRole]:
-        """The frozen models beside the trained one."""
+        """Return the frozen models beside the trained one."""
         return {}
 
-    def annotate(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
-        """What the frozen models say of each sequence, each [B]: a function of the sequence alone. No gradient."""
+    def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
+        """Return row columns that the frozen models compute, each [B], from each sequence alone. No gradient."""
         return {}
 
-    def before_step(self, model: Forward, batches: list[TokenBatch], total: Total) -> list[TokenBatch]:
-        """This rank's annotated micro-batches with what the loss needs of the step as a whole; `total` sums over the
-        ranks. No gradient."""
+    def before_step(self, model: Forward, batches: list[SupervisedBatch], total: Total) -> list[SupervisedBatch]:
+        """Return this rank's annotated micro-batches with what the loss needs to know of the step as a whole. `total`
+        sums over the ranks. No gradient."""
         return batches
 
     def extras(self) -> Mapping[str, Any]:
-        """What the saved config.json is to say beside the architecture, as plain JSON values."""
+        """Return what the saved config.json says beside the architecture, as plain JSON values."""
         return {}
 
-    def units(self, batch: TokenBatch) -> dict[str, torch.Tensor]:
+    def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
-    def loss(self, model: Forward, batch: TokenBatch) -> StepLoss:
+    def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         raise NotImplementedError
 
 
 def counted(batch: TokenBatch) -> torch.Tensor:
-    """Which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
-    return counted_sequences(batch.tokens["mask"], batch.segments, len(batch))
+    """Return which sequences weigh anything, [B] of 0 and 1: those with a masked token."""
+    return counted_sequences(batch.mask, batch.segments, len(batch))
 
 
 def counted_tokens(batch: TokenBatch) -> torch.Tensor:
-    """How many tokens the sequences that weigh anything have, trained on or not."""
+    """Return how many tokens the sequences that weigh anything have, trained on or not."""
     return (counted(batch) * batch.lengths).sum()
