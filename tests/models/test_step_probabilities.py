@@ -13,6 +13,7 @@ from rlhf_suite.config.algo_supervised import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch, collate
+from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.process_reward_model import KEY, solution_encoder, split_step_scores, step_probabilities
