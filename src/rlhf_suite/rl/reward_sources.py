@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlhf_suite.algo.shaping import normalize_scores
 from rlhf_suite.config.reward import NamedSourceConfig
-from rlhf_suite.data.batch import Example, collate
+from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.models.process_reward_model import StepScores, split_step_scores
