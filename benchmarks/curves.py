@@ -21,7 +21,7 @@ import curves_page
 from common import RESULTS, ROOT, publish, scratch, suite_run
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.config.algo import ESTIMATORS, ON_POLICY_DISTILL
+from rlhf_suite.registry import estimator
 from rlhf_suite.tasks.warm_start import warm_started
 
 TASKS = {
@@ -55,9 +55,7 @@ class Job:
 
 
 ESTIMATOR_JOBS = [
-    Job("reverse", name, (*DEFAULT, f"algo.advantage.estimator={name}"))
-    for name in ESTIMATORS
-    if name != ON_POLICY_DISTILL  # it learns from a teacher
+    Job("reverse", name, (*DEFAULT, f"algo.advantage.estimator={name}")) for name in estimator.that_need("rewards")
 ]
 ALGORITHM_JOBS = [
     Job(task, name, (*DEFAULT, f"experiment={name}", *data)) for task, data in TASKS.items() for name in ALGORITHMS

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.config.actor import LOSS_AGG_MODES, POLICY_LOSS_TYPES, PolicyConfig
-from rlhf_suite.losses.policy import POLICY_LOSSES, PolicyTokens, clip_range, entropy_term, kl_term, policy_loss
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.losses.policy import PolicyTokens, clip_range, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, num_units, token_weights
+from rlhf_suite.registry import aggregation, policy_loss
 
 CONFIG = PolicyConfig(eps_clip=0.2)
 
@@ -21,7 +22,7 @@ def loss_of(log_probs, old, advantages, config=CONFIG, *, mask=None, segments=No
     rows = int(segments.max()) + 1
     tokens = PolicyTokens(log_probs, old, advantages, mask, segments, rows)
     weights = token_weights(mask, segments, rows, config.loss_agg_mode, horizon=10)
-    return policy_loss(tokens, config, weights, num_units(mask, segments, rows, config.loss_agg_mode), correction)
+    return policy_term(tokens, config, weights, num_units(mask, segments, rows, config.loss_agg_mode), correction)
 
 
 def run(ratios, advantages, config=CONFIG, **more):
@@ -76,7 +77,7 @@ def test_ppo_gradient_is_the_numerical_derivative():
     assert torch.autograd.gradcheck(loss, (log_probs,))
 
 
-@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+@pytest.mark.parametrize("name", policy_loss.names())
 def test_extreme_log_ratios_stay_finite(name):
     for advantage in (-1.0, 1.0):
         log_probs = torch.tensor([0.0, -1e4]).requires_grad_()
@@ -117,7 +118,7 @@ def test_unmasked_tokens_never_reach_the_policy_gradient():
     assert unmasked.total.item() == pytest.approx(-6.6)
 
 
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("mode", aggregation.names())
 def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
     config = PolicyConfig(loss_agg_mode=mode)
     loss, _ = run([1.0, 1.0, 1.0], [1.0, 3.0, 5.0], config, segments=[0, 0, 1])
@@ -130,11 +131,7 @@ def test_policy_loss_metric_is_the_mean_that_is_minimised(mode):
 # The other losses. Where nothing is said pi_old is exp(-1).
 
 
-def test_every_loss_that_a_flag_names_is_there():
-    assert tuple(POLICY_LOSSES) == POLICY_LOSS_TYPES
-
-
-@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+@pytest.mark.parametrize("name", policy_loss.names())
 def test_on_policy_every_loss_has_the_plain_policy_gradient(name):
     _, gradient = run([1.0, 1.0, 1.0], [2.0, -1.0, 3.0], PolicyConfig(policy_loss_type=name), segments=[0, 0, 1])
     assert gradient.tolist() == pytest.approx([-2.0, 1.0, -3.0])
@@ -191,7 +188,7 @@ def test_reinforce_takes_no_note_of_the_ratio():
     assert loss.total.item() == pytest.approx(-2 * (math.log(3.0) - 1) + (math.log(0.1) - 1))
 
 
-@pytest.mark.parametrize("name", POLICY_LOSS_TYPES)
+@pytest.mark.parametrize("name", policy_loss.names())
 def test_a_correction_multiplies_the_loss_of_its_token_and_changes_no_count(name):
     config = PolicyConfig(policy_loss_type=name)
     plain, gradient = run([1.1, 0.9, 1.0], [2.0, -1.0, 1.0], config, segments=[0, 1, 2])

@@ -10,8 +10,9 @@ import torch
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
-from rlhf_suite.losses.preference import LOSSES, Answers, preference_loss, reward_loss
+from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.reduce import log1mexp
+from rlhf_suite.registry import preference_loss
 
 
 def answers(log_probs, reference=0.0, tokens=4.0):
@@ -20,7 +21,9 @@ def answers(log_probs, reference=0.0, tokens=4.0):
 
 
 def one(name, chosen, rejected, **config):
-    return float(LOSSES[name](answers([chosen]), answers([rejected]), DPOAlgoConfig(loss=name, **config)).detach())
+    return float(
+        preference_loss.load(name)(answers([chosen]), answers([rejected]), DPOAlgoConfig(loss=name, **config)).detach()
+    )
 
 
 def test_each_loss_by_hand():
@@ -36,34 +39,34 @@ def test_each_loss_by_hand():
     assert one("orpo", -2.0, -5.0, beta=0.3) == pytest.approx(0.3 * math.log(1 + math.exp(-ratio)))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", preference_loss.names())
 @pytest.mark.parametrize("gap", [-1e3, 0.0, 1e3])
 def test_losses_and_gradients_are_finite_at_extremes(name, gap):
     chosen, rejected = answers([min(gap, 0.0)]), answers([min(-gap, 0.0)])
     config = DPOAlgoConfig(loss=name, label_smoothing=0.1)
-    loss = preference_loss(chosen, rejected, torch.ones(1), config).total
+    loss = preference_term(chosen, rejected, torch.ones(1), config).total
     gradients = torch.autograd.grad(loss, [chosen.log_probs, rejected.log_probs])
     assert all(torch.isfinite(value).all() for value in (loss, *gradients))
 
 
 def test_the_reference_counts_as_a_difference():
     config = DPOAlgoConfig()
-    moved = preference_loss(answers([-2.0], -1.0), answers([-5.0], -3.0), torch.ones(1), config)
-    plain = preference_loss(answers([-1.0]), answers([-2.0]), torch.ones(1), config)
+    moved = preference_term(answers([-2.0], -1.0), answers([-5.0], -3.0), torch.ones(1), config)
+    plain = preference_term(answers([-1.0]), answers([-2.0]), torch.ones(1), config)
     assert float(moved.total) == pytest.approx(float(plain.total))
 
 
 def test_the_nll_term_is_the_mean_token_loss_of_the_chosen_answer():
     pair = answers([-2.0, -6.0]), answers([-5.0, -1.0])
     with_term, without = (
-        preference_loss(*pair, torch.ones(2), DPOAlgoConfig(nll_loss_coef=coef)).total for coef in (0.5, 0.0)
+        preference_term(*pair, torch.ones(2), DPOAlgoConfig(nll_loss_coef=coef)).total for coef in (0.5, 0.0)
     )
     assert float(with_term - without) == pytest.approx(0.5 * (2 / 4 + 6 / 4))
 
 
 def test_an_uncounted_pair_weighs_nothing_even_if_it_is_not_finite():
     chosen, rejected = answers([-2.0, math.nan]), answers([-5.0, -1.0])
-    result = preference_loss(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig())
+    result = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig())
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.3)))
     assert {float(mean.count) for mean in result.metrics.values()} == {1.0}
     assert float(result.metrics["chosen_reward"].total) == pytest.approx(-0.2)
@@ -71,7 +74,7 @@ def test_an_uncounted_pair_weighs_nothing_even_if_it_is_not_finite():
 
 def test_reward_losses_by_hand():
     chosen, rejected, margin = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.5]), torch.tensor([0.5, 0.0])
-    result = reward_loss(chosen, rejected, margin, torch.ones(2), "sigmoid")
+    result = reward_term(chosen, rejected, margin, torch.ones(2), "sigmoid")
     assert float(result.total) == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(0.5)))
     values = World(0, Mesh(1), torch.device("cpu")).combined({name: m.exact() for name, m in result.metrics.items()})
     assert values["acc"] == 0.5 and values["chosen_reward"] == 1.0 and values["reject_reward"] == 0.75
@@ -83,7 +86,7 @@ def test_reward_losses_by_hand():
 
 def test_the_metrics_of_a_pair_say_margin_and_log_probs():
     chosen, rejected = answers([-2.0, -6.0]), answers([-5.0, -1.0])
-    metrics = preference_loss(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig()).metrics
+    metrics = preference_term(chosen, rejected, torch.tensor([1.0, 0.0]), DPOAlgoConfig()).metrics
     assert float(metrics["chosen_logps"].total) == -2.0 and float(metrics["reject_logps"].total) == -5.0
     margin = metrics["chosen_reward"].total - metrics["reject_reward"].total
     assert float(metrics["reward_margin"].total) == pytest.approx(float(margin)) != 0
@@ -92,7 +95,7 @@ def test_the_metrics_of_a_pair_say_margin_and_log_probs():
 @pytest.mark.parametrize("kind", ["sigmoid", "logexp"])
 def test_a_gap_of_a_hundred_overflows_neither_loss(kind):
     chosen = torch.tensor([-100.0, 100.0], requires_grad=True)
-    loss = reward_loss(chosen, torch.zeros(2), torch.zeros(2), torch.ones(2), kind).total
+    loss = reward_term(chosen, torch.zeros(2), torch.zeros(2), torch.ones(2), kind).total
     assert float(loss) == pytest.approx(100.0)
     assert torch.autograd.grad(loss, chosen)[0].tolist() == pytest.approx([-1.0, 0.0])
 

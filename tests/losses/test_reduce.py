@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.config.actor import LOSS_AGG_MODES
 from rlhf_suite.losses.reduce import masked_mean, masked_sum, num_units, token_weights, weighted_sum
+from rlhf_suite.registry import aggregation
 
 # Three sequences of 3, 2 and 2 tokens; the second has no masked token.
 VALUES = torch.tensor([1.0, 2, 4, 8, 16, 32, 64])
@@ -42,7 +42,7 @@ def test_the_weights_of_a_batch_sum_to_its_units(mode):
     )
 
 
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("mode", aggregation.names())
 def test_splitting_a_batch_between_sequences_changes_nothing(mode):
     whole = weighted_sum(VALUES, token_weights(MASK, SEGMENTS, 3, mode))
     parts, units = torch.tensor(0.0), torch.tensor(0.0)
@@ -54,7 +54,7 @@ def test_splitting_a_batch_between_sequences_changes_nothing(mode):
     assert parts == whole and units == num_units(MASK, SEGMENTS, 3, mode)
 
 
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("mode", aggregation.names())
 def test_a_batch_without_masked_tokens_weighs_nothing(mode):
     values = VALUES.clone().requires_grad_()
     weights = token_weights(torch.zeros(7), SEGMENTS, 3, mode)

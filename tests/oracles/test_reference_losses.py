@@ -14,7 +14,7 @@ from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
 from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.losses.language import next_token_loss
-from rlhf_suite.losses.policy import PolicyTokens, policy_loss
+from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
 from rlhf_suite.losses.value import value_loss
 
@@ -28,7 +28,7 @@ def policy(case: Case, config: PolicyConfig, advantages: str = "adv", correction
     units = num_units(mask, SEGMENTS, ROWS, config.loss_agg_mode)
     given = case.flat("adv") if advantages == "adv" else case.fields[advantages][SEGMENTS]
     tokens = PolicyTokens(log_probs, case.flat("old_logp"), given, mask, SEGMENTS, ROWS)
-    result = policy_loss(tokens, config, weights, units, correction)
+    result = policy_term(tokens, config, weights, units, correction)
     loss = result.total / units
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.detach(), gradient, {name: mean.total / mean.count for name, mean in result.metrics.items()}

@@ -7,9 +7,10 @@ import torch
 from reference import check, gap
 from reference import supervised_cases as cases
 
+from rlhf_suite import registry
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig, KTOAlgoConfig
-from rlhf_suite.losses.distillation import DIVERGENCES, forward_kl
-from rlhf_suite.losses.preference import Answers, preference_loss, reward_loss
+from rlhf_suite.losses.distillation import forward_kl
+from rlhf_suite.losses.preference import Answers, preference_term, reward_term
 from rlhf_suite.losses.steps import step_loss
 from rlhf_suite.losses.unpaired import kto_loss, reference_point
 
@@ -23,7 +24,7 @@ def dpo(case, config):
     """Mean loss, its gradients with respect to the sums of log-probs, metrics."""
     sums = [(case[f"{side}_logp"] * case[f"{side}_mask"]).sum(1).requires_grad_() for side in ("chosen", "rejected")]
     pair = [answers(case, side, value) for side, value in zip(("chosen", "rejected"), sums, strict=True)]
-    result = preference_loss(*pair, torch.ones(len(sums[0])), config)
+    result = preference_term(*pair, torch.ones(len(sums[0])), config)
     loss = result.total / len(sums[0])
     return loss.detach(), torch.autograd.grad(loss, sums), pair, result.metrics
 
@@ -70,7 +71,7 @@ def test_reward_model_losses_agree(name, kind, with_margin):
     for case, theirs in cases(name):
         chosen, rejected = case["chosen"].requires_grad_(), case["rejected"]
         margin = case["margin"] if with_margin else torch.zeros_like(chosen)
-        loss = reward_loss(chosen, rejected, margin, torch.ones_like(chosen), kind).total / len(chosen)
+        loss = reward_term(chosen, rejected, margin, torch.ones_like(chosen), kind).total / len(chosen)
         check(loss.detach(), theirs["loss"])
         if "grad" in theirs:
             check(torch.autograd.grad(loss, chosen)[0], theirs["grad"])
@@ -140,7 +141,7 @@ def divergence(case, function):
 @pytest.mark.parametrize("reference", ["gkd_jsd", "chunked"])
 def test_divergences_agree(beta, name, reference):
     for case, theirs in cases(f"trl/distill/{reference}_beta={beta}"):
-        loss, gradient = divergence(case, DIVERGENCES[name])
+        loss, gradient = divergence(case, registry.divergence.load(name))
         check(loss, theirs["loss"])
         check(gradient, theirs["grad"])
 

@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from rlhf_suite.config.reward import RULES, RuleConfig
+from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.gym import answer_of
-from rlhf_suite.rewards.rules import MAKERS, boxed_text, last_boxed, make_scorer
+from rlhf_suite.rewards.mathematics import boxed_text, last_boxed
+from rlhf_suite.rewards.rules import make_scorer
 
 
 def row(label: str, response: str) -> RewardRow:
@@ -88,10 +89,6 @@ def test_last_boxed_is_linear_in_the_number_of_open_boxes():
 
 def test_a_bare_percent_sign_does_not_comment_the_box_out():
     assert boxed_text(r"7% or 8\%") == r"\boxed{7\% or 8\%}"
-
-
-def test_every_rule_that_can_be_chosen_is_there():
-    assert set(MAKERS) == set(RULES)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,8 @@ from plain_models import Gradients, formula_gradients, outputs, reference_model
 from policy_formulas import CLIP, HORIZON, TAU, TEMPERATURE, VALUE_CLIP, Sequence, corrected_loss, formula
 from splits import Split
 
-from rlhf_suite.config.actor import LOSS_AGG_MODES, POLICY_LOSS_TYPES, PolicyConfig
+from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import (
-    ESTIMATORS,
-    ON_POLICY_DISTILL,
     AdvantageConfig,
     AlgoConfig,
     DistillTermConfig,
@@ -31,6 +29,7 @@ from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.distributed.world import World
+from rlhf_suite.registry import aggregation, estimator, policy_loss
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.mismatch import corrected
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
@@ -68,10 +67,13 @@ def usual_mode(loss: str, estimator: str) -> str:
     return "seq-mean-token-sum-norm" if estimator == "dr_grpo" and loss != "value" else "token-mean"
 
 
-MATRIX = [Case(loss, each, usual_mode(loss, each)) for loss in POLICY_LOSS_TYPES for each in ESTIMATORS]
+MATRIX = [Case(loss, each, usual_mode(loss, each)) for loss in policy_loss.names() for each in estimator.names()]
 MATRIX.append(Case("value", "gae", "token-mean"))
 MODES = [
-    (loss, mode) for loss in POLICY_LOSS_TYPES for mode in LOSS_AGG_MODES if loss != "gspo" or mode == LOSS_AGG_MODES[1]
+    (loss, mode)
+    for loss in policy_loss.names()
+    for mode in aggregation.names()
+    if not policy_loss.needs(loss, "sequences") or aggregation.needs(mode, "sequences")
 ]
 
 
@@ -144,7 +146,7 @@ def algo_config(case: Case) -> AlgoConfig:
         is_correction_mode="clip",
         is_correction_threshold=[credit_formulas.MAX_WEIGHT],
     )
-    teacher = DistillTermConfig(coef=float(case.estimator == ON_POLICY_DISTILL))
+    teacher = DistillTermConfig(coef=float(estimator.needs(case.estimator, "teacher")))
     return AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=credit_formulas.KL_COEF), distill=teacher)
 
 

@@ -22,7 +22,6 @@ from rlhf_suite.config.actor import (
     StudentConfig,
 )
 from rlhf_suite.config.algo_supervised import (
-    REFERENCE_FREE,
     DistillAlgoConfig,
     DPOAlgoConfig,
     KTOAlgoConfig,
@@ -107,7 +106,7 @@ def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
 
 
 def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
-    without = loss in REFERENCE_FREE or common["ds"].lora.rank > 0
+    without = not DPOAlgoConfig(loss=loss).needs("reference") or common["ds"].lora.rank > 0
     return DPORun(
         actor=DPOActorConfig(model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if without else str(folder / "reference")),

@@ -11,7 +11,8 @@ from steps import Setup, one_step, train
 
 from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.models.load import load_model
-from rlhf_suite.train.optim import adamw, learning_rate_factor, mark_muon_parameters, parameter_groups
+from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
+from rlhf_suite.train.schedules import learning_rate_factor
 from rlhf_suite.train.strategy import load_trained
 
 

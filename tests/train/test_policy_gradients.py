@@ -16,10 +16,11 @@ from plain_models import relative_error
 from policy_matrix import MODES, SILENT, Case, experience, first_step, gradient, references, responses, rewarded
 from splits import Split
 
-from rlhf_suite.config.algo import ESTIMATORS
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.registry import estimator
 
 LIMIT = 1e-5
+ESTIMATORS = estimator.names()
 CASES = [Case(loss, ESTIMATORS[i % len(ESTIMATORS)], mode) for i, (loss, mode) in enumerate(MODES)]
 CASES.append(Case("value", "gae", "token-mean"))
 SPLITS = [Split("micro-batches of 2", micro=2), Split("2 ranks", ranks=2, zero=2, micro=2)]

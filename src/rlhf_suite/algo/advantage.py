@@ -25,13 +25,13 @@ All rows of a rollout go in together: whitening and groups are global.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.registry import estimator
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,12 @@ class Credit:
     returns: Tensor  # [B, T] target of the critic (gae) or the reward-to-go; never whitened
 
 
-Estimator = Callable[[CreditInput, AdvantageConfig], Credit]
-
-
 def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """The advantages and returns of a whole rollout by `algo.advantage.estimator`."""
-    return ESTIMATORS[config.estimator](inputs, config)
+    return estimator.load(config.estimator)(inputs, config)
 
 
+@estimator(needs=("rewards", "values"), reads=("gamma", "lambd", "no_std_norm"))
 def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Generalised advantage estimation (Schulman et al. 2016); the value after the last model token is 0.
 
@@ -90,18 +88,21 @@ def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(whiten(advantages, mask, config.no_std_norm), advantages + values)
 
 
+@estimator(reads=("gamma", "no_std_norm"))
 def reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ (Hu 2025): discounted reward-to-go, whitened over the rollout."""
     returns = reward_to_go(token_rewards(inputs, inputs.rewards), inputs.mask, config.gamma)
     return Credit(whiten(returns, inputs.mask, config.no_std_norm), returns)
 
 
+@estimator(needs=("rewards", "groups"), reads=("no_std_norm",))
 def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline (Hu 2025)."""
     returns = undiscounted(inputs, inputs.rewards - group_mean(inputs))
     return Credit(whiten(returns, inputs.mask, config.no_std_norm), returns)
 
 
+@estimator(needs=("rewards", "groups"))
 def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024). A row alone in its group gets 0."""
     members = group_sizes(inputs)  # [B] n
@@ -111,6 +112,7 @@ def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator(needs=("rewards", "groups"))
 def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. A row alone gets 0."""
     centred = inputs.rewards - group_mean(inputs)
@@ -120,6 +122,7 @@ def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator(needs=("rewards", "groups"))
 def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Dr. GRPO (Liu et al. 2025): the group mean as baseline, no division by the deviation.
 
@@ -129,6 +132,7 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator()
 def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE)."""
     whole = replace(inputs, groups=torch.zeros_like(inputs.groups))
@@ -136,6 +140,7 @@ def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator(needs=("rewards", "groups"))
 def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """OPO (Hao et al. 2025): the baseline sum(R length) / sum(length) over the group.
 
@@ -148,6 +153,7 @@ def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator(needs=("rewards", "greedy"))
 def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """ReMax (Li et al. 2024): the reward of the greedy response to the same prompt as baseline."""
     assert inputs.greedy is not None, "remax needs greedy responses"
@@ -155,24 +161,11 @@ def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     return Credit(returns, returns)
 
 
+@estimator(needs=("teacher",))
 def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Nothing of a reward: what there is to learn comes from the teacher, token by token (`algo.distill`)."""
     own = token_rewards(inputs, torch.zeros_like(inputs.rewards))
     return Credit(own, own)
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": gae,
-    "reinforce": reinforce,
-    "reinforce_baseline": reinforce_baseline,
-    "rloo": rloo,
-    "group_norm": group_norm,
-    "dr_grpo": dr_grpo,
-    "flash_reinforce": flash_reinforce,
-    "opo": opo,
-    "remax": remax,
-    "on_policy_distill": on_policy_distill,
-}
 
 
 def token_rewards(inputs: CreditInput, rewards: Tensor) -> Tensor:

@@ -10,30 +10,44 @@ from torch import Tensor
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.registry import kl_estimator
 
 MAX_KL = 10.0
 MAX_LOG_WEIGHT = math.log(10.0)
 MAX_RELATIVE_ERROR = 0.2
 
 
-def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) -> Tensor:
-    """Per-token estimate of KL(pi || pi_ref) from sampled tokens (Schulman, "Approximating KL Divergence", 2020).
+@kl_estimator(needs=("reward",))
+def k1(log_ratio: Tensor) -> Tensor:
+    """The log-ratio l itself: unbiased, and below 0 for half of the tokens. As a loss its gradient has mean zero."""
+    return log_ratio
 
-    With l = log pi - log pi_ref: k1 = l; k2 = l^2 / 2; k3 = exp(-l) - 1 + l >= 0. Clamped to [-10, 10]; inside k3 l is
-    at least -10, else a token the reference likes far better would turn the gradient into 0 x inf = NaN.
-    Any shape; the gradient flows through `log_probs`. As a loss, k2 and k3 pull towards the reference; the gradient of
-    k1 has mean zero (it is the score function), so k1 belongs into the reward.
+
+@kl_estimator()
+def k2(log_ratio: Tensor) -> Tensor:
+    """l^2 / 2: biased, never below 0; its gradient is that of the reverse KL."""
+    return log_ratio.square() / 2
+
+
+@kl_estimator()
+def k3(log_ratio: Tensor) -> Tensor:
+    """exp(-l) - 1 + l: unbiased and never below 0; its gradient is that of the forward KL.
+
+    l is at least -10, else a token that the reference likes far better would turn the gradient into 0 x inf = NaN.
     """
-    log_ratio = log_probs - reference_log_probs
-    if estimator == "k1":
-        kl = log_ratio
-    elif estimator == "k2":
-        kl = log_ratio.square() / 2
-    else:
-        assert estimator == "k3", estimator
-        bounded = log_ratio.clamp(min=-MAX_KL)
-        # expm1, because exp(-l) - 1 loses all digits of a small l; the clamp, because even its last digit may be wrong.
-        kl = (torch.expm1(-bounded) + bounded).clamp(min=0)
+    bounded = log_ratio.clamp(min=-MAX_KL)
+    # expm1, because exp(-l) - 1 loses all digits of a small l; the clamp, because even its last digit may be wrong.
+    return (torch.expm1(-bounded) + bounded).clamp(min=0)
+
+
+def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) -> Tensor:
+    """Return the estimate of KL(pi || pi_ref) at each sampled token (Schulman, "Approximating KL Divergence", 2020).
+
+    The estimators read l = log pi - log pi_ref; the result is clamped to [-10, 10]. Any shape; the gradient flows
+    through `log_probs`. As a loss, k2 and k3 pull towards the reference; k1 belongs in the reward.
+    """
+    assert log_probs.shape == reference_log_probs.shape, (log_probs.shape, reference_log_probs.shape)
+    kl: Tensor = kl_estimator.load(estimator)(log_probs - reference_log_probs)
     return kl.clamp(-MAX_KL, MAX_KL)
 
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-Aggregate = Callable[[Sequence[float]], float]
+from rlhf_suite.registry import step_aggregate
 
-# A solution is as good as its worst step; right when all are; as good as where it ends; as good as it is on average.
-AGGREGATES: dict[str, Aggregate] = {
-    "min": min,
-    "product": math.prod,
-    "last": lambda scores: scores[-1],
-    "mean": lambda scores: sum(scores) / len(scores),
-}
+
+@step_aggregate(name="min")
+def weakest(scores: Sequence[float]) -> float:
+    """A solution is as good as its worst step."""
+    return min(scores)
+
+
+@step_aggregate()
+def product(scores: Sequence[float]) -> float:
+    """A solution is right when all its steps are: the product of their probabilities."""
+    return math.prod(scores)
+
+
+@step_aggregate()
+def last(scores: Sequence[float]) -> float:
+    """A solution is as good as where it ends."""
+    return scores[-1]
+
+
+@step_aggregate()
+def mean(scores: Sequence[float]) -> float:
+    """A solution is as good as its steps are on average."""
+    return sum(scores) / len(scores)
 
 
 def aggregated(scores: Sequence[float], name: str) -> float:
-    """A solution's score from P(good) of each of its steps; one without any step has nothing that is good: 0."""
-    return AGGREGATES[name](scores) if scores else 0.0
+    """Return a solution's score from P(good) of each of its steps; 0 for one without steps: nothing in it is good."""
+    return float(step_aggregate.load(name)(scores)) if scores else 0.0

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, group, is_null, is_one_of
+from rlhf_suite import registry
+from rlhf_suite.config.flags import flag, group, is_null
 from rlhf_suite.config.optim import DISABLE_DROPOUT, AdamConfig, TrainedModelConfig
-
-POLICY_LOSS_TYPES = ("ppo", "gspo", "cispo", "sapo", "reinforce")
-CLIPPED = is_one_of(".policy_loss_type", "ppo", "gspo", "cispo")
-SAPO = is_one_of(".policy_loss_type", "sapo")
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 @dataclass
@@ -32,28 +28,15 @@ class PolicyConfig(TrainedModelConfig):
     """The policy that PPO trains"""
 
     policy_loss_type: str = flag(
-        "ppo", "The policy loss: how the ratio of new to old probabilities is bounded", choices=POLICY_LOSS_TYPES
+        "ppo", "The policy loss: how the ratio of new to old probabilities is bounded", algorithms=registry.policy_loss
     )
-    eps_clip: float = flag(
-        0.2, "Clip range of the probability ratio", gt=0, when=(CLIPPED, is_null(".eps_clip_low_high"))
-    )
-    eps_clip_low_high: list[float] | None = flag(
-        None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0, when=CLIPPED
-    )
-    dual_clip: float | None = flag(
-        None,
-        "Dual-clip constant, bounds the loss of negative advantages",
-        gt=1,
-        when=is_one_of(".policy_loss_type", "ppo", "gspo"),
-    )
-    sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0, when=SAPO)
-    sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0, when=SAPO)
+    eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))
+    eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
+    dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages", gt=1)
+    sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
+    sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
     entropy_coef: float | None = flag(None, "null: entropy not computed; 0: logged only; > 0: bonus", ge=0)
-    loss_agg_mode: str = flag(
-        "token-mean",
-        "What the policy loss averages over; seq-mean-token-sum-norm: token sums over the longest response allowed",
-        choices=LOSS_AGG_MODES,
-    )
+    loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
 
 
 @dataclass

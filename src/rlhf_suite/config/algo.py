@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_one_of, is_positive, is_set, is_true
+from rlhf_suite import registry
+from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_positive, is_set, is_true
 
-ON_POLICY_DISTILL = "on_policy_distill"
-ESTIMATORS = (
-    *("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"),
-    *("flash_reinforce", "opo", "remax", ON_POLICY_DISTILL),
-)
-GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "opo")
 IS_LEVELS = ("off", "token", "seq", "geo")
 IS_MODES = ("mask", "clip")
 CORRECTED = is_not(".is_correction_level", "off", "token")
@@ -24,18 +19,11 @@ class AdvantageConfig:
     """Advantages"""
 
     estimator: str = flag(
-        "gae",
-        "Advantage estimator; on_policy_distill: of no reward, of algo.distill alone",
-        choices=ESTIMATORS,
-        resume=FIXED,
+        "gae", "Advantage estimator: what becomes of rewards", algorithms=registry.estimator, resume=FIXED
     )
-    gamma: float = flag(1.0, "Discount per model token (gae, reinforce)", ge=0, le=1)
+    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1)
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
-    no_std_norm: bool = flag(
-        False,
-        "Whitening subtracts the mean only",
-        when=is_one_of(".estimator", "gae", "reinforce", "reinforce_baseline"),
-    )
+    no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
     is_correction_level: str = flag(
         "off",
         "Correct for what engine and trainer disagree about: per token, whole sequences kept or dropped (seq), or one "
@@ -55,6 +43,10 @@ class AdvantageConfig:
         [0.5, 5.0], "The band [low, high], or one upper bound; divergences take one upper bound", ge=0, when=CORRECTED
     )
 
+    def needs(self, need: str) -> bool:
+        """Return whether the estimator needs rewards, values, a greedy sample, groups of samples, or a teacher."""
+        return registry.estimator.needs(self.estimator, need)
+
 
 @dataclass
 class KLConfig:
@@ -64,7 +56,7 @@ class KLConfig:
     estimator: str = flag(
         "k1",
         "Estimator of Schulman's note on approximating KL",
-        choices=("k1", "k2", "k3"),
+        algorithms=registry.kl_estimator,
         when=is_positive(".init_coef"),
     )
     use_loss: bool = flag(False, "KL as a loss term instead of a per-token reward")

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import flag, is_one_of
-
-REWARD_LOSSES = ("sigmoid", "logexp")
-PREFERENCE_LOSSES = ("sigmoid", "ipo", "hinge", "simpo", "orpo")
-DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
-REFERENCE_FREE = ("simpo", "orpo")
+from rlhf_suite import registry
+from rlhf_suite.config.flags import flag
 
 
 @dataclass
 class RMAlgoConfig:
     """The reward model's loss"""
 
-    loss: str = flag("sigmoid", "Loss of a pair; sigmoid takes margins", choices=REWARD_LOSSES)
+    loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.reward_loss)
 
 
 @dataclass
 class DPOAlgoConfig:
     """The preference loss"""
 
-    loss: str = flag("sigmoid", "Loss of a pair; simpo and orpo have no reference", choices=PREFERENCE_LOSSES)
+    loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.preference_loss)
     beta: float = flag(0.1, "Strength of the pull to the reference; simpo: scale; orpo: weight of the odds ratio", gt=0)
-    label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (sigmoid: cDPO)", ge=0, lt=0.5)
+    label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (cDPO)", ge=0, lt=0.5)
     nll_loss_coef: float = flag(0.0, "Weight of the chosen answer's mean token loss", ge=0)
-    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0, when=is_one_of(".loss", "simpo"))
+    simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
+
+    def needs(self, need: str) -> bool:
+        """Return whether the loss needs the reference model, or the loss of the chosen answer beside it."""
+        return registry.preference_loss.needs(self.loss, need)
 
 
 @dataclass
@@ -62,7 +62,7 @@ class DistillAlgoConfig:
 
     kd_coef: float = flag(0.4, "Weight of the divergence; the rest is that of the loss on the data", ge=0, le=1)
     divergence: str = flag(
-        "forward_kl", "KL(teacher, student), KL(student, teacher), or Jensen-Shannon", choices=DIVERGENCES
+        "forward_kl", "How far the student's distribution is from the teacher's", algorithms=registry.divergence
     )
     temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0)
     top_k: int | None = flag(

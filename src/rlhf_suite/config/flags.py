@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from rlhf_suite import registry
 
 # What a flag may do when a run is continued: change without a word, change when ckpt.allow_changes names it, or never.
 FREE, NAMED, FIXED = "free", "named", "fixed"
@@ -89,9 +91,26 @@ def is_positive(flag: str, remedy: str = "<number > 0>") -> When:
 
 
 def is_one_of(flag: str, *names: str) -> When:
+    return one_that(flag, names, lambda value: value in names)
+
+
+def one_that(flag: str, names: Sequence[str], is_met: Callable[[Any], bool]) -> When:
+    """Return the condition that a flag has one of these values, or another one that `is_met` accepts."""
     *most, last = names
     listed = f"{', '.join(most)} or {last}" if most else last
-    return When(flag, lambda value: value in names, f" is {listed}" if most else f"={last}", listed)
+    return When(flag, is_met, f" is {listed}" if most else f"={last}", listed)
+
+
+def needs(flag: str, algorithms: registry.Kind, need: str) -> When:
+    """Return the condition that the algorithm which a flag names needs something."""
+    return one_that(flag, algorithms.that_need(need), lambda name: algorithms.needs(name, need))
+
+
+def reads(flag: str, algorithms: registry.Kind, name: str) -> When:
+    """Return the condition that the algorithm which a flag names reads the flag `name`."""
+    return one_that(
+        flag, algorithms.that_read(name), lambda chosen: chosen is not None and algorithms.reads(chosen, name)
+    )
 
 
 def is_not(flag: str, name: str, remedy: str) -> When:
@@ -101,16 +120,23 @@ def is_not(flag: str, name: str, remedy: str) -> When:
 @dataclass(frozen=True)
 class Meta:
     """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, and the conditions
-    under which it is read; `resume`: whether a continued run may have another value."""
+    under which it is read; `resume`: whether a continued run may have another value; `algorithms`: the flag names one
+    of them, or a user's own."""
 
     help: str
-    choices: tuple[str | int, ...] | None = None
+    listed: tuple[str | int, ...] | None = None
     gt: float | None = None
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
     resume: str = NAMED
     when: tuple[When, ...] = ()
+    algorithms: registry.Kind | None = None
+
+    @property
+    def choices(self) -> tuple[str | int, ...] | None:
+        """The allowed values, or the names of the algorithms that the suite itself declares."""
+        return self.algorithms.names() if self.algorithms is not None else self.listed
 
 
 @dataclass(frozen=True)
@@ -144,9 +170,14 @@ def flag(  # noqa: PLR0913
     le: float | None = None,
     resume: str = NAMED,
     when: When | tuple[When, ...] = (),
+    algorithms: registry.Kind | None = None,
 ) -> Any:
-    """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item."""
-    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when))}
+    """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
+
+    A flag that names one of the `algorithms` of a kind takes a user's own too, as path.py:function. Which flags only
+    some of them read is known from their declarations, and needs no `when`.
+    """
+    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms)}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
@@ -189,19 +220,36 @@ def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
         yield replace(info, meta=replace(info.meta, when=when))
 
 
-def declared(instance: Any, prefix: str, around: tuple[When, ...] = ()) -> Iterator[FlagInfo]:
-    """Yield the flags of a section and of those in it; `around` are the conditions of the sections around it."""
+def declared(
+    instance: Any, prefix: str, around: tuple[When, ...] = (), by_algorithm: Mapping[str, When] | None = None
+) -> Iterator[FlagInfo]:
+    """Yield the flags of a section and of those in it.
+
+    `around` are the conditions of the sections around it, `by_algorithm` those of flags that only some algorithms read.
+    """
+    by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
     hints = get_type_hints(type(instance))
     for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
         if "meta" in field.metadata:
             meta: Meta = field.metadata["meta"]
-            when = (*around, *(each.below(prefix) for each in meta.when))
+            some = (by_algorithm[key],) if key in by_algorithm else ()
+            when = (*around, *some, *(each.below(prefix) for each in meta.when))
             yield FlagInfo(key, hints[field.name], value, replace(meta, when=when), type(instance))
         else:
             own = tuple(each.below(prefix) for each in field.metadata["when"])
-            yield from declared(value, f"{key}.", (*around, *own))
+            yield from declared(value, f"{key}.", (*around, *own), by_algorithm)
+
+
+def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
+    """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
+    found: dict[str, When] = {}
+    for field in fields(instance):
+        algorithms = field.metadata["meta"].algorithms if "meta" in field.metadata else None
+        for name in algorithms.flags() if algorithms is not None else ():
+            found[f"{prefix}{algorithms.below}{name}"] = reads(f"{prefix}{field.name}", algorithms, name)
+    return found
 
 
 def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_one_of, is_true
-
-SCHEDULES = (
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_min_lr",
-)
+from rlhf_suite import registry
+from rlhf_suite.config.flags import FIXED, flag, group, is_one_of, is_true
 
 DISABLE_DROPOUT = "Train without the dropout that the model's own configuration asks for; LoRA has ds.lora.dropout"
 
@@ -47,17 +40,11 @@ class TrainedModelConfig:
     optim: str = flag("adam", "Optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
-    lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", choices=SCHEDULES)
-    lr_warmup_ratio: float = flag(
-        0.03,
-        "Share of the optimiser steps spent warming up",
-        ge=0,
-        le=1,
-        when=is_not(".lr_scheduler", "constant", "constant_with_warmup"),
-    )
-    min_lr_ratio: float = flag(
-        0.1, "Final over peak rate", ge=0, le=1, when=is_one_of(".lr_scheduler", "cosine_with_min_lr")
-    )
+    lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", algorithms=registry.schedule)
+    lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
+    min_lr_ratio: float = flag(0.1, "Final over peak rate", ge=0, le=1)
+    lr_cycles: int = flag(1, "How often the rate falls from the peak", ge=1)
+    lr_decay_ratio: float = flag(0.1, "Share of the optimiser steps at the end in which the rate falls", gt=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
     freeze: list[str] = flag(
         [], "Modules or parameters that are not trained, as regular expressions of their whole names", resume=FIXED

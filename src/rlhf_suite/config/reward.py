@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_suite import registry
 from rlhf_suite.config.flags import When, flag, group, is_one_of, is_set, is_true
 
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
 TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of reward servers
-CODE = is_one_of("reward.rule", "code")
-AGGREGATES = ("min", "product", "last", "mean")
-RULES = ("exact_match", "math", "code", "format", "length", "reasoning_gym")
-WITHOUT_LABEL = ("format", "length")  # rules that look at the response alone
 
 
 def is_http(remote_url: str | None) -> bool:
@@ -36,7 +33,9 @@ class ProcessRewardConfig:
 
     enable: bool = flag(False, "Score responses step by step")
     model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer", when=STEPS)
-    aggregate: str = flag("min", "A response's reward from P(good) of its steps", choices=AGGREGATES, when=STEPS)
+    aggregate: str = flag(
+        "min", "A response's reward from P(good) of its steps", algorithms=registry.step_aggregate, when=STEPS
+    )
     step_separator: str | None = flag(
         None,
         "What ends a step of a response; empty: every character is one; null: as the model was trained",
@@ -48,25 +47,19 @@ class ProcessRewardConfig:
 
 @dataclass
 class RuleConfig:
-    """What rules can be told"""
+    """Settings of rules"""
 
-    format_pattern: str = flag(
-        r"<think>.*?</think>\s*<answer>.*?</answer>",
-        "Regular expression of the whole response",
-        when=is_one_of("reward.rule", "format"),
-    )
-    length_limit: int = flag(
-        4000, "Characters up to which a response gets 1", ge=1, when=is_one_of("reward.rule", "length")
-    )
-    code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0, when=CODE)
-    code_memory_mb: int = flag(1024, "Memory of the program in MiB", ge=64, when=CODE)
+    format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
+    length_limit: int = flag(4000, "Characters up to which a response gets 1", ge=1)
+    code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
+    code_memory_mb: int = flag(1024, "Memory of the program in MiB", ge=64)
 
 
 @dataclass
 class SourceConfig:
     """What scores: one of a rule, a .py file, HTTP servers, a reward model"""
 
-    rule: str | None = flag(None, "Built-in verifiable reward", choices=RULES)
+    rule: str | None = flag(None, "Verifiable reward", algorithms=registry.reward_rule)
     remote_url: str | None = flag(
         None, "A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"
     )

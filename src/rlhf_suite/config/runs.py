@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rlhf_suite import registry
 from rlhf_suite.config.actor import (
     DPOActorConfig,
     KTOActorConfig,
@@ -48,7 +49,7 @@ from rlhf_suite.config.eval import (
     RLEvalConfig,
     StepEvalConfig,
 )
-from rlhf_suite.config.flags import flag, group, is_one_of, is_positive
+from rlhf_suite.config.flags import flag, group, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import (
@@ -161,7 +162,7 @@ class PPORun(TrainedRun):
 
     task: str = flag("ppo", "The task; chosen with task=<name>")
     actor: PolicyConfig = group(PolicyConfig)
-    critic: CriticConfig = group(CriticConfig, when=is_one_of("algo.advantage.estimator", "gae"))
+    critic: CriticConfig = group(CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"))
     ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
     teacher: RLTeacherConfig = group(RLTeacherConfig, when=is_positive("algo.distill.coef"))
     reward: RLRewardConfig = group(RLRewardConfig)

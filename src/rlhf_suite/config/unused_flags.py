@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 
 from rlhf_suite.config.formatting import spelled
@@ -14,13 +14,19 @@ from rlhf_suite.config.runs import Run
 OFF = (None, False, -1)
 
 
-def unused(run: Run, given: Iterable[str]) -> Iterator[Problem]:
+# Numbers of an objective: with another value than their default they are never set in vain, wherever they come from.
+NEVER_IN_VAIN = ("gamma", "lambd", "label_smoothing")
+
+
+def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that this run would not read. One that is set to null, false, 0 or -1 is off by itself."""
-    values, flags = flat(asdict(run)), flags_of(run.task)
-    for key in given:
-        if key not in flags or values.get(key) in OFF:
+    values = flat(asdict(run))
+    for key, info in flags_of(run.task).items():
+        is_set = key in given and values.get(key) not in OFF
+        is_vain = key.rpartition(".")[2] in NEVER_IN_VAIN and values[key] != info.default
+        if not is_set and not is_vain:
             continue
-        for condition in flags[key].meta.when:
+        for condition in info.meta.when:
             if not condition.holds(values):
                 what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}"
                 yield Problem(key, what, f"remove it, or add {condition.fix}")

@@ -10,12 +10,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf_suite import registry
 from rlhf_suite.config.flags import FlagInfo, Kind, Meta, kind, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, shown, spelled
 from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
 from rlhf_suite.config.paths import expand_home, is_path
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.python_source import SourceError
+from rlhf_suite.registry import is_own
 
 NULLS = ("none", "null", "nil", "")
 
@@ -99,6 +102,9 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
 
 def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
     """What is wrong with a value, or with one of a list."""
+    if info.meta.algorithms is not None and is_own(item):
+        yield from own_problems(info, info.meta.algorithms, item)
+        return
     if info.meta.choices is not None:
         if item not in info.meta.choices:
             yield not_a_choice(info, item)
@@ -110,6 +116,21 @@ def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
         bound = getattr(info.meta, name)
         if bound is not None and not holds(item, bound):
             yield Problem(info.key, f"{item} is not {sign}{bound}", f"write a number{bounds(info.meta)}")
+
+
+def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterator[Problem]:
+    """What is wrong with a function of the user's own: its file is read, not run."""
+    try:
+        declared = algorithms.declared(name)
+    except SourceError as error:
+        yield Problem(info.key, error.what, error.fix)
+        return
+    below = algorithms.below
+    keys = [each.key.removeprefix(below) for each in walk(info.owner) if each.key.startswith(below)]
+    known = [key for key in keys if "." not in key]
+    for flag in sorted(set(declared.reads or ()) - {*known}) if known else ():
+        what = f"{declared.file}:{declared.line}: reads {flag!r}, which is not one of {', '.join(known)}"
+        yield Problem(info.key, what, did_you_mean(flag, known) or "correct the declaration")
 
 
 def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:

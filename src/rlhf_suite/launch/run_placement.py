@@ -24,7 +24,7 @@ def roles(config: PPORun) -> list[Role]:
         found.append(Role("ref", _ranks(config.ref)))
     if config.algo.distill.coef > 0:
         found.append(Role("teacher", _ranks(config.teacher)))
-    if config.algo.advantage.estimator == "gae":
+    if config.algo.advantage.needs("values"):
         found.append(Role("critic", _ranks(config.critic)))
     if reward_model(config.reward) is not None:
         found.append(Role("reward", _ranks(config.reward)))

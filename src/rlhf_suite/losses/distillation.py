@@ -7,16 +7,14 @@ that it is another one (K = k + 1). Merging outcomes never raises a divergence, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlhf_suite.losses.reduce import log1mexp
+from rlhf_suite.registry import divergence
 
 FLOOR = -1e4  # a log-prob whose exp is 0 in any precision
-
-Divergence = Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each [N, K] -> [N], nats
 
 
 def kl(first: Tensor, second: Tensor) -> Tensor:
@@ -24,23 +22,23 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
     return (first.exp() * (first.clamp(min=FLOOR) - second.clamp(min=FLOOR))).sum(-1)
 
 
+@divergence()
 def forward_kl(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(p, q): the student covers all that the teacher says (Hinton et al., arXiv:1503.02531)."""
     return kl(teacher, student)
 
 
+@divergence()
 def reverse_kl(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(q, p): the student says nothing that the teacher would not (MiniLLM, arXiv:2306.08543)."""
     return kl(student, teacher)
 
 
+@divergence()
 def jsd(teacher: Tensor, student: Tensor) -> Tensor:
     """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2; at most log 2."""
     middle = torch.logaddexp(teacher, student) - math.log(2)
     return (kl(teacher, middle) + kl(student, middle)) / 2
-
-
-DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "reverse_kl": reverse_kl, "jsd": jsd}
 
 
 def with_others(log_probs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What the policy minimises: the policy losses by name, and the KL and entropy terms beside them.
 
-Shapes: T tokens laid end to end, B sequences. A policy loss says a number per token; `policy_loss` sums them with the
+Shapes: T tokens laid end to end, B sequences. A policy loss gives a number per token; `policy_term` sums them with the
 weights [T] of `actor.loss_agg_mode` (`reduce.token_weights`). The KL and entropy terms are sums over masked tokens
 whatever the mode.
 
@@ -14,7 +14,6 @@ whatever the mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +29,7 @@ from rlhf_suite.losses.reduce import (
     tokens_per_sequence,
     weighted_sum,
 )
+from rlhf_suite.registry import policy_loss
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: a ratio beyond it carries no information and would overflow fp32
 
@@ -60,20 +60,17 @@ class TokenLosses:
     above: Tensor | None = None  # bool: where the ratio is above 1; None with `clipped`
 
 
-PolicyLoss = Callable[[PolicyTokens, PolicyConfig], TokenLosses]
-
-
-def policy_loss(
+def policy_term(
     tokens: PolicyTokens, config: PolicyConfig, weights: Tensor, num_units: Tensor, correction: Tensor | None = None
 ) -> LossSum:
-    """The loss of `actor.policy_loss_type`, summed with `weights` [T].
+    """Return the loss of `actor.policy_loss_type`, summed with `weights` [T].
 
     `correction` [T] multiplies each token's loss (`algo.correction`); the units stay those of all masked tokens.
     Metrics: `policy_loss`, a mean over `num_units` units; over masked tokens `ppo_kl` (mean of log pi_old - log pi)
     and, of losses that clip, `ppo_clip_ratio` (share of the tokens where the clip has a hand in it) with its parts
     `ppo_clip_ratio_low` and `ppo_clip_ratio_high`, by the side on which the ratio left the range.
     """
-    result = POLICY_LOSSES[config.policy_loss_type](tokens, config)
+    result = policy_loss.load(config.policy_loss_type)(tokens, config)
     losses = result.losses if correction is None else result.losses * correction
     total = weighted_sum(losses, weights)
     metrics = {
@@ -95,6 +92,7 @@ def clip_range(config: PolicyConfig) -> tuple[float, float]:
     return low, high
 
 
+@policy_loss(reads=("eps_clip", "eps_clip_low_high", "dual_clip"))
 def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """Clipped surrogate of PPO (Schulman et al. 2017).
 
@@ -106,6 +104,7 @@ def ppo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return clipped_surrogate(bounded_ratio(tokens.log_ratio), tokens.advantages, config)
 
 
+@policy_loss(needs=("sequences",), reads=("eps_clip", "eps_clip_low_high", "dual_clip"))
 def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """PPO's surrogate on the ratio of the whole sequence y, its geometric mean over tokens (Zheng et al. 2025).
 
@@ -121,6 +120,7 @@ def gspo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return clipped_surrogate(bounded_ratio(means[tokens.segments] + own), tokens.advantages, config)
 
 
+@policy_loss(reads=("eps_clip", "eps_clip_low_high"))
 def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """Clipped importance weights (MiniMax-M1 2025): every token keeps its gradient, none weighs more than the clip.
 
@@ -132,6 +132,7 @@ def cispo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return TokenLosses(-weight * tokens.advantages * tokens.log_probs, weight != ratio, ratio > 1)
 
 
+@policy_loss(reads=("sapo_tau_pos", "sapo_tau_neg"))
 def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """A soft gate in place of the clip (Gao et al. 2025): L_t = -(4 / tau) sigmoid(tau (rho_t - 1)) A_t.
 
@@ -143,18 +144,10 @@ def sapo(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     return TokenLosses(-4 / tau * torch.sigmoid(tau * (ratio - 1)) * tokens.advantages)
 
 
+@policy_loss()
 def reinforce(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
     """The plain policy gradient (Williams 1992): L_t = -A_t log pi. Exact on policy; old log-probs do not matter."""
     return TokenLosses(-tokens.advantages * tokens.log_probs)
-
-
-POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": ppo,
-    "gspo": gspo,
-    "cispo": cispo,
-    "sapo": sapo,
-    "reinforce": reinforce,
-}
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ log pi(y) is the sum of the log-probs of an answer's tokens, |y| their number, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig
 from rlhf_suite.losses.metrics import Mean, Metric, Quantile
 from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
+from rlhf_suite.registry import preference_loss, reward_loss
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ class Answers:
 
 SHARES = (5, 25, 50, 75, 95)  # of the scores, in per cent: quantiles in the metrics
 
-PreferenceLoss = Callable[[Answers, Answers, DPOAlgoConfig], Tensor]
 
-
+@preference_loss(name="sigmoid", needs=("reference",), reads=("label_smoothing",))
 def sigmoid_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
     """DPO (Rafailov et al., arXiv:2305.18290) with labels of which a share e is wrong (cDPO, Mitchell 2023):
 
@@ -50,22 +49,26 @@ def sigmoid_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> T
     return -(1 - config.label_smoothing) * F.logsigmoid(h) - config.label_smoothing * F.logsigmoid(-h)
 
 
+@preference_loss(name="ipo", needs=("reference",))
 def ipo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
     """(h / beta - 1 / (2 beta))^2 on summed log-probs (Azar et al., arXiv:2310.12036, eq. 17)."""
     return (chosen.log_ratios - rejected.log_ratios - 1 / (2 * config.beta)).square()
 
 
+@preference_loss(name="hinge", needs=("reference",))
 def hinge_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
     """max(0, 1 - h) (SLiC-HF, arXiv:2305.10425, normalised by a reference as in RSO, arXiv:2309.06657)."""
     return F.relu(1 - config.beta * (chosen.log_ratios - rejected.log_ratios))
 
 
+@preference_loss(name="simpo", needs=(), reads=("simpo_gamma",))
 def simpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
     """-log sigmoid(beta (log pi(y_c) / |y_c| - log pi(y_r) / |y_r|) - gamma) (Meng et al., arXiv:2405.14734)."""
     gap = chosen.mean_log_probs - rejected.mean_log_probs
     return -F.logsigmoid(config.beta * gap - config.simpo_gamma)
 
 
+@preference_loss(name="orpo", needs=("chosen_loss",))
 def orpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
     """-beta log sigmoid(log odds(y_c) - log odds(y_r)), odds = p / (1 - p) of the length-averaged likelihood p
     (Hong et al., arXiv:2403.07691, eq. 7). The paper's other term is `algo.nll_loss_coef` = 1."""
@@ -73,16 +76,7 @@ def orpo_loss(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tens
     return -config.beta * F.logsigmoid(log_odds[0] - log_odds[1])
 
 
-LOSSES: dict[str, PreferenceLoss] = {
-    "sigmoid": sigmoid_loss,
-    "ipo": ipo_loss,
-    "hinge": hinge_loss,
-    "simpo": simpo_loss,
-    "orpo": orpo_loss,
-}
-
-
-def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config: DPOAlgoConfig) -> LossSum:
+def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config: DPOAlgoConfig) -> LossSum:
     """Sum over counted pairs of the loss named `algo.loss` + `algo.nll_loss_coef` x (-log pi(y_c) / |y_c|).
 
     `counted` [P] of 0 and 1. Metrics, means over pairs: `loss`, `nll_loss`, `acc` (the chosen answer has the higher
@@ -90,7 +84,7 @@ def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config:
     `chosen_logps`, `reject_logps` = log pi.
     """
     nll = -chosen.mean_log_probs
-    losses = LOSSES[config.loss](chosen, rejected, config) + config.nll_loss_coef * nll
+    losses = preference_loss.load(config.loss)(chosen, rejected, config) + config.nll_loss_coef * nll
     rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
     return LossSum(
         counted_sum(losses, counted),
@@ -100,17 +94,25 @@ def preference_loss(chosen: Answers, rejected: Answers, counted: Tensor, config:
     )
 
 
-def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tensor, kind: str) -> LossSum:
-    """Bradley-Terry loss of a reward model's scores, all [P], summed over counted pairs.
+@reward_loss(name="sigmoid", needs=("margin",))
+def sigmoid_reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
+    """Bradley-Terry with margins: -log sigmoid(r_c - r_r - margin) (Llama 2, arXiv:2307.09288, eq. 2)."""
+    return -F.logsigmoid(chosen - rejected - margin)
 
-        sigmoid    -log sigmoid(r_c - r_r - margin)   (margins: Llama 2, arXiv:2307.09288, eq. 2)
-        logexp     log(1 + exp(r_r - r_c))            as softplus, finite at any gap
+
+@reward_loss(name="logexp")
+def logexp_reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
+    """Bradley-Terry without margins: log(1 + exp(r_r - r_c)), as softplus, finite at any gap."""
+    return F.softplus(-(chosen - rejected))
+
+
+def reward_term(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tensor, kind: str) -> LossSum:
+    """Return the loss `kind` of a reward model's scores, all [P], summed over counted pairs.
 
     Metrics, means over pairs: `loss`, `acc`, `chosen_reward`, `reject_reward`, `reward_margin`; over both answers
     `reward_mean`, `reward_std`, and the quantiles `reward_p05` to `reward_p95`, which say how they are spread.
     """
-    gap = chosen - rejected
-    losses = -F.logsigmoid(gap - margin) if kind == "sigmoid" else F.softplus(-gap)
+    losses = reward_loss.load(kind)(chosen, rejected, margin)
     both, of_both = torch.cat([chosen, rejected]).detach(), torch.cat([counted, counted])
     scores: dict[str, Metric] = {
         "reward_mean": counted_mean(both, of_both),

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.actor import LOSS_AGG_MODES
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric
+from rlhf_suite.registry import aggregation
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,49 @@ def counted_sequences(mask: Tensor, segments: Tensor, num_sequences: int) -> Ten
     return (tokens_per_sequence(mask, segments, num_sequences) > 0).float()
 
 
-def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Tensor:
-    """Weight of each token in the sum of `mode`, [T] float32. Those of the two means sum to `num_units`."""
-    assert mode in LOSS_AGG_MODES, mode
-    if mode == "token-mean":
-        return mask.float()
-    if mode == "seq-mean-token-sum-norm":
-        return mask.float() / horizon
+@dataclass(frozen=True)
+class Weights:
+    """How a batch is averaged: the weight of each token in the sum, [T] float32, and the number of units, a scalar."""
+
+    tokens: Tensor
+    units: Tensor
+
+
+@aggregation(name="token-mean")
+def token_mean(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+    """The mean over masked tokens: each weighs the same."""
+    return Weights(mask.float(), mask.float().sum())
+
+
+@aggregation(name="seq-mean-token-mean", needs=("sequences",))
+def seq_mean_token_mean(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+    """The mean over sequences of the mean over their masked tokens: each sequence weighs the same."""
     counts = tokens_per_sequence(mask, segments, num_sequences)  # [B]
-    return mask.float() / counts.clamp(min=1)[segments]
+    units = counted_sequences(mask, segments, num_sequences).sum()
+    return Weights(mask.float() / counts.clamp(min=1)[segments], units)
+
+
+@aggregation(name="seq-mean-token-sum-norm")
+def seq_mean_token_sum_norm(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+    """The mean over sequences of their token sums over the longest response allowed (Dr. GRPO, Liu et al. 2025)."""
+    return Weights(mask.float() / horizon, counted_sequences(mask, segments, num_sequences).sum())
+
+
+def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Tensor:
+    """Return the weight of each token in the sum of `mode`, [T] float32. Those of the two means sum to `num_units`."""
+    return averaged(mask, segments, num_sequences, mode, horizon).tokens
 
 
 def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
-    """How many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens count for nothing."""
-    assert mode in LOSS_AGG_MODES, mode
-    if mode == "token-mean":
-        return mask.float().sum()
-    return counted_sequences(mask, segments, num_sequences).sum()
+    """Return how many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens do not count."""
+    return averaged(mask, segments, num_sequences, mode).units
+
+
+def averaged(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Weights:
+    """Return the weights and units of `mode`."""
+    assert mask.shape == segments.shape, (mask.shape, segments.shape)
+    weights: Weights = aggregation.load(mode)(mask, segments, num_sequences, horizon)
+    return weights
 
 
 def log1mexp(x: Tensor) -> Tensor:

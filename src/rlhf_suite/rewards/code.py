@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 from rlhf_suite.sandbox.programs import Limits, run_checks, run_python
 
@@ -30,23 +30,23 @@ class Tests:
     asserts: tuple[str, ...] = ()
 
 
-def make_code(config: RuleConfig) -> Callable[[RewardRow], Scored]:
-    """1 when all tests pass, else 0; `passed` says which share did. All tests of a response share its seconds."""
+@reward_rule(needs=("label",), reads=("code_timeout_s", "code_memory_mb"))
+def code(row: RewardRow, config: RuleConfig) -> Scored:
+    """1 when the response's Python program passes all tests of the label, in the sandbox; else 0.
 
-    def rule(row: RewardRow) -> Scored:
-        tests, code = tests_of(row.label), program(row.response)
-        deadline = time.monotonic() + config.code_timeout_s
-        if tests.asserts:
-            ran = run_checks(code, tests.asserts, Limits(config.code_timeout_s, config.code_memory_mb))
-            return verdict(float(ran.problem is None), ran.timed_out)
-        for index, (given, wanted) in enumerate(tests.pairs):
-            left = max(deadline - time.monotonic(), 0.01)
-            ran = run_python(code, given, Limits(left, config.code_memory_mb))
-            if ran.problem is not None or lines(ran.stdout) != lines(wanted):
-                return verdict(index / len(tests.pairs), ran.timed_out)
-        return verdict(1.0, False)
-
-    return rule
+    `tests_passed` says which share did. All tests of a response share its seconds.
+    """
+    tests, source = tests_of(row.label), program(row.response)
+    deadline = time.monotonic() + config.code_timeout_s
+    if tests.asserts:
+        ran = run_checks(source, tests.asserts, Limits(config.code_timeout_s, config.code_memory_mb))
+        return verdict(float(ran.problem is None), ran.timed_out)
+    for index, (given, wanted) in enumerate(tests.pairs):
+        left = max(deadline - time.monotonic(), 0.01)
+        ran = run_python(source, given, Limits(left, config.code_memory_mb))
+        if ran.problem is not None or lines(ran.stdout) != lines(wanted):
+            return verdict(index / len(tests.pairs), ran.timed_out)
+    return verdict(1.0, False)
 
 
 def verdict(passed: float, timed_out: bool) -> Scored:

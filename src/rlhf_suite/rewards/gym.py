@@ -8,39 +8,45 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Any
+
+with suppress(ImportError):  # without the package no run chooses this rule
+    import reasoning_gym  # noqa: F401 - it takes a second, which is not to count against the first answer
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.data.gym import GymTask, make
 from rlhf_suite.errors import UserError
+from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HELP = "take data.prompt_dataset=reasoning_gym:<task> and data.label_key=label"
 
 
-def make_reasoning_gym(config: RuleConfig) -> Callable[[RewardRow], Scored]:
-    """What the task gives the answer, mostly 0 to 1. An answer at which its scoring raises is worth 0."""
-    import reasoning_gym  # noqa: F401 - it takes a second, which is not to count against the first answer
+@reward_rule(name="reasoning_gym", needs=("label", "locked_process"))
+def score_of_task(row: RewardRow, config: RuleConfig) -> Scored:
+    """The score that the task of reasoning-gym gives the answer, mostly 0 to 1.
 
-    tasks: dict[str, GymTask] = {}
+    An answer at which its scoring raises is worth 0.
+    """
+    name, settings, entry = read(row.label)
+    try:
+        task = made_task(name, repr(settings))
+    except UserError as error:
+        raise LabelError(str(error)) from None
+    try:
+        score = float(task.dataset.score_answer(answer_of(row.response), entry))
+    except Exception:  # whatever a foreign parser makes of a wrong answer
+        return Scored(0.0, 0.0, {"unreadable": 1.0})
+    return Scored(score, score, {"unreadable": 0.0})
 
-    def rule(row: RewardRow) -> Scored:
-        name, settings, entry = read(row.label)
-        key = repr((name, settings))
-        if key not in tasks:
-            try:
-                tasks[key] = make(name, settings, "label")
-            except UserError as error:
-                raise LabelError(str(error)) from None
-        try:
-            score = float(tasks[key].dataset.score_answer(answer_of(row.response), entry))
-        except Exception:  # whatever a foreign parser makes of a wrong answer
-            return Scored(0.0, 0.0, {"unreadable": 1.0})
-        return Scored(score, score, {"unreadable": 0.0})
 
-    return rule
+@cache
+def made_task(name: str, settings: str) -> GymTask:
+    """Return a task with its settings, which come as Python source; it is made once."""
+    return make(name, ast.literal_eval(settings), "label")
 
 
 def answer_of(response: str) -> str:

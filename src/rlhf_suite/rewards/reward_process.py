@@ -31,6 +31,7 @@ from typing import Any
 from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
 
 START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
@@ -62,7 +63,8 @@ class IsolatedScorer:
         kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
         self.source = (kind, name, json.dumps(asdict(config.rules)))
         # A single row may take this long even when others wait. A program has its own, earlier deadline.
-        self.least_s = config.rules.code_timeout_s + 2 if name == "code" else self.timeout_s / MAX_HANGING_ROWS
+        runs_programs = kind == "rule" and "code_timeout_s" in (reward_rule.declared(name).reads or ())
+        self.least_s = config.rules.code_timeout_s + 2 if runs_programs else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
         try:

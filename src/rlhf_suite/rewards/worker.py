@@ -23,10 +23,10 @@ from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import RewardRow, Scorer
 from rlhf_suite.sandbox import jail
 
-EVALUATES = ("reasoning_gym",)  # rules that may evaluate a response as Python in this process
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
 
@@ -40,7 +40,7 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
     except (Exception, SystemExit) as error:
         reply(channel, {"error": describe(error)})
         return
-    if kind == "rule" and name in EVALUATES:
+    if kind == "rule" and reward_rule.needs(name, "locked_process"):  # it may evaluate a response as Python
         lock()
     reply(channel, {})
     for line in channel:

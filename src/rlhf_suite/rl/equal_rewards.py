@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlhf_suite.config.algo import GROUP_ESTIMATORS, AlgoConfig
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 STEPS = 3  # in a row, after which it is said
@@ -16,7 +16,7 @@ class EqualRewards:
     """Looks at the shaped rewards of every step, and says once that they do not differ."""
 
     def __init__(self, config: AlgoConfig, notice: Callable[[str], None]) -> None:
-        self.by_group = config.advantage.estimator in GROUP_ESTIMATORS
+        self.by_group = config.advantage.needs("groups")
         self.notice, self.steps, self.said = notice, 0, False
 
     def look(self, scored: ScoredTrajectories) -> None:

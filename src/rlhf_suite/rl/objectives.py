@@ -12,7 +12,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience
-from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_loss
+from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.value import value_loss
 from rlhf_suite.models.forward import token_log_probs, token_values
@@ -63,7 +63,7 @@ class PolicyObjective:
         )
         weights = token_weights(mask, segments, rows, mode, self.horizon)
         units = num_units(mask, segments, rows, mode)
-        return policy_loss(tokens, self.actor, weights, units, batch.correction)
+        return policy_term(tokens, self.actor, weights, units, batch.correction)
 
     def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: Experience) -> list[LossSum]:
         """Return the terms that are means over tokens, whatever the surrogate is."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_suite.algo.filters import teaches
-from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
@@ -58,7 +57,7 @@ class Gatherer:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped, self.sources)
-        if self.config.algo.advantage.estimator != ON_POLICY_DISTILL:
+        if self.config.algo.advantage.needs("rewards"):
             self.equal_rewards.look(shaped)
         if self.scorer.rewards.is_empty:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}

@@ -24,11 +24,14 @@ class Collector:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
 
     def collect(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
-        """rollout.n_samples_per_prompt samples of each of the prompts `indices`; for remax a greedy one as well."""
+        """Sample rollout.n_samples_per_prompt responses to each of the prompts `indices`.
+
+        A greedy one as well, where the estimator needs it.
+        """
         rollout = self.config.rollout
         started = self.begin(self.prompts, indices, rollout.n_samples_per_prompt)
         plan = [(t, self.sampling(rollout.temperature)) for t in started]
-        if self.config.algo.advantage.estimator == "remax":
+        if self.config.algo.advantage.needs("greedy"):
             plan += [(replace(t, greedy=True), self.sampling(0.0)) for t in self.begin(self.prompts, indices, 1)]
         trajectories = self.write(plan, (TRAINING, stream))
         self.rest()

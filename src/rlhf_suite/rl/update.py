@@ -29,7 +29,7 @@ def steps_per_rollout(config: PPORun) -> int:
 
 def warm_up_steps(config: PPORun) -> int:
     """RL steps at the start in which the critic alone is trained."""
-    return config.critic.freezing_steps if config.algo.advantage.estimator == "gae" else 0
+    return config.critic.freezing_steps if config.algo.advantage.needs("values") else 0
 
 
 class Updater:

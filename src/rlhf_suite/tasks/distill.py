@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo_supervised import DistillAlgoConfig
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.text_encoders import ConversationEncoder
-from rlhf_suite.losses.distillation import DIVERGENCES, with_others
+from rlhf_suite.losses.distillation import with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
 from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.load import check_teacher
+from rlhf_suite.registry import divergence
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task
@@ -41,19 +42,20 @@ class Distillation(Task):
         return {"tokens": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
+        compare = divergence.load(self.algo.divergence)
         tokens = batch.mask.nonzero().squeeze(1)  # [N]
         targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
             both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
-            return torch.stack([language, DIVERGENCES[self.algo.divergence](*both)], 1)
+            return torch.stack([language, compare(*both)], 1)
 
         losses = map_logits(model, batch, tokens - 1, read).values  # [N, 2]
-        language, divergence = losses.sum(0)
+        language, distance = losses.sum(0)
         coef = self.algo.kd_coef
-        total = (1 - coef) * language + coef * self.algo.temperature**2 * divergence
-        sums = {"loss": total, "gpt_loss": language, "distil_loss": divergence}
+        total = (1 - coef) * language + coef * self.algo.temperature**2 * distance
+        sums = {"loss": total, "gpt_loss": language, "distil_loss": distance}
         metrics = {name: Mean(value.detach(), len(tokens)) for name, value in sums.items()}
         return StepLoss.of("tokens", LossSum(total, metrics))
 

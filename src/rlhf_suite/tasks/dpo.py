@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo_supervised import REFERENCE_FREE, DPOAlgoConfig
+from rlhf_suite.config.algo_supervised import DPOAlgoConfig
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.preferences import PairEncoder
-from rlhf_suite.losses.preference import Answers, preference_loss
+from rlhf_suite.losses.preference import Answers, preference_term
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
@@ -30,7 +30,7 @@ class DPO(Task):
     main_metric: str = "acc"
 
     def roles(self) -> dict[str, FrozenRole]:
-        if self.algo.loss in REFERENCE_FREE:
+        if not self.algo.needs("reference"):
             return {}
         return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
 
@@ -45,7 +45,7 @@ class DPO(Task):
         reference = torch.zeros_like(log_probs) if batch.reference is None else batch.reference
         tokens = tokens_per_sequence(batch.mask, batch.segments, len(batch))
         chosen, rejected = (Answers(log_probs[i::2], reference[i::2], tokens[i::2]) for i in (0, 1))
-        loss = preference_loss(chosen, rejected, counted(batch)[::2], self.algo)
+        loss = preference_term(chosen, rejected, counted(batch)[::2], self.algo)
         return StepLoss.of("pairs", loss)
 
 

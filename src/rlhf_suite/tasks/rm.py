@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import RMRun
 from rlhf_suite.data.preferences import PairEncoder
-from rlhf_suite.losses.preference import reward_loss
+from rlhf_suite.losses.preference import reward_term
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
@@ -32,7 +32,7 @@ class RewardModel(Task):
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
         scores = sequence_scores(model, batch)  # [2P]
         margin = (torch.zeros_like(scores) if batch.margin is None else batch.margin)[::2]
-        loss = reward_loss(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
+        loss = reward_term(scores[::2], scores[1::2], margin, counted(batch)[::2], self.kind)
         return StepLoss.of("pairs", loss)
 
 

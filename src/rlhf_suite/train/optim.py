@@ -1,8 +1,7 @@
-"""Optimisers and learning-rate schedules. The rate is a pure function of the step: a resume needs no scheduler."""
+"""Optimisers of one trained model."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -12,28 +11,6 @@ from rlhf_suite.config.optim import TrainedModelConfig
 
 NO_DECAY = ("bias", "norm.weight", "layer_norm.weight", "layernorm.weight", "ln_f.weight")
 NOT_MUON = ("embed", "lm_head", "score")
-ROUNDING = 1e-9  # 0.07 * 100 steps is 7.000000000000001
-
-
-def learning_rate_factor(step: int, total_steps: int, config: TrainedModelConfig) -> float:
-    """Learning rate of optimiser step `step` (0-based) over its peak.
-
-    Warm-up is linear over ceil(lr_warmup_ratio * total_steps) steps and reaches the peak at its last step; the first
-    step already trains. Cosine: (1 + cos(pi p)) / 2 with p the share of the steps after warm-up.
-    """
-    warmup = math.ceil(config.lr_warmup_ratio * total_steps - ROUNDING)
-    if config.lr_scheduler != "constant" and step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    shapes: dict[str, float] = {
-        "constant": 1.0,
-        "constant_with_warmup": 1.0,
-        "linear": 1 - progress,
-        "cosine": cosine,
-        "cosine_with_min_lr": config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine,
-    }
-    return shapes[config.lr_scheduler]
 
 
 def parameter_groups(model: nn.Module, config: TrainedModelConfig) -> list[dict[str, object]]:

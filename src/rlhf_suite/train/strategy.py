@@ -26,6 +26,7 @@ from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.train import optim
+from rlhf_suite.train.schedules import learning_rate_factor
 
 
 def join_world(rank: Rank) -> World:
@@ -125,7 +126,7 @@ class TrainedModel:
 
         Returns the gradient norm before clipping and the rate. A norm that is not finite means nothing was updated.
         """
-        factor = optim.learning_rate_factor(step, self.total_steps, self.config)
+        factor = learning_rate_factor(step, self.total_steps, self.config)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
         self.engine.step()

@@ -70,7 +70,7 @@ def actors(run: Run) -> Iterator[ModelUse]:
         return
     use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     yield use
-    if isinstance(run, PPORun) and run.algo.advantage.estimator == "gae":
+    if isinstance(run, PPORun) and run.algo.advantage.needs("values"):
         path = run.critic.model_name_or_path or ""
         yield replace(use, key="critic.model_name_or_path", path=path, head="any", has_tokenizer=False)
 

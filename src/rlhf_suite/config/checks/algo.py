@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.registry import aggregation, is_own, policy_loss
 
 CORRECTION = "algo.advantage.is_correction"
 
 
 def aggregation_fits(run: PPORun) -> Iterator[Problem]:
     loss, mode = run.actor.policy_loss_type, run.actor.loss_agg_mode
-    if loss == "gspo" and mode != "seq-mean-token-mean":
-        what = f"{mode} would weigh sequences by their tokens, and gspo's ratio is one of whole sequences"
-        yield Problem("actor.loss_agg_mode", what, "write actor.loss_agg_mode=seq-mean-token-mean")
+    if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
+        what = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
+        yield Problem("actor.loss_agg_mode", what, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}")
 
 
 def correction_band_is_one(run: PPORun) -> Iterator[Problem]:
@@ -41,8 +42,8 @@ def correction_fits(run: PPORun) -> Iterator[Problem]:
     elif mode == "clip" and level == "seq":
         what = "level seq keeps or drops whole sequences, there is no one weight to bound"
         yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
-    if loss == "gspo" and level == "token":
-        what = "token would weigh single tokens, and gspo's ratio is one of whole sequences"
+    if policy_loss.needs(loss, "sequences") and level == "token":
+        what = f"token would weigh single tokens, and the ratio of {loss} is one of whole sequences"
         yield Problem(f"{CORRECTION}_level", what, f"write {CORRECTION}_level=geo")
 
 
@@ -61,7 +62,7 @@ def filtering_can_work(run: PPORun) -> Iterator[Problem]:
 
 def warm_up_ends(run: PPORun) -> Iterator[Problem]:
     steps, frozen = run.train.max_steps, run.critic.freezing_steps
-    if steps is not None and run.algo.advantage.estimator == "gae" and frozen >= steps:
+    if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
         what = f"{frozen} leaves none of train.max_steps={steps} to the policy"
         yield Problem("critic.freezing_steps", what, f"write critic.freezing_steps={steps // 10}")
 

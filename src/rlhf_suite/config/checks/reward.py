@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlhf_suite.config.algo import ON_POLICY_DISTILL
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import (
-    WITHOUT_LABEL,
     JudgeConfig,
     NamedSourceConfig,
     SourceConfig,
@@ -23,6 +21,7 @@ from rlhf_suite.config.reward import (
 from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
 from rlhf_suite.config.sources import GYM_PACKAGE, gym_problems
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.registry import reward_rule
 
 NAME = re.compile(r"[\w-]+")
 FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_name_or_path=<reward model>"
@@ -47,7 +46,7 @@ def given(key: str, source: SourceConfig) -> list[str]:
 
 
 def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
-    if not has_source(run.reward) and isinstance(run, PPORun) and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+    if not has_source(run.reward) and isinstance(run, PPORun) and not run.algo.advantage.needs("rewards"):
         if run.eval.dataset is not None:
             what = "nothing scores the samples of eval.dataset"
             yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
@@ -129,7 +128,7 @@ def what_is_wrong(url: str) -> str | None:
 
 def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
-        if source.rule not in (None, *WITHOUT_LABEL) and run.data.label_key is None:
+        if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
             what = f"{key}.rule={source.rule} compares with a label"
             yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 

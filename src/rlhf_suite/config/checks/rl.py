@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from rlhf_suite.config.algo import GROUP_ESTIMATORS, ON_POLICY_DISTILL
+from rlhf_suite import registry
 from rlhf_suite.config.checks.algo import RULES as ALGO_RULES
 from rlhf_suite.config.checks.optim import experts_keep_their_gradient, frozen_names_fit, muon_fits
 from rlhf_suite.config.data import PromptTextConfig
@@ -17,13 +17,12 @@ from rlhf_suite.config.sources import evaluation_problems, source_problems
 from rlhf_suite.config.teacher import RLTeacherConfig
 
 RankedConfig = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
-DISCOUNTED = {"gamma": ("gae", "reinforce"), "lambd": ("gae",)}  # estimators that read them
 
 
 def ranks(run: PPORun) -> dict[str, int]:
     """Ranks of each model that this run has."""
     sections: dict[str, RankedConfig] = {"actor": run.actor}
-    if run.algo.advantage.estimator == "gae":
+    if run.algo.advantage.needs("values"):
         sections["critic"] = run.critic
     if run.algo.kl.init_coef > 0:
         sections["ref"] = run.ref
@@ -74,20 +73,9 @@ def critic_optimiser_fits(run: PPORun) -> Iterator[Problem]:
 
 def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
     estimator = run.algo.advantage.estimator
-    if estimator in GROUP_ESTIMATORS and run.rollout.n_samples_per_prompt < 2:
+    if run.algo.advantage.needs("groups") and run.rollout.n_samples_per_prompt < 2:
         what = f"algo.advantage.estimator={estimator} compares the samples of a prompt with each other, there is 1"
         yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
-
-
-def discount_is_read(run: PPORun) -> Iterator[Problem]:
-    estimator = run.algo.advantage.estimator
-    for name, readers in DISCOUNTED.items():
-        value = getattr(run.algo.advantage, name)
-        if value != 1.0 and estimator not in readers:
-            key = f"algo.advantage.{name}"
-            yield Problem(
-                key, f"{value} has no effect with estimator {estimator}", f"write {key}=1.0, or estimator=gae"
-            )
 
 
 def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
@@ -198,8 +186,13 @@ def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
 
 def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
-    if kl.use_loss and kl.estimator == "k1" and kl.init_coef > 0 and not kl.unbiased_gradient:
-        what = "k1 as a loss has a gradient of mean zero, so it pulls nowhere"
+    if (
+        kl.use_loss
+        and registry.kl_estimator.needs(kl.estimator, "reward")
+        and kl.init_coef > 0
+        and not kl.unbiased_gradient
+    ):
+        what = f"{kl.estimator} as a loss has a gradient of mean zero, so it pulls nowhere"
         fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
         yield Problem("algo.kl.estimator", what, fix)
     if kl.target is not None and kl.horizon <= 0.2 * samples:
@@ -211,12 +204,12 @@ def teacher_is_there(run: PPORun) -> Iterator[Problem]:
     if run.algo.distill.coef > 0 and run.teacher.model_name_or_path is None:
         key = "teacher.model_name_or_path"
         yield Problem(key, "algo.distill needs a teacher, and none is named", f"add {key}=<HF folder or hub name>")
-    if run.algo.distill.coef == 0 and run.algo.advantage.estimator == ON_POLICY_DISTILL:
-        what = "0 means no teacher, and estimator=on_policy_distill learns from nothing else"
+    if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
+        what = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
         yield Problem("algo.distill.coef", what, "write algo.distill.coef=1, or another estimator")
-    if run.algo.dynamic_filtering_enable and run.algo.advantage.estimator == ON_POLICY_DISTILL:
+    if run.algo.dynamic_filtering_enable and not run.algo.advantage.needs("rewards"):
         key = "algo.dynamic_filtering_enable"
-        what = "leaves out groups by their scores, of which estimator=on_policy_distill learns nothing"
+        what = f"drops groups by their scores, and estimator={run.algo.advantage.estimator} learns nothing from scores"
         yield Problem(key, what, f"write {key}=false")
 
 
@@ -232,7 +225,6 @@ RULES: tuple[Callable[[PPORun], Iterable[Problem]], ...] = (
     critic_betas_are_two,
     critic_optimiser_fits,
     group_is_large_enough,
-    discount_is_read,
     ranges_are_ordered,
     has_prompts,
     room_for_a_prompt,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +40,7 @@ R = TypeVar("R", bound=Run)
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
 
 
-def check(run: Run, given: Iterable[str]) -> list[Problem]:
+def check(run: Run, given: Collection[str]) -> list[Problem]:
     """Every problem of a run whose single values are fine. `given`: the keys set on the command line."""
     problems = [*unused(run, given), *broken(run, MODELS), *allowed_changes_are_flags(run)]
     if isinstance(run, SupervisedRun):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 
-from rlhf_suite.config.algo_supervised import REFERENCE_FREE
+from rlhf_suite import registry
 from rlhf_suite.config.data import AnswerDataConfig, RewardTextConfig, SFTDataConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward_text import says_reward
@@ -83,26 +83,32 @@ def full_rows_are_not_padded(run: SupervisedRun) -> Iterator[Problem]:
 
 
 def margins_are_read(run: SupervisedRun) -> Iterator[Problem]:
-    if isinstance(run, RMRun) and run.data.margin_key is not None and run.algo.loss != "sigmoid":
+    if (
+        isinstance(run, RMRun)
+        and run.data.margin_key is not None
+        and not registry.reward_loss.needs(run.algo.loss, "margin")
+    ):
         what = f"algo.loss={run.algo.loss} takes no margins"
-        yield Problem("data.margin_key", what, "write data.margin_key=null, or algo.loss=sigmoid")
+        readers = " or ".join(registry.reward_loss.that_need("margin"))
+        yield Problem("data.margin_key", what, f"write data.margin_key=null, or algo.loss={readers}")
 
 
 def preference_loss_fits(run: SupervisedRun) -> Iterator[Problem]:
     if not isinstance(run, DPORun):
         return
     loss = run.algo.loss
-    if run.algo.label_smoothing > 0 and loss != "sigmoid":
-        what = f"algo.loss={loss} has no label smoothing"
-        yield Problem("algo.label_smoothing", what, "write algo.label_smoothing=0, or algo.loss=sigmoid")
-    if loss == "orpo" and run.algo.nll_loss_coef == 0:
-        what = "orpo is the odds ratio beside the loss of the chosen answer, which is off"
+    if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
+        what = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
         yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
-    if loss in REFERENCE_FREE:
+    if not run.algo.needs("reference"):
         for key in ("model_name_or_path", "cache_enable", "offload"):
             if getattr(run.ref, key):
                 what = f"algo.loss={loss} has no reference"
-                yield Problem(f"ref.{key}", what, "leave it away, or write algo.loss=sigmoid, ipo or hinge")
+                yield Problem(
+                    f"ref.{key}",
+                    what,
+                    f"remove it, or write algo.loss={' or '.join(registry.preference_loss.that_need('reference'))}",
+                )
 
 
 def pairs_are_whole(run: SupervisedRun) -> Iterator[Problem]:

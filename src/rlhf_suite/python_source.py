@@ -1,0 +1,132 @@
+"""Python files: read without being run, found without being imported, and imported where they are needed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from rlhf_suite.errors import UserError
+
+SOURCE = Path(__file__).parent
+FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class SourceError(UserError):
+    """A name does not lead to a function of its kind: what is wrong, and the remedy."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what, fix)  # both as arguments, so that the error pickles
+        self.what, self.fix = what, fix
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.fix}"
+
+
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a Python file, read anew when the file has changed.
+
+    Raises:
+        SourceError: it cannot be read, or is not Python.
+    """
+    try:
+        status = path.stat()
+        return _parsed(path, status.st_mtime_ns, status.st_size)
+    except (SyntaxError, ValueError) as error:  # a ValueError for a null byte, in Python 3.11
+        line, reason = (error.lineno or 1, error.msg) if isinstance(error, SyntaxError) else (1, str(error))
+        raise SourceError(f"{path}:{line}: {reason}", "correct the file; it must be valid Python") from None
+    except RecursionError:
+        raise SourceError(f"{path} is nested too deeply to be read as Python", "correct the file") from None
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, changed: int, size: int) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):
+        tree = ast.parse(path.read_bytes(), str(path))
+        if SOURCE not in path.parents:
+            compile(tree, str(path), "exec", dont_inherit=True)  # finds more: a return outside of a function
+    return tree
+
+
+def bindings(statement: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement of a module may bind; `*` for all names of another module."""
+    if isinstance(statement, FunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from (each.asname or each.name for each in statement.names)
+    elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
+        yield statement.id
+    else:
+        for child in ast.iter_child_nodes(statement):
+            yield from bindings(child)
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    return {name for statement in tree.body for name in bindings(statement)}
+
+
+def functions(tree: ast.Module) -> list[FunctionDef]:
+    return [each for each in tree.body if isinstance(each, FunctionDef)]
+
+
+def summary(node: FunctionDef) -> str:
+    """Return the first sentence of a docstring, without its full stop."""
+    text = ast.get_docstring(node) or ""
+    return " ".join(text.partition("\n\n")[0].split()).rstrip(".:")
+
+
+def wrong_count(node: FunctionDef, wanted: int) -> int | None:
+    """Return how many arguments a function takes, where it cannot be called with `wanted` of them by position."""
+    most = len(node.args.posonlyargs) + len(node.args.args)
+    least = most - len(node.args.defaults)
+    by_name = [
+        each for each, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default is None
+    ]
+    fits = least <= wanted and (wanted <= most or node.args.vararg is not None) and not by_name
+    return None if fits else (least if least > wanted else most) + len(by_name)
+
+
+def module_file(module: str, must_exist: bool = False) -> Path | None:
+    """Return the file of a module, found without importing the packages that it is in."""
+    folders: list[str] | None = None
+    spec = None
+    importlib.invalidate_caches()
+    for depth, _ in enumerate(parts := module.split("."), start=1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            if must_exist:
+                what = f"there is no module {'.'.join(parts[:depth])}"
+                raise SourceError(what, "install its package, put its folder on PYTHONPATH, or name the .py file")
+            return None
+        folders = list(spec.submodule_search_locations or [])
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file once per process. It may import its neighbours."""
+    name = f"own_code_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,297 @@
+"""Algorithms are declared once, at their function; everybody else asks the declaration.
+
+    @estimator(needs=("rewards", "values"), reads=("gamma", "lambd"))
+    def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+        \"\"\"Generalised advantage estimation (Schulman et al. 2016).\"\"\"
+
+The name is that of the function (or `name=`), the help is the first paragraph of its docstring, `needs` says what a run
+must provide for it, and `reads` names the flags that it reads and others of its kind may not. Choices of flags, help,
+checks, unused flags, placement and the reference pages follow from that.
+
+A user's own function counts as much: `path/to/file.py:function` or `package.module:function` in place of a name. It may
+be declared with the same decorator; without one it has the needs of its kind's default, and may read any flag.
+
+Declarations are read from the source with `ast`, without importing it: the functions import torch, and the command line
+does not. `Kind.load` imports the module where the function is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlhf_suite.python_source import (
+    SOURCE,
+    FunctionDef,
+    SourceError,
+    bound_names,
+    functions,
+    import_file,
+    module_file,
+    parsed,
+    summary,
+    wrong_count,
+)
+
+PACKAGE = "rlhf_suite"
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a function says about itself."""
+
+    name: str  # as flags spell it
+    function: str
+    help: str
+    needs: tuple[str, ...]
+    reads: tuple[str, ...] | None  # names of flags; None: nobody knows, it may read any
+    file: Path | None  # None: the function is imported into its module from elsewhere, or the module is compiled
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of algorithm, and the decorator that declares one.
+
+    `parameters` are those that a function of this kind is called with, by position. `below` is where the flags of
+    `reads` are, seen from the section of the flag that names the algorithm.
+    """
+
+    name: str
+    title: str
+    modules: tuple[str, ...]  # where the suite declares its own
+    parameters: tuple[str, ...]
+    can_need: tuple[str, ...] = ()
+    default_needs: tuple[str, ...] = ()
+    below: str = ""
+
+    def __call__(
+        self, *, name: str | None = None, needs: tuple[str, ...] | None = None, reads: tuple[str, ...] = ()
+    ) -> Callable[[Function], Function]:
+        """Declare the decorated function. The declaration is read from the source; the function stays as it is."""
+        return lambda function: function
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the suite's own, in the order of their declaration."""
+        return tuple(self.builtin())
+
+    def builtin(self) -> dict[str, Declaration]:
+        """Return the suite's own declarations by name."""
+        paths = [SOURCE.joinpath(*module.split(".")).with_suffix(".py") for module in self.modules]
+        found = [each for path in paths for kind, each in _declarations(path) if kind == self.name]
+        return {each.name: each for each in found}
+
+    def declared(self, name: str) -> Declaration:
+        """Return the declaration of a name, of the suite or of a user's file.
+
+        Raises:
+            SourceError: the name leads to no function of this kind.
+        """
+        if not is_own(name):
+            known = self.builtin()
+            if name not in known:
+                raise SourceError(f"{name!r} is not one of {', '.join(known)}", f"write {next(iter(known))}")
+            return known[name]
+        place, _, function = name.rpartition(":")
+        path = _file_of(place, function, self)
+        if path is None:
+            return Declaration(name, function, "", self.default_needs, None, None)
+        return self._in_file(name, path, function)
+
+    def needs(self, name: str, need: str) -> bool:
+        """Return whether an algorithm needs something."""
+        assert need in self.can_need, (self.name, need)
+        return need in self.declared(name).needs
+
+    def that_need(self, need: str) -> tuple[str, ...]:
+        """Return the names of the suite's own that need something."""
+        assert need in self.can_need, (self.name, need)
+        return tuple(name for name, each in self.builtin().items() if need in each.needs)
+
+    def without(self, need: str) -> tuple[str, ...]:
+        """Return the names of the suite's own that do not need something."""
+        return tuple(name for name in self.names() if name not in self.that_need(need))
+
+    def reads(self, name: str, flag: str) -> bool:
+        """Return whether an algorithm reads a flag, named as in `reads`; one without a declaration may read any."""
+        read = self.declared(name).reads
+        return read is None or flag in read or not self.that_read(flag)
+
+    def that_read(self, flag: str) -> tuple[str, ...]:
+        """Return the names of the suite's own that read a flag; none where the flag has nothing to do with the kind."""
+        return tuple(name for name, each in self.builtin().items() if flag in (each.reads or ()))
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the flags that some of the suite's own read and others do not."""
+        return tuple(dict.fromkeys(flag for each in self.builtin().values() for flag in each.reads or ()))
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """Import the module of a name, and return its function."""
+        if not is_own(name):
+            declared = self.declared(name)
+            assert declared.file is not None, name
+            module = importlib.import_module(
+                ".".join((PACKAGE, *declared.file.relative_to(SOURCE).with_suffix("").parts))
+            )
+            function: Callable[..., Any] = getattr(module, declared.function)
+            return function
+        place, _, attribute = name.rpartition(":")
+        module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+        found: Callable[..., Any] = getattr(module, attribute)
+        return found
+
+    def _in_file(self, name: str, path: Path, function: str) -> Declaration:
+        tree = parsed(path)
+        node = next((each for each in functions(tree) if each.name == function), None)
+        if node is None:
+            if function in bound_names(tree) or "*" in bound_names(
+                tree
+            ):  # imported or assigned: what it takes is not known
+                return Declaration(name, function, "", self.default_needs, None, None)
+            others = ", ".join(each.name for each in functions(tree))
+            what = f"{path} defines no {function}" + (f"; its functions are {others}" if others else "")
+            raise SourceError(what, f"define {self.signature(function)} in it")
+        declared = [*_declared(node, path, _aliases(tree))]
+        if wrong := next((kind for kind, _ in declared if kind != self.name), None):
+            what = f"{path}:{node.lineno}: {function} is declared as @{wrong}, and here @{self.name} is meant"
+            raise SourceError(what, f"declare it with @{self.name}, or name another function")
+        if isinstance(node, ast.AsyncFunctionDef):
+            what = f"{path}:{node.lineno}: {function} is async, and {self.title}s are not awaited"
+            raise SourceError(what, f"write {self.signature(function)} without async")
+        if len(node.decorator_list) == len(declared) and (count := wrong_count(node, len(self.parameters))) is not None:
+            what = f"{path}:{node.lineno}: {function} takes {count} arguments, not {len(self.parameters)}"
+            raise SourceError(what, f"write {self.signature(function)}")
+        if not declared:
+            return Declaration(name, function, summary(node), self.default_needs, None, path, node.lineno)
+        found = declared[0][1]
+        return Declaration(name, function, found.help, found.needs, found.reads, path, node.lineno)
+
+    def signature(self, function: str) -> str:
+        """Return how a function of this kind begins."""
+        return f"def {function}({', '.join(self.parameters)})"
+
+
+CREDIT = ("rewards", "values", "greedy", "groups", "teacher")
+AVERAGED = ("mask", "segments", "num_sequences", "horizon")
+PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
+RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
+
+estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
+policy_loss = Kind("policy_loss", "policy loss", ("losses.policy",), ("tokens", "config"), ("sequences",))
+aggregation = Kind("aggregation", "aggregation mode", ("losses.reduce",), AVERAGED, ("sequences",))
+preference_loss = Kind("preference_loss", "preference loss", ("losses.preference",), PAIR, TERMS, ("reference",))
+reward_loss = Kind("reward_loss", "loss of a reward model", ("losses.preference",), (*PAIR[:2], "margin"), ("margin",))
+divergence = Kind("divergence", "divergence", ("losses.distillation",), ("teacher", "student"))
+kl_estimator = Kind("kl_estimator", "KL estimator", ("algo.kl",), ("log_ratio",), ("reward",))
+schedule = Kind("schedule", "learning-rate schedule", ("train.schedules",), ("moment", "config"))
+reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), ("label", "locked_process"), below="rules.")
+step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.step_scores",), ("scores",))
+dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
+row_encoder = Kind("row_encoder", "row encoder", (), ("row", "tokenizer", "config"))
+
+KINDS = {
+    each.name: each
+    for each in (
+        *(estimator, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
+        *(reward_rule, step_aggregate, dataset, row_encoder),
+    )
+}
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is that of a function in a file or module of the user's, not of the suite."""
+    return ":" in name
+
+
+def absolute(name: str) -> str:
+    """Return a name with the path in it made absolute: it is read by processes in other folders."""
+    place, _, function = name.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}:{function}" if place.endswith(".py") else name
+
+
+def digest(name: str) -> str | None:
+    """Return the SHA-256 of the file of a user's own function; None where there is no such file."""
+    place = name.rpartition(":")[0]
+    path = Path(place) if place.endswith(".py") else module_file(place)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
+
+
+@cache
+def _declarations(path: Path) -> tuple[tuple[str, Declaration], ...]:
+    """Return every declaration of a module of the suite, with the name of its kind."""
+    tree = ast.parse(path.read_bytes(), str(path))
+    aliases = _aliases(tree)
+    return tuple(found for node in functions(tree) for found in _declared(node, path, aliases))
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Return what the module calls each decorator of this one, e.g. {"estimator": "estimator"}."""
+    imports = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == f"{PACKAGE}.registry"]
+    return {name.asname or name.name: name.name for each in imports for name in each.names if name.name in KINDS}
+
+
+def _declared(node: FunctionDef, path: Path, aliases: dict[str, str]) -> Iterator[tuple[str, Declaration]]:
+    """Yield the declarations in the decorators of a function, each with the name of its kind."""
+    for decorator in node.decorator_list:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "registry":
+            name = call.attr
+        else:
+            name = aliases.get(call.id, "") if isinstance(call, ast.Name) else ""
+        if name in KINDS:
+            where = f"{path}:{decorator.lineno}"
+            if not isinstance(decorator, ast.Call):
+                raise SourceError(f"{where}: @{name} is not called", f"write @{name}()")
+            yield name, _declaration(node, KINDS[name], decorator, path, where)
+
+
+def _declaration(node: FunctionDef, kind: Kind, decorator: ast.Call, path: Path, where: str) -> Declaration:
+    given: dict[str, Any] = {}
+    for keyword in decorator.keywords:
+        if keyword.arg not in ("name", "needs", "reads"):
+            what = f"{where}: @{kind.name} has no argument {keyword.arg or '**'}"
+            raise SourceError(what, "write name=, needs= or reads=")
+        try:
+            value = ast.literal_eval(keyword.value)
+        except ValueError:
+            what = f"{where}: {keyword.arg}= is not written as a literal, and the file is read without being run"
+            raise SourceError(what, f'write {keyword.arg}=("<name>",)') from None
+        if keyword.arg != "name" and not (isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)):
+            what = f"{where}: {keyword.arg}={value!r} is not a tuple of names"
+            raise SourceError(what, f'write {keyword.arg}=("<name>",)')
+        given[keyword.arg] = value
+    needs = tuple(given.get("needs", kind.default_needs))
+    if unknown := next((need for need in needs if need not in kind.can_need), None):
+        close = get_close_matches(unknown, kind.can_need, n=1)
+        choices = ", ".join(kind.can_need)
+        what = f"{where}: needs {unknown!r}, " + (
+            f"not one of {choices}" if choices else f"but a {kind.title} has no needs"
+        )
+        raise SourceError(what, f"write {close[0]!r}" if close else "correct the declaration")
+    return Declaration(
+        *(given.get("name", node.name), node.name, summary(node), needs, tuple(given.get("reads", ()))),
+        *(path, node.lineno),
+    )
+
+
+def _file_of(place: str, function: str, kind: Kind) -> Path | None:
+    """Return the file of `place`, a .py file or a module; None for a module that is not Python source."""
+    if not function.isidentifier():
+        raise SourceError(f"{place}:{function} names no function", f"write {place or '<file.py>'}:<function>")
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        if not path.is_file():
+            raise SourceError(f"there is no file {place} (seen from {Path.cwd()})", "correct the path")
+        return path
+    if "/" in place or not all(part.isidentifier() for part in place.split(".")):
+        what = f"{place} is neither a .py file nor the name of a module"
+        raise SourceError(what, f"write <file.py>:{function} or <package.module>:{function}")
+    return module_file(place, must_exist=True)
