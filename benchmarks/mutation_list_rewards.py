@@ -73,13 +73,13 @@ REWARDS = [
     Mutation(
         "a format may stand anywhere in the response",
         "rewards/rules.py",
-        "pattern.fullmatch(row.response.strip())",
-        "pattern.search(row.response)",
+        "re.DOTALL).fullmatch(row.response.strip())",
+        "re.DOTALL).search(row.response)",
         RULES,
     ),
     Mutation(
         "the first box is the answer",
-        "rewards/rules.py",
+        "rewards/mathematics.py",
         "start > found[0]",
         "start < found[0]",
         RULES,

@@ -44,8 +44,8 @@ RL = [
     Mutation(
         "KL is measured from the reference to the policy",
         "algo/kl.py",
-        "    log_ratio = log_probs - reference_log_probs",
-        "    log_ratio = reference_log_probs - log_probs",
+        "(log_probs - reference_log_probs)\n    return kl",
+        "(reference_log_probs - log_probs)\n    return kl",
         ("tests/algo/test_kl.py",),
     ),
     Mutation(
@@ -163,8 +163,8 @@ RL = [
     Mutation(
         "Dr. GRPO's sums are divided by lengths",
         "losses/reduce.py",
-        "        return mask.float() / horizon",
-        "        return mask.float() / mask.sum()",
+        "Weights(mask.float() / horizon,",
+        "Weights(mask.float() / mask.sum(),",
         ("tests/losses/test_reduce.py",),
     ),
     Mutation(

@@ -22,8 +22,8 @@ STEPS = [
     Mutation(
         "a mean over sequences divides by tokens",
         "losses/reduce.py",
-        "    return counted_sequences(mask, segments, num_sequences).sum()",
-        "    return mask.float().sum()",
+        "    units = counted_sequences(mask, segments, num_sequences).sum()",
+        "    units = mask.float().sum()",
         ("tests/losses/test_reduce.py",),
     ),
     Mutation(
@@ -127,8 +127,8 @@ STEPS = [
     Mutation(
         "a margin makes the task easier",
         "losses/preference.py",
-        "-F.logsigmoid(gap - margin)",
-        "-F.logsigmoid(gap + margin)",
+        "-F.logsigmoid(chosen - rejected - margin)",
+        "-F.logsigmoid(chosen - rejected + margin)",
         ("tests/losses/test_preference.py",),
     ),
     Mutation(
@@ -162,8 +162,8 @@ STEPS = [
     Mutation(
         "the divergence is not scaled with the temperature",
         "tasks/distill.py",
-        "coef * self.algo.temperature**2 * divergence",
-        "coef * divergence",
+        "coef * self.algo.temperature**2 * distance",
+        "coef * distance",
         formula("distill and not LoRA"),
     ),
     Mutation(

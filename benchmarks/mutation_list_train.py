@@ -48,16 +48,16 @@ TRAIN = [
     ),
     Mutation(
         "the first optimiser step trains nothing",
-        "train/optim.py",
+        "train/schedules.py",
         "return (step + 1) / warmup",
         "return step / warmup",
         OPTIM,
     ),
     Mutation(
         "the schedule ends before 0",
-        "train/optim.py",
-        "max(1, total_steps - warmup)",
-        "max(1, total_steps)",
+        "train/schedules.py",
+        "max(1, self.total_steps - self.warmup_steps)",
+        "max(1, self.total_steps)",
         OPTIM,
     ),
     Mutation(
