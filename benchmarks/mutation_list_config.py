@@ -36,8 +36,8 @@ CONFIG = [
     Mutation(
         "a flag that was switched off is told to be without effect",
         "config/unused_flags.py",
-        " or values.get(key) in OFF:",
-        ":",
+        " and values.get(key) not in OFF",
+        "",
         BORDERS,
     ),
     Mutation(

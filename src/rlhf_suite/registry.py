@@ -97,9 +97,10 @@ class Kind:
         """
         if not is_own(name):
             known = self.builtin()
-            if name not in known:
-                raise SourceError(f"{name!r} is not one of {', '.join(known)}", f"write {next(iter(known))}")
-            return known[name]
+            if name in known:
+                return known[name]
+            what = f"{name!r} is not one of {', '.join(known)}" if known else f"{name!r} names no function"
+            raise SourceError(what, f"write {next(iter(known))}" if known else "write <file.py>:<function>")
         place, _, function = name.rpartition(":")
         path = _file_of(place, function, self)
         if path is None:
@@ -195,13 +196,13 @@ schedule = Kind("schedule", "learning-rate schedule", ("train.schedules",), ("mo
 reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), ("label", "locked_process"), below="rules.")
 step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.step_scores",), ("scores",))
 dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
-row_encoder = Kind("row_encoder", "row encoder", (), ("row", "tokenizer", "config"))
+row_format = Kind("row_format", "row format", (), ("row",))
 
 KINDS = {
     each.name: each
     for each in (
         *(estimator, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
-        *(reward_rule, step_aggregate, dataset, row_encoder),
+        *(reward_rule, step_aggregate, dataset, row_format),
     )
 }
 
@@ -217,11 +218,13 @@ def absolute(name: str) -> str:
     return f"{Path(place).expanduser().resolve()}:{function}" if place.endswith(".py") else name
 
 
-def digest(name: str) -> str | None:
-    """Return the SHA-256 of the file of a user's own function; None where there is no such file."""
+def digest(name: str) -> str:
+    """Return the file of a user's own function with its SHA-256, as text."""
     place = name.rpartition(":")[0]
     path = Path(place) if place.endswith(".py") else module_file(place)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
+    if path is None or not path.is_file():
+        return f"{path or place} (no file)"
+    return f"{path} sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 @cache
@@ -284,7 +287,7 @@ def _declaration(node: FunctionDef, kind: Kind, decorator: ast.Call, path: Path,
 
 def _file_of(place: str, function: str, kind: Kind) -> Path | None:
     """Return the file of `place`, a .py file or a module; None for a module that is not Python source."""
-    if not function.isidentifier():
+    if not function.isidentifier() or not place:
         raise SourceError(f"{place}:{function} names no function", f"write {place or '<file.py>'}:<function>")
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()

@@ -61,7 +61,11 @@ def introduction() -> str:
 
 
 def print_flags(infos: list[FlagInfo]) -> None:
-    """Flags by section: `key = default`, then the meaning, type and bounds below it."""
+    """Print flags by section: `key = default`, then the meaning, type and bounds below it.
+
+    What each choice of an algorithm means is printed where one flag alone is asked for.
+    """
+    is_alone = len(infos) == 1
     width = max(shutil.get_terminal_size().columns, 60)
     for flags in by_section(infos).values():
         print(f"\n{flags[0].owner.__doc__}")
@@ -69,6 +73,10 @@ def print_flags(infos: list[FlagInfo]) -> None:
             print(f"  {info.key} = {spelled(info.default)}")
             text = f"{info.help} ({described(info)})"
             print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            for name, each in (
+                info.meta.algorithms.builtin().items() if info.meta.algorithms is not None and is_alone else ()
+            ):
+                print(textwrap.fill(f"{name}: {each.help}", width, initial_indent=" " * 8, subsequent_indent=" " * 12))
 
 
 def unknown(what: str, name: str, names: list[str]) -> int:

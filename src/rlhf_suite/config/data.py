@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true
 
 SOURCES = (
@@ -49,6 +50,11 @@ class TextConfig(RenderConfig):
 class DataConfig(TextConfig):
     """What the data of every task that trains has in common"""
 
+    row_format: str | None = flag(
+        None,
+        "A function of your own, file.py:function, from a row to the columns that the task reads; null: rows have them",
+        algorithms=registry.row_format,
+    )
     max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
     max_skipped_share: float = flag(
         0.01,

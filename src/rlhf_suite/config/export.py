@@ -13,10 +13,12 @@ from typing import Any
 from rlhf_suite.config.flags import FlagInfo, by_section, kind, walk
 from rlhf_suite.config.formatting import described, spelled
 from rlhf_suite.config.runs import TASKS
+from rlhf_suite.registry import KINDS, Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+OWN = r"^[^:]+:\w+$"  # <file.py>:<function>
 INTERPOLATION = {"type": "string", "pattern": r"^\$\{"}
 NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.export -->"
 
@@ -28,7 +30,26 @@ def markdown() -> str:
         names = ", ".join(f"task={task}" for task in tasks)
         lines += ["", f"## `{key}` ({names})" if key else f"## The run itself ({names})", ""]
         lines += ["| flag | default | type | meaning |", "| --- | --- | --- | --- |", *rows]
+    for algorithm in KINDS.values():
+        lines += algorithms(algorithm)
     return "\n".join(lines) + "\n"
+
+
+def algorithms(algorithm: Kind) -> Iterator[str]:
+    """Yield the table of the suite's own algorithms of a kind, as they are declared at their functions."""
+    flags = dict.fromkeys(
+        info.key for root in TASKS.values() for info in walk(root) if info.meta.algorithms is algorithm
+    )
+    if not flags:
+        return
+    yield from ("", f"## {algorithm.title[0].upper()}{algorithm.title[1:]}", "")
+    yield f"Chosen by {', '.join(f'`{key}`' for key in flags)}."
+    yield f"Your own: `<file.py>:<function>` with `{algorithm.signature('<function>')}` (docs/own_code.md)."
+    if algorithm.names():
+        yield from ("", "| name | meaning | needs | flags that it reads |", "| --- | --- | --- | --- |")
+    for name, each in algorithm.builtin().items():
+        cells = (f"`{name}`", each.help, ", ".join(each.needs), ", ".join(f"`{flag}`" for flag in each.reads or ()))
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def sections() -> dict[tuple[str, tuple[str, ...]], list[str]]:
@@ -78,7 +99,9 @@ def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
         yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
         return
     scalar: dict[str, Any] = {"type": JSON_TYPES[expected.scalar]}
-    if info.meta.choices is not None:
+    if info.meta.algorithms is not None:
+        scalar = {"anyOf": [{"enum": list(info.meta.algorithms.names())}, {"type": "string", "pattern": OWN}]}
+    elif info.meta.choices is not None:
         scalar = {"enum": list(info.meta.choices)}
     scalar |= {LIMITS[name]: getattr(info.meta, name) for name in LIMITS if getattr(info.meta, name) is not None}
     yield {"type": "array", "items": scalar} if expected.item is not None else scalar

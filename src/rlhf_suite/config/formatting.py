@@ -42,7 +42,8 @@ def described(info: FlagInfo) -> str:
     expected = kind(info.type)
     if info.meta.choices is None:
         return expected.name + bounds(info.meta)
-    return " | ".join(map(str, info.meta.choices)) + (" or null" if expected.optional else "")
+    names = [*map(str, info.meta.choices), *(["<file.py>:<function>"] if info.meta.algorithms is not None else [])]
+    return " | ".join(names) + (" or null" if expected.optional else "")
 
 
 def literal(text: str) -> object:

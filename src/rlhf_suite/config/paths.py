@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, kind, walk
+from rlhf_suite.registry import absolute
 
 # By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...
 PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template)")
@@ -24,7 +25,10 @@ def with_home(text: str) -> str:
 
 
 def expand_home(section: Any) -> None:
-    """Replace `~` in every path of a section, of the sections in it, and of the entries of its tables."""
+    """Replace `~` in every path of a section, of the sections in it, and of the entries of its tables.
+
+    The file of a user's own function becomes an absolute path: processes in other folders import it.
+    """
     for info in walk(section):
         *parents, name = info.key.split(".")
         owner = section
@@ -35,3 +39,5 @@ def expand_home(section: Any) -> None:
                 expand_home(entry)
         elif is_path(info) and info.default is not None:
             setattr(owner, name, with_home(info.default))
+        elif info.meta.algorithms is not None and info.default is not None:
+            setattr(owner, name, absolute(info.default))

@@ -10,15 +10,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlhf_suite.config.flags import FIXED, FREE, NAMED
+from rlhf_suite.config.flags import FIXED, FREE, NAMED, walk
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
+from rlhf_suite.registry import digest, is_own
 
 
 def save(run: Run, path: Path) -> None:
     """Write all values of a run as YAML."""
-    write_text(path, OmegaConf.to_yaml(OmegaConf.create(asdict(run))))
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(recorded_values(run))))
 
 
 def load(path: Path) -> Run:
@@ -37,6 +38,22 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def recorded_values(run: Run) -> dict[str, Any]:
+    """Return all values of a run, with the files of the user's own functions as they are now."""
+    return asdict(run) | {"own_code": own_code(run)}
+
+
+def own_code(section: Any) -> list[str]:
+    """Return the file and digest of each of the user's own functions that a section names, tables included."""
+    found = []
+    for info in walk(section):
+        if isinstance(info.default, dict):
+            found += [each for entry in info.default.values() for each in own_code(entry)]
+        elif info.meta.algorithms is not None and info.default is not None and is_own(info.default):
+            found.append(digest(info.default))
+    return list(dict.fromkeys(found))
+
+
 def resume_of(key: str, task: str) -> str:
     """Return whether a continued run of a task may have another value of a flag: FREE, NAMED or FIXED."""
     if key == "task":
@@ -49,5 +66,5 @@ def resume_of(key: str, task: str) -> str:
 
 def fingerprint(run: Run) -> str:
     """Equal for two runs that would train the same: a digest of every flag that a continuation may not change."""
-    values = {key: value for key, value in flat(asdict(run)).items() if resume_of(key, run.task) != FREE}
+    values = {key: value for key, value in flat(recorded_values(run)).items() if resume_of(key, run.task) != FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

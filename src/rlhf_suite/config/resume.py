@@ -13,7 +13,7 @@ from yaml import YAMLError
 from rlhf_suite.config.flags import FIXED, FREE
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import flat, load, resume_of
+from rlhf_suite.config.resolve import flat, load, resume_of, recorded_values
 from rlhf_suite.config.runs import Run
 
 # They decide how many steps a run has, and so the learning rate of each of them.
@@ -39,7 +39,7 @@ def changes(before: Run, now: Run) -> list[Change]:
     """Return the flags that differ, less those that a continued run may change without a word."""
     if before.task != now.task:
         return [Change("task", before.task, now.task, is_fixed=True)]
-    earlier, later = flat(asdict(before)), flat(asdict(now))
+    earlier, later = flat(asdict(before)), flat(recorded_values(now))
     found = []
     for key in dict.fromkeys([*later, *earlier]):
         kind = resume_of(key, now.task)

@@ -26,6 +26,9 @@ class Run:
     run_dir: str | None = flag(
         None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>", resume=FREE
     )
+    own_code: list[str] = flag(
+        [], "The files of the user's own functions and their SHA-256, as the run found them; it writes them itself"
+    )
     launch: LaunchConfig = group(LaunchConfig)
 
 

@@ -20,6 +20,8 @@ NEVER_IN_VAIN = ("gamma", "lambd", "label_smoothing")
 
 def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that this run would not read. One that is set to null, false, 0 or -1 is off by itself."""
+    if "own_code" in given:
+        yield Problem("own_code", "is written by the run itself", "remove it")
     values = flat(asdict(run))
     for key, info in flags_of(run.task).items():
         is_set = key in given and values.get(key) not in OFF

@@ -102,7 +102,7 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
 
 def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
     """What is wrong with a value, or with one of a list."""
-    if info.meta.algorithms is not None and is_own(item):
+    if info.meta.algorithms is not None and (is_own(item) or not info.meta.choices):
         yield from own_problems(info, info.meta.algorithms, item)
         return
     if info.meta.choices is not None:
@@ -147,6 +147,9 @@ def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     options = ", ".join(map(str, choices))
     close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
     fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={example(info)}"
+    if info.meta.algorithms is not None:
+        own = value if str(value).endswith(".py") else "<file.py>"
+        fix += f", or {info.key}={own}:<function> for your own"
     return Problem(info.key, f"{shown(value)} is not one of {options}", fix)
 
 

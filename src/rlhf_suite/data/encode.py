@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
+from rlhf_suite.registry import row_format
 
 Encoded = TypeVar("Encoded")
 Encoded_co = TypeVar("Encoded_co", covariant=True)
@@ -28,6 +30,35 @@ class Encoder(Protocol[Encoded_co]):
             RowError: the row cannot be used, with the reason.
         """
         ...
+
+
+@dataclass
+class FormattedEncoder(Generic[Encoded]):
+    """Gives an encoder what a user's own function, `data.row_format`, makes of each row.
+
+    The function gets the row's columns as a dict, and returns the columns that the encoder reads: a dict, a list of
+    them where a row makes several, or None for a row that is not used.
+    """
+
+    encoder: Encoder[Encoded]
+    name: str
+    digest: str  # of its file; a digest of this encoder is one of the file too
+
+    def encode(self, row: Row) -> list[Encoded]:
+        """Return what the encoder makes of the columns; RowError says why the row cannot be used."""
+        try:
+            made = row_format.load(self.name)(dict(row.values))
+        except Exception as error:
+            raise RowError(row.where, f"data.row_format raised {type(error).__name__}: {error}") from error
+        if made is None:
+            raise LeftOut(row.where, "data.row_format returned None")
+        items: list[Encoded] = []
+        for values in made if isinstance(made, list) else [made]:
+            if not isinstance(values, dict):
+                raise RowError(row.where, f"data.row_format returned {type(values).__name__}, not a dict of columns")
+            found = self.encoder.encode(Row(values, row.source, row.line))
+            items += found if isinstance(found, Sequence) else [found]
+        return items
 
 
 def encode_rows(

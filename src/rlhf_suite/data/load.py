@@ -14,12 +14,13 @@ from typing import Generic, TypeVar
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.cache import digest, evict
 from rlhf_suite.data.combine import combine
-from rlhf_suite.data.encode import Encoder, encode_rows
+from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.sources import Located, Sources, limited, locate, metric_names
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
+from rlhf_suite.registry import digest as digest_of
 
 Encoded = TypeVar("Encoded")
 CACHE, GIB = "encoded", 1 << 30
@@ -36,6 +37,10 @@ class Loader(Generic[Encoded]):
     bad: BadRows
     on_progress: OnProgress | None = None
     contents: list[list[str]] = field(default_factory=list)  # the digests of the files of each loaded source
+
+    def __post_init__(self) -> None:
+        if self.data.row_format is not None:
+            self.encoder = FormattedEncoder(self.encoder, self.data.row_format, digest_of(self.data.row_format))
 
     @property
     def contents_digest(self) -> str:

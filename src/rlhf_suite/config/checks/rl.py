@@ -90,7 +90,8 @@ def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
 
 
 def has_prompts(run: PPORun) -> Iterator[Problem]:
-    data, columns = run.data, prompt_columns(run.data)
+    data = run.data
+    columns = prompt_columns(data) if data.row_format is None else {}
     yield from source_problems(
         "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
     )

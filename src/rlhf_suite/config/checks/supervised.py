@@ -18,6 +18,8 @@ SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 
 def columns(run: SupervisedRun) -> dict[str, str]:
     """The flags that name columns of this run's data, and those names."""
+    if run.data.row_format is not None:
+        return {}  # of rows as they become
     names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
     keys = {f"data.{name}": getattr(run.data, name) for name in names}
     if isinstance(run, KTORun) and run.data.chosen_key is not None:

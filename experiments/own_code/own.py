@@ -1,0 +1,72 @@
+"""Your own algorithms, in one file outside of the suite. Each function is named on the command line by this file:
+
+    python run.py task=ppo algo.advantage.estimator=own.py:median_baseline
+    python run.py task=ppo actor.policy_loss_type=own.py:squared_ratio
+    python run.py task=ppo reward.rule=own.py:first_digit data.label_key=label
+    python run.py task=dpo algo.loss=own.py:exponential
+    python run.py task=sft data.row_format=own.py:question_and_answer
+    python run.py task=sft actor.lr_scheduler=own.py:square_root
+
+A decorator says what a function needs of a run and which flags it reads. Without one it may read any flag, and its
+needs are those that most of its kind have (an estimator: rewards; a preference loss: the reference model).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted
+from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.reward import RuleConfig
+from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
+from rlhf_suite.losses.preference import Answers
+from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule, schedule
+from rlhf_suite.rewards.base import RewardRow
+from rlhf_suite.train.schedules import Moment
+
+
+@estimator(needs=("rewards", "groups"))
+def median_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
+    """The reward less the median reward of the responses to the same prompt."""
+    medians = torch.stack([inputs.rewards[inputs.groups == group].median() for group in inputs.groups])  # [B]
+    returns = undiscounted(inputs, inputs.rewards - medians)  # [B, T]
+    return Credit(returns, returns)
+
+
+@policy_loss(reads=("eps_clip", "eps_clip_low_high"))
+def squared_ratio(tokens: PolicyTokens, config: PolicyConfig) -> TokenLosses:
+    """-rho_t A_t, with a squared penalty on a ratio outside of the clip range in place of the clip."""
+    low, high = clip_range(config)
+    ratio = tokens.log_ratio.clamp(-20, 20).exp()  # [T]
+    outside = F.relu(ratio - 1 - high) + F.relu(1 - low - ratio)
+    return TokenLosses(-ratio * tokens.advantages + outside.square(), outside > 0, ratio > 1)
+
+
+@preference_loss(needs=("reference",))
+def exponential(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Tensor:
+    """exp(-h), with h = beta x the difference of the two answers' log-ratios to the reference."""
+    return torch.exp(-config.beta * (chosen.log_ratios - rejected.log_ratios))
+
+
+@reward_rule(needs=("label",))
+def first_digit(row: RewardRow, config: RuleConfig) -> float:
+    """1 when the response begins with the first character of the label."""
+    return float(row.response.strip()[:1] == row.label.strip()[:1])
+
+
+@schedule(reads=("lr_warmup_ratio",))
+def square_root(moment: Moment, config: TrainedModelConfig) -> float:
+    """The square root of the share of the steps that are left."""
+    return max(0.0, 1 - moment.progress) ** 0.5
+
+
+def question_and_answer(row: dict[str, object]) -> dict[str, object] | None:
+    """Return the columns that task=sft reads; rows without an answer are not used."""
+    if not row.get("solution"):
+        return None
+    return {"input": f"Question: {row['problem']}\nAnswer: ", "output": row["solution"]}
