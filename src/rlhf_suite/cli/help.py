@@ -73,9 +73,9 @@ def print_flags(infos: list[FlagInfo]) -> None:
             print(f"  {info.key} = {spelled(info.default)}")
             text = f"{info.help} ({described(info)})"
             print(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
-            for name, each in (
-                info.meta.algorithms.builtin().items() if info.meta.algorithms is not None and is_alone else ()
-            ):
+            if info.meta.algorithms is None or not is_alone:
+                continue
+            for name, each in info.meta.algorithms.builtin().items():
                 print(textwrap.fill(f"{name}: {each.help}", width, initial_indent=" " * 8, subsequent_indent=" " * 12))
 
 

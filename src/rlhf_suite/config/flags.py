@@ -246,8 +246,10 @@ def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
     """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
     found: dict[str, When] = {}
     for field in fields(instance):
-        algorithms = field.metadata["meta"].algorithms if "meta" in field.metadata else None
-        for name in algorithms.flags() if algorithms is not None else ():
+        algorithms: registry.Kind | None = field.metadata["meta"].algorithms if "meta" in field.metadata else None
+        if algorithms is None:
+            continue
+        for name in algorithms.flags():
             found[f"{prefix}{algorithms.below}{name}"] = reads(f"{prefix}{field.name}", algorithms, name)
     return found
 
