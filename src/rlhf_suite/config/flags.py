@@ -108,9 +108,8 @@ def needs(flag: str, algorithms: registry.Kind, need: str) -> When:
 
 def reads(flag: str, algorithms: registry.Kind, name: str) -> When:
     """Return the condition that the algorithm which a flag names reads the flag `name`."""
-    return one_that(
-        flag, algorithms.that_read(name), lambda chosen: chosen is not None and algorithms.reads(chosen, name)
-    )
+    names = algorithms.that_read(name)
+    return one_that(flag, names, lambda chosen: chosen is not None and algorithms.reads(chosen, name))
 
 
 def is_not(flag: str, name: str, remedy: str) -> When:
@@ -244,14 +243,12 @@ def declared(
 
 def read_by_some(instance: Any, prefix: str) -> dict[str, When]:
     """Return the conditions of flags that only some algorithms read of those that a flag of this section names."""
-    found: dict[str, When] = {}
-    for field in fields(instance):
-        algorithms: registry.Kind | None = field.metadata["meta"].algorithms if "meta" in field.metadata else None
-        if algorithms is None:
-            continue
-        for name in algorithms.flags():
-            found[f"{prefix}{algorithms.below}{name}"] = reads(f"{prefix}{field.name}", algorithms, name)
-    return found
+    named = [(each.name, each.metadata["meta"].algorithms) for each in fields(instance) if "meta" in each.metadata]
+    return {
+        f"{prefix}{algorithms.below}{name}": reads(f"{prefix}{flag_name}", algorithms, name)
+        for flag_name, algorithms in named
+        for name in (algorithms.flags() if algorithms is not None else ())
+    }
 
 
 def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:
