@@ -1,7 +1,8 @@
-"""Locks on files: held by a process for as long as it lives, gone with it however it ends, on every node.
+"""Locks on files: held by a process for as long as it lives, released however it ends, and seen by every node.
 
 They are advisory locks of the operating system. On NFS the server keeps them, so other nodes see them too. Some file
-systems have no locks: there everybody gets one.
+systems have no locks: there every process gets the lock it asks for. (The package filelock fits less well: its lock
+does not say who holds it, has no shared mode, and cannot be inherited by a child process.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.polling import poll_until
 
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 POLL_S = 0.1
@@ -26,11 +28,11 @@ LOCK = "run.lock"
 
 
 class InUse(UserError):
-    """Another process works in a folder; the message says which."""
+    """Another process works in the folder; the message says which one."""
 
 
 def lock(file: IO[Any], shared: bool = False) -> bool:
-    """Lock an open file without waiting; whether that worked, or the file system has no locks."""
+    """Lock an open file without waiting; return whether that worked (True also where the file system has no locks)."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -43,19 +45,16 @@ def lock(file: IO[Any], shared: bool = False) -> bool:
 
 @contextmanager
 def alone_in(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder for this process; `run.lock` in it says who has it. Errors call it `name`.
+    """Hold a folder for this process; `run.lock` in it says who holds it. Error messages call the folder `name`.
 
     Raises:
-        InUse: another process has it. A process of this machine that has ended does not.
+        InUse: another process holds it. A process of this machine that has ended does not count.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
-        deadline = time.monotonic() + ORPHAN_S
-        while not lock(file):
-            holder = read(file)
-            if is_alive(holder) or time.monotonic() > deadline:
-                raise InUse(f"{name}: another run works there ({described(holder)}). Wait for its end, or stop it")
-            time.sleep(POLL_S)
+        # The children of a killed process keep its lock for a moment; the lock of a living process is not waited for.
+        if not lock(file) and (is_alive(read(file)) or not poll_until(lambda: lock(file), ORPHAN_S, POLL_S)):
+            raise InUse(f"{name}: another run works there ({described(read(file))}). Wait for its end, or stop it")
         file.truncate(0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "started": started}, file)
@@ -64,7 +63,7 @@ def alone_in(folder: Path, name: str) -> Iterator[None]:
 
 
 def holder_of(folder: Path) -> str | None:
-    """Who works in a folder, in words; None when nobody does."""
+    """Return a description of the process that works in a folder, None when there is none."""
     if not (folder / LOCK).exists():
         return None
     with (folder / LOCK).open() as file:
@@ -72,7 +71,7 @@ def holder_of(folder: Path) -> str | None:
 
 
 def read(file: IO[str]) -> dict[str, Any]:
-    """Who wrote the lock file; empty while somebody is just writing it."""
+    """Return what the holder wrote into the lock file, an empty table while it is still writing."""
     file.seek(0)
     try:
         holder = json.loads(file.read())
@@ -82,11 +81,12 @@ def read(file: IO[str]) -> dict[str, Any]:
 
 
 def is_alive(holder: dict[str, Any]) -> bool:
-    """Whether the process may still be there: on another machine that cannot be seen."""
+    """Return whether the process may still run; the processes of other machines count as running."""
     return holder.get("host") != socket.gethostname() or Path(f"/proc/{holder.get('pid')}").exists()
 
 
 def described(holder: dict[str, Any]) -> str:
+    """Return the holder of a lock in words."""
     if not holder:
         return "another process"
     return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('started')}"

@@ -28,8 +28,9 @@ def test_what_trains_nothing_imports_nothing_heavy():
     assert found["help"]["wall_s"] > 0 and found["versions"]["torch"]
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("task", ["sft", "dpo"])
+@pytest.mark.parametrize(
+    "task", [pytest.param("sft", marks=pytest.mark.e2e), pytest.param("dpo", marks=pytest.mark.proof)]
+)
 def test_supervised_prints_rates_memory_and_phases(task):
     tiny = ["--model", "builtin:tiny", "--steps", "6", "--lengths", "20", "60"]
     found = line("supervised.py", "--task", task, *tiny, *(["--cached"] if task == "dpo" else []))
@@ -60,7 +61,7 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
         worst("oracles", "nothing like this")
 
 
-@pytest.mark.e2e
+@pytest.mark.proof
 def test_ppo_prints_the_phases_of_a_step_and_who_used_the_cpu():
     found = line("ppo.py", "--model", "builtin:tiny", "--steps", "6", "--warmup", "1", "--new-tokens", "16")
     assert {"generation", "make_experience", "ppo_train", "broadcast"} <= found["phase_s"].keys()

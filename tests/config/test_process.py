@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -58,12 +57,10 @@ def test_a_mistake_ends_with_2_without_a_traceback_and_without_heavy_imports(wor
 
 def test_cfg_job_prints_the_configuration_and_imports_nothing_heavy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    began = time.perf_counter()
     code, heavy, _, out, err = run("task=ppo", "--cfg", "job", "actor.adam.lr=2e-6", "experiment=grpo")
     assert (code, heavy) == (0, [])
     assert "lr: 2.0e-06" in out
     assert "taking demo=ppo" in err
-    assert time.perf_counter() - began < 10  # under 1 s on an idle machine
     assert list(tmp_path.iterdir()) == []
 
 

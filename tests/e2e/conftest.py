@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jobs
@@ -54,16 +55,29 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs of this session are."""
-    return tmp_path_factory.mktemp("runs")
+    """Where the runs of this session are; all processes of pytest-xdist share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "runs"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(folder: Path, make: Callable[[], object]) -> Path:
+    """Make a run that several files look at, unless another process of this session has made it."""
+    done = folder.with_name(f"{folder.name}.done")
+    with exclusive_lock(folder.with_name(f"{folder.name}.lock"), 2 * jobs.DEADLINE_S):
+        if not done.exists():
+            make()
+            done.touch()
+    return folder
 
 
 @pytest.fixture(scope="session")
 def warm(runs: Path) -> Path:
     """A tiny model that reverses strings right at times, made by the suite's own SFT."""
     folder = runs / "warm"
-    jobs.run(runs / "warm_start", ["task=sft", "demo=warm_start", f"ckpt.output_dir={folder}"])
-    return folder
+    words = ["task=sft", "demo=warm_start", f"ckpt.output_dir={folder}"]
+    return made_once(folder, lambda: jobs.run(runs / "warm_start", words))
 
 
 @pytest.fixture(scope="session")
@@ -79,35 +93,37 @@ def actor_critic_words(warm: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def baseline(runs: Path, baseline_words: list[str]) -> Path:
     """A whole run without a critic."""
-    jobs.run(runs / "baseline", baseline_words, recorded=True)
-    return runs / "baseline"
+    return made_once(runs / "baseline", lambda: jobs.run(runs / "baseline", baseline_words, recorded=True))
 
 
 @pytest.fixture(scope="session")
 def actor_critic(runs: Path, actor_critic_words: list[str]) -> Path:
     """A whole run with a critic, never interrupted."""
-    jobs.run(runs / "actor_critic", actor_critic_words, recorded=True)
-    return runs / "actor_critic"
+    return made_once(runs / "actor_critic", lambda: jobs.run(runs / "actor_critic", actor_critic_words, recorded=True))
 
 
 @pytest.fixture(scope="session")
 def reward_model(runs: Path, warm: Path) -> Path:
     """A reward model with random weights that shares the policy's tokenizer; its config has the two constants."""
     folder = runs / "reward_model"
-    config = AutoConfig.from_pretrained(warm, num_labels=1)
+    return made_once(folder, lambda: create_reward_model(folder, warm))
+
+
+def create_reward_model(folder: Path, policy: Path) -> None:
+    """Write a reward model with random weights and with constants in its config."""
+    config = AutoConfig.from_pretrained(policy, num_labels=1)
     config.reward_mean, config.reward_std = jobs.REWARD_MEAN, jobs.REWARD_STD
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = Qwen3ForSequenceClassification(config)
         torch.nn.init.normal_(model.score.weight, std=0.3)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(warm).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
     assert reward_stats(AutoConfig.from_pretrained(folder)) == (jobs.REWARD_MEAN, jobs.REWARD_STD)
-    return folder
 
 
 @pytest.fixture(scope="session")
 def judge(runs: Path) -> Path:
     """A process reward model."""
-    jobs.run(runs / "judge", ["task=prm", "train.max_steps=40", "eval.max_samples=8"])
-    return runs / "judge" / "model"
+    words = ["task=prm", "train.max_steps=40", "eval.max_samples=8"]
+    return made_once(runs / "judge", lambda: jobs.run(runs / "judge", words)) / "model"

@@ -17,12 +17,12 @@ import psutil
 import pyarrow.parquet as pq
 
 import flag_reads
+from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0
-POLL_S = 0.05
 REWARD_MEAN, REWARD_STD = 0.25, 0.5  # in the config of the reward model of `conftest.py`
 
 # 4 prompts x 4 samples a step, two optimiser steps of 8: the demo's task at a size that takes half a second a step.
@@ -49,7 +49,6 @@ class Ended:
     code: int
     out: str
     err: str
-    seconds: float
 
 
 class Job:
@@ -72,7 +71,7 @@ class Job:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"still running after {deadline_s} s: {self.text()}") from None
-        return Ended(code, *(path.read_text() for path in self.said), time.monotonic() - self.began)
+        return Ended(code, *(path.read_text() for path in self.said))
 
     def text(self) -> str:
         """What the run has said so far."""
@@ -84,13 +83,9 @@ class Job:
 
     def wait_for(self, is_met: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
         """Until `is_met`, or the run has ended well before we looked."""
-        deadline = time.monotonic() + deadline_s
-        while not is_met():
-            if (code := self.process.poll()) is not None:
-                assert code == 0, self.text()
-                return
-            assert time.monotonic() < deadline, f"not so far after {deadline_s} s: {self.text()}"
-            time.sleep(POLL_S)
+        in_time = poll_until(lambda: is_met() or self.process.poll() is not None, deadline_s)
+        assert in_time, f"not so far after {deadline_s} s: {self.text()}"
+        assert self.process.poll() in (None, 0), self.text()
 
     def family(self) -> set[psutil.Process]:
         """The run's process and everything below it: Ray's daemons, actors, reward workers."""

@@ -8,12 +8,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from rlhf_suite.polling import poll_until
 
 POLL_S = 0.1
 NODES = ("n1", "n2")
@@ -124,10 +125,7 @@ class Slurm:
 
 
 def wait_for(is_met: Callable[[], bool], what: str, deadline_s: float) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not is_met():
-        assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
-        time.sleep(POLL_S)
+    assert poll_until(is_met, deadline_s, POLL_S), f"{what}: not within {deadline_s} s"
 
 
 def free_ports(count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import jobs
 import pytest
@@ -71,9 +70,7 @@ def test_a_killed_shard_continues_and_its_best_of_n_are_lines_of_the_whole(runs,
     more = [f"generate.output_path={target}", "generate.chunk_size=3", "generate.best_of_n=true"]
     more += ["generate.shard=1/2", "ckpt.load_enable=true"]
     job = jobs.Job(folder, [*words, *more])
-    while next_row(folder) <= PROMPTS // 2:
-        assert job.process.poll() is None, job.text()
-        time.sleep(0.01)
+    job.wait_for(lambda: next_row(folder) > PROMPTS // 2)
     jobs.survivors(job.kill(), 15)
     assert PROMPTS // 2 < next_row(folder) < PROMPTS
     written = target.with_name("best-00001-of-00002.jsonl")

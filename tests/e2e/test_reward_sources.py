@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 
 import httpx
 import jobs
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_suite.data.builtin import rows
+from rlhf_suite.polling import poll_until
 
 # The share of right digits. It fails for one sample of a group: the one whose prompt and answer it finds unlucky.
 REWARD_FILE = """
@@ -231,8 +231,6 @@ def test_a_served_reward_model_scores_a_run_over_http(runs, words, reward_model,
 def address(server: jobs.Job) -> str:
     """Where a server listens, once it does."""
     file = server.folder.path / "server.json"
-    deadline = time.monotonic() + 120
-    while not file.exists():
-        assert server.process.poll() is None and time.monotonic() < deadline, server.text()
-        time.sleep(jobs.POLL_S)
+    assert poll_until(lambda: file.exists() or server.process.poll() is not None, 120), server.text()
+    assert server.process.poll() is None, server.text()
     return json.loads(file.read_text())["url"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.start import engine_env
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.polling import poll_until
 from rlhf_suite.weight_sync.digests import WeightSyncError
 from rlhf_suite.weight_sync.sender import ShmSender, StreamSender
 
@@ -291,8 +291,7 @@ def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
     asked = [*requests(1, tokens=2), *requests(64, tokens=80)]
     before, after = make_model("tied", 1), make_model("tied", 5)
     ref = tied._handles[0].generate.remote(asked)
-    while not 0 < tied.progress()[0] < len(asked):
-        time.sleep(0.001)
+    assert poll_until(lambda: 0 < tied.progress()[0] < len(asked), 60, 0.001)
     sync(tied, after, version=9)
     answers = ray.get(ref)
     assert {answer.weight_version for answer in answers[1:]} == {1}

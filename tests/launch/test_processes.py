@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.processes import exclusive_lock, run_child
+from rlhf_suite.polling import poll_until
 
 # A parent that holds the lock and waits for a child, which tells its own process id.
 PARENT = """
@@ -76,8 +76,7 @@ def test_the_exit_code_is_the_childs():
 def test_a_lock_is_waited_for(tmp_path):
     work = f"touch {tmp_path}/begun; sleep 0.3; touch {tmp_path}/done"
     holder = subprocess.Popen(["flock", tmp_path / "lock", "sh", "-c", work])
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
+    assert poll_until((tmp_path / "begun").exists, 20)
     with exclusive_lock(tmp_path / "lock", 10):
         assert (tmp_path / "done").exists()
     holder.wait()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -99,10 +98,8 @@ def test_nothing_is_left_of_a_private_cluster(tmp_path):
 def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number, code):
     driver, session, _ = start_driver(tmp_path)
     started = ray_children(psutil.Process(driver.pid))
-    began = time.monotonic()
     driver.send_signal(number)
     status = driver.wait(20)
-    assert time.monotonic() - began < 10
     assert status == code
     assert (tmp_path / "unwound").exists()
     _, alive = psutil.wait_procs(started, timeout=5)

@@ -1,7 +1,5 @@
 """Reserving devices from a real cluster of two CPUs."""
 
-import time
-
 import pytest
 import ray
 from ray.util import remove_placement_group
@@ -49,14 +47,13 @@ def test_roles_of_a_pool_share_bundles_and_others_do_not():
         remove_placement_group(group)
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("cluster")
 def test_devices_the_cluster_does_not_have_are_named_at_once():
-    began = time.monotonic()
     with pytest.raises(RunError, match=r"needs 4 GPUs, the cluster has 0 \(4 x GPU: actor x 4\).*colocate_all"):
-        reserve(Plan("cuda", (Pool((Role("actor", 4),)),)), timeout_s=60)
+        reserve(Plan("cuda", (Pool((Role("actor", 4),)),)), timeout_s=3600)
     with pytest.raises(RunError, match=r"needs 16 CPUs, the cluster has 2 .*launch\.num_cpus"):
-        reserve(Plan("cpu", (Pool((Role("actor", 64),)),)), timeout_s=60)
-    assert time.monotonic() - began < 5
+        reserve(Plan("cpu", (Pool((Role("actor", 64),)),)), timeout_s=3600)
 
 
 @pytest.mark.usefixtures("cluster")

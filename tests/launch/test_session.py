@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rlhf_suite.launch.session import MAX_ROOT_BYTES, clear_abandoned, root_problem, session
+from rlhf_suite.polling import poll_until
 
 # Opens a session with a stopped member that ignores SIGTERM; tells both, then waits to be killed.
 DRIVER = """
@@ -75,8 +75,7 @@ def test_what_a_killed_driver_and_its_killed_watcher_left_is_cleared_by_the_next
     driver, folder, member = start(root)
     watcher = watcher_of(driver)
     watcher.kill()
-    while watcher.status() != psutil.STATUS_ZOMBIE:  # its driver does not wait for it, so it stays one
-        time.sleep(0.01)
+    assert poll_until(lambda: watcher.status() == psutil.STATUS_ZOMBIE, 20)  # its driver does not wait for it
     kill(driver)
     assert folder.exists() and member.status() == psutil.STATUS_STOPPED
     with session() as place:

@@ -45,8 +45,13 @@ def serve(monkeypatch):
 
 
 def test_a_request_has_queries_prompts_and_labels_and_the_answers_come_back_in_order(serve):
+    last = threading.Event()
+
     def answer(body):
-        time.sleep(0.2 if body["labels"][0] == "a" else 0)  # the first request is answered last
+        if body["labels"][0] == "a":  # the first request is answered last
+            assert last.wait(60)
+        elif body["labels"][0] == "eeeee":
+            last.set()
         rewards = [float(len(label)) for label in body["labels"]]
         return 200, {"rewards": rewards, "scores": [1] * len(rewards), "extra_logs": {"n": rewards}}
 
@@ -257,14 +262,15 @@ def test_when_no_server_is_left_the_run_ends_with_their_names_and_last_errors(se
 def test_a_server_that_is_back_is_asked_again_and_one_that_fails_again_stays_out_longer():
     servers = Servers(["a", "b"])
     first, second = servers.all
+    began = time.monotonic()
     for _ in range(remote.FAILURES_IN_A_ROW):
         first.fails("gone")
+    assert began + remote.FIRST_BREAK_S <= first.out_until <= time.monotonic() + remote.FIRST_BREAK_S
     assert [servers.next().url for _ in range(3)] == ["b", "b", "b"]
-    assert remote.FIRST_BREAK_S - 1 < first.out_until - time.monotonic() <= remote.FIRST_BREAK_S
     first.out_until = 0.0  # the break is over
     assert {servers.next().url, servers.next().url} == {"a", "b"}
     first.fails("gone still")
-    assert first.out_until - time.monotonic() > remote.FIRST_BREAK_S
+    assert first.out_until > began + 1.5 * remote.FIRST_BREAK_S
     for _ in range(remote.FAILURES_IN_A_ROW + 5):
         second.fails("gone too")
     assert servers.next() is first  # due back first
@@ -277,7 +283,7 @@ def test_breaks_do_not_grow_without_end():
     server = Server("a")
     for _ in range(2000):
         server.fails("gone")
-    assert server.out_until - time.monotonic() <= remote.LONGEST_BREAK_S
+    assert server.out_until <= time.monotonic() + remote.LONGEST_BREAK_S
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
 from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer
 
@@ -108,22 +108,20 @@ def test_rows_whose_process_is_killed_again_and_again_fail(rewarder):
     assert bad.reason == "the reward process died (SIGKILL), 4 times in a row"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9"])
 def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
     scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=2.0)
-    started = time.monotonic()
     good, bad, other = scorer.score([row("a"), row("bad"), row("abcd")])
-    assert time.monotonic() - started < 100  # of the 1000 s that it sleeps
     assert good == Scored(1, 1) and other == Scored(4, 4)
     assert isinstance(bad, RewardFailure) and bad.kind == "timeout" and "reward.timeout_s=2" in bad.reason
     assert scorer.score([row("ab")]) == [Scored(2, 2)]
 
 
+@pytest.mark.timeout(300)
 def test_when_every_row_hangs_the_batch_still_ends(rewarder):
     scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(1000)"), timeout_s=1.0)
-    started = time.monotonic()
     outcomes = scorer.score([row("bad")] * 60)
-    assert time.monotonic() - started < 100  # of 60 x 1000 s
     assert [outcome.kind for outcome in outcomes] == ["timeout"] * 60
     assert "rows before it" in outcomes[-1].reason
 
@@ -263,10 +261,7 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
     )
     run = subprocess.Popen([sys.executable, "-c", script])
     try:
-        deadline = time.monotonic() + 30
-        while not (pid_file.exists() and pid_file.read_text().endswith(" ")):
-            assert time.monotonic() < deadline and run.poll() is None
-            time.sleep(0.05)
+        assert poll_until(lambda: pid_file.exists() and pid_file.read_text().endswith(" "), 60)
     finally:
         run.send_signal(signal.SIGKILL)
         run.wait()
@@ -288,11 +283,8 @@ def test_cpu_time_is_limited_anew_for_each_request(rewarder):
 
 
 def ends(pid: int) -> bool:
-    """It is gone within a few seconds."""
-    deadline = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_alive(pid)
+    """Return whether the process ends within a few seconds."""
+    return poll_until(lambda: not is_alive(pid), 10)
 
 
 def is_alive(pid: int) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rlhf_suite.config.reward import RuleConfig
@@ -81,10 +79,9 @@ def test_last_boxed_takes_the_last_box_that_closes(text, content):
     assert last_boxed(text) == content
 
 
+@pytest.mark.timeout(60)  # quadratic time would be hours
 def test_last_boxed_is_linear_in_the_number_of_open_boxes():
-    started = time.perf_counter()
     assert last_boxed(r"\boxed{" * 50_000) is None
-    assert time.perf_counter() - started < 2
 
 
 def test_a_bare_percent_sign_does_not_comment_the_box_out():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from contextlib import suppress
 
 import httpx
@@ -143,20 +142,19 @@ def test_a_sequence_that_fails_in_a_shared_call_fails_alone():
 
 
 def test_the_next_batch_gathers_while_one_is_computed():
-    calls, go_on = [], threading.Event()
+    calls, began, go_on = [], threading.Event(), threading.Event()
 
     def score(sequences):
         calls.append(len(sequences))
-        go_on.wait(5)
+        began.set()
+        assert go_on.wait(60)
         return [0.0] * len(sequences)
 
     async def work():
         batcher = Batcher(score, 10, 100)
         running = asyncio.create_task(batcher.run())
         requests = [asyncio.create_task(batcher.submit([[1]]))]
-        deadline = time.monotonic() + 5
-        while not calls and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(began.wait, 60)
         requests += [asyncio.create_task(batcher.submit([[1]])) for _ in range(5)]
         await asyncio.sleep(0)
         go_on.set()

@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 
 import pytest
 from rich.console import Console
@@ -12,6 +11,7 @@ from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.resolve import save
 from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.console import Progress, headline, results
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import MetricLogger, read_rows
@@ -98,10 +98,7 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     save(SFTRun(actor=SFTActorConfig(model_name_or_path="some/model")), folder.config)
     log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
     (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 30  # the file is written by a process of W&B's own
-    while b"train/loss" not in record.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert b"train/loss" in record.read_bytes()
+    assert poll_until(lambda: b"train/loss" in record.read_bytes(), 60), "a process of W&B's own writes the file"
     assert b"my-run" in record.read_bytes()
     assert b"some/model" in record.read_bytes()  # the configuration goes with the run
 

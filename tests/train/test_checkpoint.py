@@ -15,6 +15,7 @@ import pytest
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.errors import RunError
+from rlhf_suite.polling import poll_until
 from rlhf_suite.train.checkpoint import MANIFEST, CheckpointStore, remove
 
 KILLS = 12
@@ -161,8 +162,8 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
     for _ in range(KILLS):
         process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(path, newest + 1))
         process.start()
-        while not any(int(each.name[5:11]) > newest for each in path.glob("step_*")):  # it has begun to write
-            time.sleep(0.001)
+        has_begun = lambda: any(int(each.name[5:11]) > newest for each in path.glob("step_*"))  # noqa: B023, E731
+        assert poll_until(has_begun, 60, 0.001)
         time.sleep(0.1 * chance.random())
         os.kill(process.pid, signal.SIGKILL)
         process.join()

@@ -58,7 +58,7 @@ def test_a_continued_run_replaces_its_own_model_and_another_run_does_not(run, tm
 
 
 @pytest.mark.parametrize("change", ["add", "edit", "remove"])
-def test_a_model_that_somebody_has_changed_is_no_longer_the_runs_own(run, tmp_path, change, caplog):
+def test_a_model_that_somebody_has_changed_is_no_longer_the_runs_own(run, tmp_path, change, capsys):
     out = tmp_path / "out"
     deliver(model("first"), out, run, "actor")
     assert is_own(out, [run.run_id])
@@ -71,7 +71,7 @@ def test_a_model_that_somebody_has_changed_is_no_longer_the_runs_own(run, tmp_pa
     before = names(out)
     assert deliver(model("second"), out, run, "actor") == tmp_path / "out-1"
     assert names(out) == before
-    assert "was not written by this run, so it stays; the model is in" in caplog.text
+    assert "was not written by this run, so it stays; the model is in" in capsys.readouterr().err
 
 
 def test_an_edit_of_the_same_size_is_noticed(run, tmp_path):
@@ -121,11 +121,11 @@ def test_an_empty_folder_is_filled_and_a_link_is_followed(run, tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "model").exists()
 
 
-def test_a_model_that_can_no_longer_go_where_it_should_goes_to_the_run_folder(run, tmp_path, caplog):
+def test_a_model_that_can_no_longer_go_where_it_should_goes_to_the_run_folder(run, tmp_path, capsys):
     (tmp_path / "place").write_text("a file")
     assert deliver(model("w"), tmp_path / "place" / "out", run, "actor") == run.model
     assert (run.model / "model").read_text() == "w"
-    assert "The model goes to" in caplog.text
+    assert "The model goes to" in capsys.readouterr().err
     with pytest.raises(DiskError, match="Not a directory"):
         run.model.parent.joinpath("model").rename(tmp_path / "elsewhere")
         deliver(model(), tmp_path / "place" / "out", RunFolder(tmp_path / "place"), "actor")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.cli.sweep import Job, read
+from rlhf_suite.disk import write_text
 
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
@@ -24,7 +25,7 @@ def finish(folder: Path) -> int:
     for cells in rows:
         table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
     Console().print(table)
-    (folder / "summary.md").write_text(markdown(rows))
+    write_text(folder / "summary.md", markdown(rows))
     failed = [job for job in sweep.jobs if job.state == "failed"]
     for job in failed:
         print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.stop import Stopped, stoppable
 from rlhf_suite.locks import lock
+from rlhf_suite.polling import poll_until
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_S = 0.1
@@ -57,9 +57,6 @@ def exclusive_lock(path: Path, wait_s: float) -> Iterator[int]:
         RunError: the lock is still held after that.
     """
     with path.open("a") as file:
-        deadline = time.monotonic() + wait_s
-        while not lock(file):
-            if time.monotonic() > deadline:
-                raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait for its end")
-            time.sleep(POLL_S)
+        if not poll_until(lambda: lock(file), wait_s, POLL_S):
+            raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait for its end")
         yield file.fileno()

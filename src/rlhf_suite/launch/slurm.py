@@ -12,7 +12,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.session import session
 from rlhf_suite.launch.stop import deferred, signals_blocked
+from rlhf_suite.polling import poll_until
 
 POLL_S = 0.5
 START_S = 120.0
@@ -82,8 +82,7 @@ def serve_node(folder: Path, config: LaunchConfig) -> bool:
     head_address = json.loads(address.read_text())["address"]
     # deferred: a signal that the scheduler sends to all nodes is for the driver on the first one to act upon
     with _node(here.file(folder, "token"), config, [f"--address={head_address}"]) as daemon, deferred():
-        while not stop.exists() and daemon.poll() is None:
-            time.sleep(POLL_S)
+        poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)
     return True
 
 
@@ -91,13 +90,13 @@ def wait_for_nodes(allocation: Allocation, timeout_s: float) -> None:
     """Wait until every node of the job has joined."""
     import ray
 
-    deadline = time.monotonic() + timeout_s
-    while (alive := sum(node["Alive"] for node in ray.nodes())) < allocation.num_nodes:
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{alive} of {allocation.num_nodes} nodes joined Ray within {timeout_s:g} s (launch.timeout_s)"
-            )
-        time.sleep(POLL_S)
+    def alive() -> int:
+        return sum(node["Alive"] for node in ray.nodes())
+
+    if not poll_until(lambda: alive() >= allocation.num_nodes, timeout_s, POLL_S):
+        raise RunError(
+            f"{alive()} of {allocation.num_nodes} nodes joined Ray within {timeout_s:g} s (launch.timeout_s)"
+        )
 
 
 @contextmanager
@@ -123,13 +122,16 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
 
 
 def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:
-    deadline = time.monotonic() + START_S
-    while not ready():
-        if daemon is not None and daemon.poll() is not None:
-            raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {what}")
-        if time.monotonic() > deadline:
-            raise RunError(f"waited {START_S:g} s for {what}")
-        time.sleep(POLL_S)
+    """Wait until `ready`; a daemon that ends meanwhile, and the end of the time, are errors that name `what`."""
+
+    def is_over() -> bool:
+        return ready() or (daemon is not None and daemon.poll() is not None)
+
+    in_time = poll_until(is_over, START_S, POLL_S)
+    if daemon is not None and daemon.poll() is not None:
+        raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {what}")
+    if not in_time:
+        raise RunError(f"waited {START_S:g} s for {what}")
 
 
 def _listens(host: str, port: int) -> bool:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_suite.disk import write_text
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -61,7 +62,7 @@ def show_samples(samples: Sequence[Sample]) -> None:
 def write_samples(folder: RunFolder, samples: Sequence[Sample]) -> str:
     """Write `samples.md` into the run folder and return its text."""
     text = "# Before and after training\n\n" + HEADING + "".join(_row(sample) for sample in samples)
-    (folder.path / "samples.md").write_text(text, encoding="utf-8")
+    write_text(folder.path / "samples.md", text)
     return text
 
 

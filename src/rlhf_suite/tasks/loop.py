@@ -22,9 +22,9 @@ from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.foreign_text import printable
 from rlhf_suite.tasks.stages import Stages, stages
 from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import final_folder
@@ -121,8 +121,7 @@ class Loop:
     def say(self, iteration: int, text: str) -> None:
         if self.config.logger.progress:
             place = f"iteration {iteration}/{self.config.loop.num_iterations}"
-            line = printable(f"{self.config.task} {place}: {text}")
-            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+            show_line(f"{self.config.task} {place}: {text}")
 
 
 def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from rlhf_suite.config.runs import MergeLoRARun
-from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.merge import merge_lora, read_adapter
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver, final_folder
 
@@ -21,12 +19,9 @@ def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
     output = final_folder(config.ckpt.output_dir, record)
     adapter, counts = read_adapter(path), list[int]()
 
-    def say(line: str) -> None:
-        Console().print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
     def write(place: Path) -> None:
-        counts.append(merge_lora(base, adapter, place, config.ds.param_dtype, say))
+        counts.append(merge_lora(base, adapter, place, config.ds.param_dtype, show_line))
 
     place = deliver(write, output, record, "model")
-    say(f"{counts[-1]} layers merged; the model is in {place}")
+    show_line(f"{counts[-1]} layers merged; the model is in {place}")
     return {"merged_layers": float(counts[-1])}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from rlhf_suite.config.reward import TOKEN
 from rlhf_suite.config.runs import ServeRMRun
 from rlhf_suite.disk import write_json
@@ -15,6 +13,7 @@ from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.models.reward_model import RewardModel, score_constants
 from rlhf_suite.serving.http_server import LOOPBACK, Guard, listening, make_app, serve
 from rlhf_suite.serving.reward_service import PATH, RewardService
+from rlhf_suite.tracking.console import show_line
 
 
 def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
@@ -52,6 +51,6 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
     write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
-    Console().print(f"serving {reward.model_name_or_path} at {url} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+    show_line(f"serving {reward.model_name_or_path} at {url} (Ctrl-C ends it)")
     serve(Guard(app, token), listener)
     return {"serve/texts": float(service.batcher.rows), "serve/forwards": float(service.batcher.calls)}

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import source_names
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.processes import exclusive_lock
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.tracking.console import show_line
 
 WAIT_S = 3600.0  # for another process that warms the same model up
 RECIPE_TASK = "reverse"  # the built-in task that the recipes themselves name
@@ -51,7 +50,7 @@ def warm_up(path: str, recipe: str, folder: Path, words: Sequence[str]) -> None:
     """Train the built-in model `path` by a recipe, as a run of its own; the model goes to `folder`."""
     task, _ = RECIPES[recipe]
     told = " ".join([f"task={task}", f"demo={recipe}", *words[:1]])
-    Console().print(f"Warming up {path} with {told} (once; kept in {folder})", markup=False, soft_wrap=True)
+    show_line(f"Warming up {path} with {told} (once; kept in {folder})")
     command = [sys.executable, "-m", "rlhf_suite.cli", f"task={task}", f"demo={recipe}", *words]
     command += [f"ckpt.output_dir={folder}", f"actor.model_name_or_path={path}"]
     if subprocess.run(command, check=False, env=os.environ).returncode:

@@ -35,6 +35,12 @@ LINES_PER_RUN = 20
 NOT_RESULTS = ("_stderr", "/num_samples", *QUANTILES)
 
 
+def show_line(text: str, limit: int = 4000, to_stderr: bool = False) -> None:
+    """Print a line of a run. What others wrote in it acts neither as terminal code nor as markup."""
+    line = printable(text, limit, keep_lines=True)
+    Console(stderr=to_stderr).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 class Progress:
     """The bar of a run of `total` steps that goes on after step `start`. Silent when `visible` or the flag is false."""
 

@@ -7,15 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.foreign_text import printable
-from rlhf_suite.tracking.console import Progress
+from rlhf_suite.tracking.console import Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 
-LINE_LIMIT = 4000  # characters of a line for the console
 ROWS_PER_LINE = 50_000  # of data that are being encoded
 
 
@@ -34,16 +30,13 @@ class Journal:
         self.progress = Progress(self.config, self.task, total, start)
 
     def info(self, message: str) -> None:
-        """Print a line for the reader of the console. What others wrote in it acts neither as terminal code nor as
-        markup."""
+        """Print a line for the reader of the console, unless logger.progress is off."""
         if message and self.config.progress:
-            line = printable(message, LINE_LIMIT, keep_lines=True)
-            Console().print(line, highlight=False, markup=False, soft_wrap=True)
+            show_line(message)
 
     def warn(self, message: str) -> None:
         """Print a line that a user must see, also where logger.progress is off, on the error stream."""
-        line = printable(message, LINE_LIMIT, keep_lines=True)
-        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+        show_line(message, to_stderr=True)
 
     def show_encoding(self, source: str, rows: int) -> None:
         """Rows of a data source that are encoded so far."""

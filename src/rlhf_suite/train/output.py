@@ -8,18 +8,17 @@ and the model goes beside it, as `<name>-1`.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlhf_suite.disk import DiskError, put, settle, write_json, writing
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 
 MARK = "rlhf_suite.json"
 CLOCK_S = 0.01  # a file system may round the time of a file's last change
-log = logging.getLogger(__name__)
 
 
 def final_folder(output_dir: str | None, folder: RunFolder) -> Path:
@@ -43,7 +42,7 @@ def deliver(write: Callable[[Path], object], path: Path, folder: RunFolder, name
         except DiskError as error:
             if place == places[-1]:
                 raise
-            log.warning("%s. The model goes to %s instead", error, places[-1])
+            show_line(f"{error}. The model goes to {places[-1]} instead", to_stderr=True)
     raise AssertionError("unreachable: there is a last place")
 
 
@@ -83,7 +82,7 @@ def replaced(made: Path, path: Path, run: str) -> Path:
     place = put(made, path)
     shutil.rmtree(old, ignore_errors=True)
     if place != path:
-        log.warning("%s was not written by this run, so it stays; the model is in %s", path, place)
+        show_line(f"{path} was not written by this run, so it stays; the model is in {place}", to_stderr=True)
     return place
 
 
