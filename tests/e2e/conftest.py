@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
+from rlhf_suite.launch.processes import exclusive_lock
 from rlhf_suite.models.reward_model import reward_stats
 
 # `reinforce_baseline`: reference and policy; 2 epochs of 2 optimiser steps each, with a learning rate that moves.
