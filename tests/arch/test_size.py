@@ -30,6 +30,7 @@ SHORT = {
     "rlhf_suite/config/checks/tools.py",
     "rlhf_suite/config/merge.py",
     "rlhf_suite/config/paths.py",
+    "rlhf_suite/config/unused_flags.py",
     "rlhf_suite/losses/language.py",
     "rlhf_suite/losses/steps.py",
     "rlhf_suite/losses/value.py",
