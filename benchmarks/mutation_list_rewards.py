@@ -6,7 +6,7 @@ from mutation import Mutation
 
 CODE = ("tests/rewards/test_code_reward.py",)
 FILE = ("tests/rewards/test_file.py",)
-GATHER = ("tests/rl/test_gather.py",)
+GATHER = ("tests/rl/test_rollout.py",)
 REMOTE = ("tests/rewards/test_remote.py",)
 RETRY = ("tests/rewards/test_retry.py",)
 ROUTES = ("tests/rewards/test_reward_routes.py",)
@@ -220,8 +220,8 @@ REWARDS = [
     Mutation(
         "the longest response is that to an empty prompt",
         "rl/shaping.py",
-        "self.room(int((trajectory.owner == PROMPT).sum()))",
-        "self.room(0)",
+        "self.max_new_tokens(int((trajectory.owner == PROMPT).sum()))",
+        "self.max_new_tokens(0)",
         GATHER,
     ),
     Mutation(

@@ -135,9 +135,9 @@ RL = [
     Mutation(
         "accepted groups that no step has taken yet are dropped",
         "rl/rollout.py",
-        "self.held[:wanted], self.held[wanted:]",
-        "self.held[:wanted], []",
-        ("tests/rl/test_gather.py",),
+        "self.waiting[:wanted], self.waiting[wanted:]",
+        "self.waiting[:wanted], []",
+        ("tests/rl/test_rollout.py",),
     ),
     Mutation(
         "rewards are discounted over what an environment wrote",
@@ -228,14 +228,14 @@ RL = [
         "rl/shaping.py",
         "[t.response_length for t in trajectories]",
         "[len(t.ids) for t in trajectories]",
-        ("tests/rl/test_gather.py",),
+        ("tests/rl/test_rollout.py",),
     ),
     Mutation(
         "greedy responses are trained on",
         "rl/shaping.py",
         "enumerate(scored.trajectories) if not t.greedy])",
         "enumerate(scored.trajectories)])",
-        ("tests/rl/test_gather.py",),
+        ("tests/rl/test_rollout.py",),
     ),
     Mutation(
         "the teacher pushes away",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from mutation import Mutation
 
 ANSWERS = ("tests/offline/test_answers.py",)
-COLLECT = ("tests/rl/test_collect.py",)
+COLLECT = ("tests/rl/test_sampling.py",)
 EVALUATION = ("tests/rl/test_evaluation.py",)
-GATHER = ("tests/rl/test_gather.py",)
+GATHER = ("tests/rl/test_rollout.py",)
 JUDGES = ("tests/rl/test_judges.py",)
 SCORING = ("tests/rl/test_scoring.py",)
 
@@ -15,15 +15,15 @@ ROLLOUT = [
     Mutation(
         "every step draws with the same seeds",
         "rl/sampling.py",
-        "self.config.train.seed, *stream, ",
-        "self.config.train.seed, ",
+        "seed=sample_seed(self.seed, *stream, ",
+        "seed=sample_seed(self.seed, ",
         COLLECT,
     ),
     Mutation(
         "every sample of a group has the same seed",
         "rl/sampling.py",
-        "trajectory.prompt, trajectory.sample)",
-        "trajectory.prompt)",
+        "t.prompt, t.sample)",
+        "t.prompt)",
         COLLECT,
     ),
     Mutation(
@@ -36,22 +36,22 @@ ROLLOUT = [
     Mutation(
         "a response may be longer than data.max_len allows",
         "rl/sampling.py",
-        "self.config.data.max_len - tokens",
-        "self.config.data.max_len",
+        "self.max_len - prompt_tokens",
+        "self.max_len",
         COLLECT,
     ),
     Mutation(
         "the greedy baseline is drawn",
         "rl/sampling.py",
-        "self.sampling(0.0)",
-        "self.sampling(rollout.temperature)",
+        "self.settings(0.0)",
+        "self.settings(self.config.temperature)",
         COLLECT,
     ),
     Mutation(
         "an evaluation draws with the temperature of training",
         "rl/evaluation.py",
-        "self.config.eval.temperature",
-        "self.config.rollout.temperature",
+        "self.config.temperature",
+        "self.sampler.config.temperature",
         EVALUATION,
     ),
     Mutation(

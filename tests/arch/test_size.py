@@ -34,7 +34,6 @@ SHORT = {
     "rlhf_suite/losses/language.py",
     "rlhf_suite/losses/steps.py",
     "rlhf_suite/losses/value.py",
-    "rlhf_suite/rl/equal_rewards.py",
 }
 
 

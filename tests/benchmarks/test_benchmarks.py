@@ -64,6 +64,6 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
 @pytest.mark.proof
 def test_ppo_prints_the_phases_of_a_step_and_who_used_the_cpu():
     found = line("ppo.py", "--model", "builtin:tiny", "--steps", "6", "--warmup", "1", "--new-tokens", "16")
-    assert {"generation", "make_experience", "ppo_train", "broadcast"} <= found["phase_s"].keys()
+    assert {"generation", "make_experience", "ppo_train", "weight_sync"} <= found["phase_s"].keys()
     assert "Engine" in found["cpu_s_per_step_of"] and found["peak_processes"] > 3
     assert found["tokens_per_cpu_s"] > 0 and found["mismatch"] < 1e-4

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.tracking.metrics import read_rows
 
-PHASES = ("generation", "reward", "make_experience", "ppo_train", "broadcast", "step_total")
+PHASES = ("generation", "reward", "make_experience", "ppo_train", "weight_sync", "step_total")
 METRICS = {
     *("train/reward", "train/score", "train/return", "train/group_reward_std"),
     *("train/response_length", "train/total_length", "train/truncated"),

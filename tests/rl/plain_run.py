@@ -161,7 +161,7 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     path = config.actor.model_name_or_path
     assert path is not None
     tokenizer = load_tokenizer(path, config.data)
-    prompts = load_prompts(config, tokenizer)
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer)
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     run_folder = RunFolder(folder)
     run_folder.start("plain")

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rl.equal_rewards import STEPS, EqualRewards
+from rlhf_suite.rl.rollout import EQUAL_STEPS, EqualRewards
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -27,7 +27,7 @@ def watch():
         said: list[str] = []
         rewards = EqualRewards(AlgoConfig(advantage=AdvantageConfig(estimator=estimator)), said.append)
         for each in steps:
-            rewards.look(each)
+            rewards.observe(each)
         return said
 
     return make
@@ -37,17 +37,19 @@ SAME, DIFFERENT = step([0, 0], [1, 1]), step([0, 1], [1, 1])
 
 
 def test_groups_without_a_spread_are_said_once(watch):
-    (said,) = watch("group_norm", [SAME] * (3 * STEPS))
-    assert f"In each of the last {STEPS} steps all answers to the same prompt had the same reward (mean 0.5)" in said
+    (said,) = watch("group_norm", [SAME] * (3 * EQUAL_STEPS))
+    assert (
+        f"In each of the last {EQUAL_STEPS} steps all answers to the same prompt had the same reward (mean 0.5)" in said
+    )
     assert "data.label_key" in said
 
 
 def test_one_step_with_a_difference_begins_anew(watch):
-    steps = [SAME] * (STEPS - 1)
+    steps = [SAME] * (EQUAL_STEPS - 1)
     assert watch("group_norm", [*steps, DIFFERENT, *steps]) == []
 
 
 def test_other_estimators_compare_all_answers(watch):
-    assert watch("gae", [SAME] * STEPS) == []
-    (said,) = watch("gae", [step([1, 1], [1, 1])] * STEPS)
+    assert watch("gae", [SAME] * EQUAL_STEPS) == []
+    (said,) = watch("gae", [step([1, 1], [1, 1])] * EQUAL_STEPS)
     assert "all answers had the same reward" in said

@@ -9,12 +9,11 @@ import pytest
 
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.rollout import RolloutConfig
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.generation import Generation
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.sampling import Collector
+from rlhf_suite.rl.sampling import Sampler
 
 TRAINING = [Prompt([9], "t", "", "math", "t:1")]
 HELD_OUT = [
@@ -50,13 +49,10 @@ class Scores:
 
 @pytest.fixture
 def evaluated(tmp_path):
-    config = PPORun(
-        rollout=RolloutConfig(temperature=1.0, max_new_tokens=50),
-        eval=RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25),
-    )
-    engines = Engines()
-    collector = Collector(config, TRAINING, engines, [2])
-    metrics = Evaluator(config, HELD_OUT, collector, Scores(), tmp_path).evaluate(3)
+    rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines()
+    sampler = Sampler(rollout, TRAINING, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
+    config = RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25)
+    metrics = Evaluator(config, HELD_OUT, sampler, Scores(), tmp_path).evaluate(3)
     return metrics, engines.asked
 
 

@@ -14,10 +14,22 @@ from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.model_groups import PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 
 
-def maker(**flags) -> ExperienceMaker:
-    return ExperienceMaker(small(**{"algo__kl__init_coef": 0.0} | flags), None, None, None, None)
+def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
+    config = small(**flags)
+    return ExperienceMaker(
+        config.algo,
+        config.rollout.temperature,
+        policy,
+        reference,
+        None,
+        None,
+        steps_per_rollout=steps_per_rollout(config),
+        critic_warm_up=warm_up_steps(config),
+        mismatch_limit=1e-4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,8 +87,8 @@ def made(**flags) -> tuple[ExperienceMaker, ScoredTrajectories]:
     for one in answers:
         one.append_model(np.array([7]), np.array([-1.0], np.float32), 3)
     rewards, scores = np.array([0.5, -0.25], np.float32), np.array([1.0, 0.0], np.float32)
-    maker = ExperienceMaker(small(**flags), PolicyGroup(Asked()), ReferenceGroup(Asked()), None, None)
-    return maker, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
+    both = maker(PolicyGroup(Asked()), ReferenceGroup(Asked()), **flags)
+    return both, ScoredTrajectories(answers, rewards, scores, *[[]] * 5)
 
 
 def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():

@@ -6,37 +6,25 @@ import pytest
 import torch
 
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.mismatch import check_mismatch, corrected, mismatch_limit
 
 
-@pytest.fixture
-def config() -> PPORun:
-    config = PPORun()
-    config.launch.device, config.ds.param_dtype = "cpu", "fp32"
-    return config
+def test_the_limit_is_that_of_the_precision_unless_the_flag_says_another():
+    assert mismatch_limit(None, "fp32", "cpu") == 1e-4
+    assert mismatch_limit(None, "fp32", "cuda") == 1e-2
+    assert mismatch_limit(None, "bf16", "cuda") == 0.1
+    assert mismatch_limit(0.5, "bf16", "cuda") == 0.5
 
 
-def test_the_limit_is_that_of_the_precision_unless_the_flag_says_another(config, monkeypatch):
-    assert mismatch_limit(config) == 1e-4
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    config.launch.device = "cuda"
-    assert mismatch_limit(config) == 1e-2
-    config.ds.param_dtype = "bf16"
-    assert mismatch_limit(config) == 0.1
-    config.algo.mismatch_max = 0.5
-    assert mismatch_limit(config) == 0.5
-
-
-def test_a_run_stops_past_the_limit_alone(config):
-    check_mismatch(0.99e-4, config)
+def test_a_run_stops_past_the_limit_alone():
+    check_mismatch(0.99e-4, 1e-4)
     with pytest.raises(RunError, match=r"1\.01e-04 on the rollout passes 1\.00e-04 \(algo\.mismatch_max\)"):
-        check_mismatch(1.01e-4, config)
+        check_mismatch(1.01e-4, 1e-4)
     with pytest.raises(RunError, match="nan"):
-        check_mismatch(float("nan"), config)
+        check_mismatch(float("nan"), 1e-4)
 
 
 def test_a_correction_that_leaves_no_token_stops_the_run_instead_of_training_on_nothing():

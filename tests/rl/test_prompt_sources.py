@@ -9,7 +9,6 @@ import pytest
 
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.rl.evaluation import Evaluator
@@ -31,7 +30,7 @@ def files(tmp_path):
 def prompts_of(files: str, **flags):
     data = PromptDataConfig(prompt_dataset=files.partition(",")[0], label_key="label", cache_enable=False)
     columns = {"input_key": ["input", "question"], "label_key": ["label", "answer"]}
-    return load_prompts(PPORun(data=data, eval=RLEvalConfig(dataset=files, **columns, **flags)), byte_tokenizer())
+    return load_prompts(data, RLEvalConfig(dataset=files, **columns, **flags), 42, byte_tokenizer())
 
 
 def test_evaluation_sets_have_their_own_columns(files):
@@ -48,7 +47,7 @@ def test_the_limit_of_samples_holds_for_each_set(files):
 def test_the_sources_of_a_mixture_of_prompts_are_known(files, tmp_path):
     (tmp_path / "words.jsonl").write_text("".join(json.dumps({"input": f"spell {n}"}) + "\n" for n in range(3)))
     data = PromptDataConfig(prompt_dataset=files, prompt_probs=[0.5, 0.5], cache_enable=False)
-    prompts = load_prompts(PPORun(data=data), byte_tokenizer())
+    prompts = load_prompts(data, RLEvalConfig(), 42, byte_tokenizer())
     expected = ["words" if prompt.text.startswith("spell") else "sums" for prompt in prompts.train]
     assert list(prompts.train_sources) == expected and set(expected) == {"sums", "words"}
 
@@ -75,7 +74,7 @@ def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
     class Samples:
         """In place of engines and reward."""
 
-        def sampling(self, temperature):
+        def settings(self, temperature):
             return temperature
 
         def sample(self, *_):
@@ -84,7 +83,7 @@ def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
         def score(self, _):
             return scored(["sums", "sums", "words", "words"], [1, 0, 1, 1]), {}
 
-    config, sources = PPORun(eval=RLEvalConfig(n_samples_per_prompt=1)), ["sums", "sums", "words", "words"]
+    config, sources = RLEvalConfig(n_samples_per_prompt=1), ["sums", "sums", "words", "words"]
     several = Evaluator(config, [], Samples(), Samples(), tmp_path, sources).evaluate(0)
     assert [several[f"eval/{name}pass1"] for name in ("", "sums/", "words/")] == [0.75, 0.5, 1.0]
     one = Evaluator(config, [], Samples(), Samples(), tmp_path, ["sums"] * 4).evaluate(0)

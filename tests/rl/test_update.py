@@ -15,7 +15,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import split
-from rlhf_suite.rl.update import Updater, step_indices, steps_per_rollout
+from rlhf_suite.rl.update import Updater, step_indices, steps_per_rollout, warm_up_steps
 
 
 def rollout(*lengths: int) -> Experience:
@@ -81,7 +81,14 @@ def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
     run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
     run.critic.freezing_steps = 2
     policy, critic = Asked("policy"), Asked("critic")
-    updater = Updater(run, PolicyGroup(policy), CriticGroup(critic))
+    updater = Updater(
+        run.train,
+        PolicyGroup(policy),
+        CriticGroup(critic),
+        steps_per_rollout=steps_per_rollout(run),
+        critic_warm_up=warm_up_steps(run),
+        mismatch_limit=1e-4,
+    )
     batch = rollout(3, 4, 5, 6)
     batch = replace(batch, old_log_probs=torch.zeros(batch.num_tokens))
     return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]

@@ -10,8 +10,8 @@ from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.saving import Saver, TrainingRows
-from rlhf_suite.train.trainer import Trainer
 
 STEPS, PER_EPOCH = 7, 3
 
@@ -59,7 +59,15 @@ def fit(tmp_path):
         folder.start("")
         journal = Journal(config.logger, folder, "sft")
         saver = Saver(config.ckpt, folder, {"actor": model}, "eval/gpt_loss", TrainingRows("data.dataset", "all"))
-        Trainer(config, model, saver, journal, STEPS, PER_EPOCH).fit()
+        Trainer(
+            train=config.train,
+            evaluation=config.eval,
+            saver=saver,
+            journal=journal,
+            total_steps=STEPS,
+            group=model,
+            steps_per_epoch=PER_EPOCH,
+        ).run()
         journal.close()
         return model, read_rows(folder.metrics)
 

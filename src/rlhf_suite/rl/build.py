@@ -13,15 +13,16 @@ from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.pipeline import Pipeline
+from rlhf_suite.rl.mismatch import mismatch_limit
+from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import Prompts
-from rlhf_suite.rl.publish import PROBE_SEQUENCES, Publisher
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
-from rlhf_suite.rl.rollout import Gatherer
-from rlhf_suite.rl.sampling import Collector, stop_token_ids
+from rlhf_suite.rl.rollout import RolloutBuilder
+from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.update import Updater
+from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows
@@ -42,33 +43,65 @@ def wired(
     """The pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
     (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
     assert path is not None
-    collector = Collector(config, prompts.train, actors.engines, stop_token_ids(path, tokenizer))
+    limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, device_kind(config.launch))
+    sampler = Sampler(
+        config.rollout,
+        prompts.train,
+        actors.engines,
+        stop_token_ids(path, tokenizer),
+        seed=config.train.seed,
+        max_len=config.data.max_len,
+        adds_greedy=config.algo.advantage.needs("greedy"),
+        sleeps=config.vllm.enable_sleep,
+    )
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
-    shaper = Shaper(config.reward, collector.room)
-    gatherer = Gatherer(config, order, collector, scorer, shaper, journal, prompts.train_sources)
+    shaper = Shaper(config.reward, sampler.max_new_tokens)
+    rollout = RolloutBuilder(
+        config.algo, config.rollout, order, sampler, scorer, shaper, journal, prompts.train_sources
+    )
     credit = CreditAssigner(config.algo)
     probe = collate(
         [Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]], TokenBatch
     )
     evaluator = Evaluator(
-        config, prompts.held_out, collector, held_out_scorer, folder.evaluations, prompts.held_out_sources
+        config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
     )
     backend = sync_backend(config, device_kind(config.launch))
-    publisher = Publisher(config, actors.policy, actors.engines, backend, probe)
-    publisher.connect()
+    weights = WeightSync(
+        config.vllm,
+        actors.policy,
+        actors.engines,
+        backend,
+        probe,
+        max_len=config.data.max_len,
+        mismatch_limit=limit,
+    )
+    weights.connect()
+    counts = {"steps_per_rollout": steps_per_rollout(config), "critic_warm_up": warm_up_steps(config)}
     trained: dict[str, TrainedGroup] = {"actor": actors.policy}
     if actors.critic is not None:
         trained["critic"] = actors.critic
     return Pipeline(
-        config=config,
-        order=order,
-        gatherer=gatherer,
-        experience=ExperienceMaker(config, actors.policy, actors.reference, actors.teacher, actors.critic),
+        train=config.train,
+        evaluation=config.eval,
+        saves_value_network=config.critic.save_value_network,
+        total_steps=total_steps(order, config.train),
+        rollout=rollout,
+        experience=ExperienceMaker(
+            config.algo,
+            config.rollout.temperature,
+            actors.policy,
+            actors.reference,
+            actors.teacher,
+            actors.critic,
+            **counts,
+            mismatch_limit=limit,
+        ),
         credit=credit,
-        updater=Updater(config, actors.policy, actors.critic),
-        publisher=publisher,
+        updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
+        weights=weights,
         evaluator=evaluator,
         saver=Saver(
             config.ckpt,
@@ -77,7 +110,7 @@ def wired(
             "eval/pass1",
             TrainingRows("data.prompt_dataset", prompts.contents_digest),
             {"kl_controller": credit.controller},
-            {"samples": gatherer},
+            {"samples": rollout},
         ),
         journal=journal,
     )

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from rlhf_suite.algo.passk import over_prompts, pass_at_k
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import write_evaluation
 from rlhf_suite.rl.sample_metrics import PASS, by_source
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.sampling import EVALUATION, Collector
+from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import Scorer
 
 
@@ -22,23 +22,23 @@ class Evaluator:
 
     def __init__(
         self,
-        config: PPORun,
+        config: RLEvalConfig,
         prompts: Sequence[Prompt],
-        collector: Collector,
+        sampler: Sampler,
         scorer: Scorer,
         folder: Path,
         sources: Sequence[str] = (),
     ) -> None:
-        self.config, self.prompts, self.collector, self.scorer = config, prompts, collector, scorer
-        self.sources = sources  # that of each prompt; empty: there is one
+        self.config, self.prompts, self.sampler, self.scorer = config, prompts, sampler, scorer
+        self.sources = sources  # the source of each prompt; empty if there is only one
         self.folder = folder
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """`eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources: sets of
-        eval.dataset, or values of the column `datasource`."""
-        samples, sampling = self.config.eval.n_samples_per_prompt, self.collector.sampling(self.config.eval.temperature)
+        """Return `eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources:
+        sets of eval.dataset, or values of the column `datasource`."""
+        samples, settings = self.config.n_samples_per_prompt, self.sampler.settings(self.config.temperature)
         # the same seeds every time: what changes between evaluations is the policy
-        trajectories = self.collector.sample(self.prompts, range(len(self.prompts)), samples, sampling, (EVALUATION, 0))
+        trajectories = self.sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0))
         scored, _ = self.scorer.score(trajectories)
         write_evaluation(self.folder, step, scored)
         result = self.summary(scored, np.ones(len(scored.trajectories), bool), "eval")
@@ -47,12 +47,13 @@ class Evaluator:
         return result
 
     def summary(self, scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
-        """Means over prompts of pass@1 (with its standard error) and pass@n; over samples of reward and length."""
+        """Return means over prompts of pass@1 (with its standard error) and pass@n, and over samples of reward and
+        length."""
         groups = np.array([t.group for t in scored.trajectories])[chosen]
         passed = (scored.scores > PASS)[chosen]
         lengths = np.array([t.response_length for t in scored.trajectories])[chosen]
         truncated = np.array([t.truncated for t in scored.trajectories])[chosen]
-        n = self.config.eval.n_samples_per_prompt
+        n = self.config.n_samples_per_prompt
         correct = np.array([passed[groups == g].sum() for g in np.unique(groups)])
         counts = np.array([(groups == g).sum() for g in np.unique(groups)])
         first = over_prompts((correct / counts).tolist())
@@ -71,6 +72,6 @@ class Evaluator:
 
 
 def powers_of_two(n: int) -> list[int]:
-    """2, 4, 8, ... below `n`, and `n` itself when it is more than one sample."""
+    """Return 2, 4, 8, ... below `n`, and `n` itself when it is more than one sample."""
     below = [2**i for i in range(1, n.bit_length()) if 2**i < n]
     return [*below, n] if n > 1 else below

@@ -8,36 +8,41 @@ import numpy as np
 import torch
 
 from rlhf_suite.algo.correction import mismatch
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience, to_batch
 from rlhf_suite.distributed.group import Pending
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 
 
 class ExperienceMaker:
     """Runs the forward passes of a rollout, all roles at the same time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every model takes part
         self,
-        config: PPORun,
+        algo: AlgoConfig,
+        temperature: float,
         policy: PolicyGroup,
         reference: ReferenceGroup | None,
         teacher: ReferenceGroup | None,
         critic: CriticGroup | None,
+        *,
+        steps_per_rollout: int,
+        critic_warm_up: int,
+        mismatch_limit: float,
     ) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
+        self.algo, self.temperature, self.mismatch_limit = algo, temperature, mismatch_limit
+        self.policy, self.critic = policy, critic
         self.frozen = {"ref_log_probs": reference, "teacher_log_probs": teacher}
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
         self.needs_old_log_probs = (
             any((reference, teacher))
-            or steps_per_rollout(config) > 1
-            or config.algo.advantage.is_correction_level != "off"
-            or config.algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
-            or warm_up_steps(config) > 0  # the policy does not train at every step
+            or steps_per_rollout > 1
+            or algo.advantage.is_correction_level != "off"
+            or algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
+            or critic_warm_up > 0  # the policy does not train at every step
         )
 
     def make(self, scored: ScoredTrajectories, version: int) -> tuple[Experience, dict[str, float]]:
@@ -48,26 +53,25 @@ class ExperienceMaker:
         """
         greedy = None if scored.greedy is None else torch.from_numpy(scored.greedy)
         batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
-        temperature = self.config.rollout.temperature
         pending: dict[str, Pending[torch.Tensor]] = {}
         if self.needs_old_log_probs:
-            pending["old_log_probs"] = self.policy.log_probs(batch, temperature)
+            pending["old_log_probs"] = self.policy.log_probs(batch, self.temperature)
         for name, group in self.frozen.items():
             if group is not None:
-                pending[name] = group.log_probs(batch, temperature)
+                pending[name] = group.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
         batch = replace(batch, **{name: answer.result() for name, answer in pending.items()})
         metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
-        batch, correction = corrected(batch, self.config.algo.advantage)
+        batch, correction = corrected(batch, self.algo.advantage)
         return batch, metrics | correction
 
     def mismatch(self, batch: Experience, scored: ScoredTrajectories, version: int) -> dict[str, float]:
-        """How far the engines' log-probs are from the trainer's where the same weights wrote both. Stops past the
-        limit. Tokens of older weights differ by right."""
+        """Measure how far the engines' log-probs are from the trainer's where the same weights wrote both; past the
+        limit the run stops. Tokens of older weights are expected to differ."""
         current = torch.from_numpy(np.concatenate([t.version == version for t in scored.trajectories]))
         mask = batch.mask * current
         engine, old = needed(batch.engine_log_probs, "engine_log_probs"), needed(batch.old_log_probs, "old_log_probs")
         result = mismatch(engine, old, mask)
-        check_mismatch(result.mean_abs, self.config)
+        check_mismatch(result.mean_abs, self.mismatch_limit)
         return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}

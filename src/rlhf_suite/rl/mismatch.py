@@ -6,24 +6,21 @@ from dataclasses import replace
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_metrics, correction_weights
 from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.environment import device_kind
 
 # Mean |log-prob difference|, in nats. In fp32 on a GPU the kernels of attention may round their factors to TF32.
 MISMATCH_MAX = {("fp32", "cpu"): 1e-4, ("fp32", "cuda"): 1e-2, ("bf16", "cpu"): 0.1, ("bf16", "cuda"): 0.1}
 
 
-def mismatch_limit(config: PPORun) -> float:
-    """The largest mean |log-prob difference|, in nats: algo.mismatch_max, or what rounding accounts for."""
-    return config.algo.mismatch_max or MISMATCH_MAX[config.ds.param_dtype, device_kind(config.launch)]
+def mismatch_limit(mismatch_max: float | None, param_dtype: str, device: str) -> float:
+    """Return the largest mean |log-prob difference|, in nats: algo.mismatch_max, or what rounding accounts for."""
+    return mismatch_max or MISMATCH_MAX[param_dtype, device]
 
 
-def check_mismatch(mean: float, config: PPORun) -> None:
+def check_mismatch(mean: float, limit: float) -> None:
     """Stop the run when the engines sample from another policy than the one that is trained."""
-    limit = mismatch_limit(config)
     if not mean <= limit:  # NaN passes it too
         raise RunError(
             f"engine and trainer disagree: mean |log-prob difference| {mean:.2e} on the rollout passes {limit:.2e} "

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, metric_names, source_names
@@ -30,9 +31,10 @@ class Prompts:
     contents_digest: str  # of the files that the training prompts come from
 
 
-def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
+def load_prompts(
+    data: PromptDataConfig, evaluation: RLEvalConfig, seed: int, tokenizer: PreTrainedTokenizerBase
+) -> Prompts:
     """Read and encode all rows of data.prompt_dataset and eval.dataset."""
-    data, seed = config.data, config.train.seed
     assert data.prompt_dataset is not None
     bad = BadRows(data.on_bad_row)
     loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
@@ -40,9 +42,9 @@ def load_prompts(config: PPORun, tokenizer: PreTrainedTokenizerBase) -> Prompts:
     train, train_sources = loader.load_with_names(sources)
     contents_digest = loader.contents_digest
     sets: list[Sequence[Prompt]] = []
-    names = source_names(config.eval.dataset or "")
-    for source, columns in zip(names, config.eval.columns_of_sets(len(names)), strict=True):
-        sources = Sources(source, config.eval.split, config.eval.max_samples, flags=EVAL)
+    names = source_names(evaluation.dataset or "")
+    for source, columns in zip(names, evaluation.columns_of_sets(len(names)), strict=True):
+        sources = Sources(source, evaluation.split, evaluation.max_samples, flags=EVAL)
         encoder = PromptEncoder(tokenizer, replace(data, **columns))
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]

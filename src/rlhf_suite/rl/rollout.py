@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from rlhf_suite.algo.filters import teaches
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
-from rlhf_suite.rl.equal_rewards import EqualRewards
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
-from rlhf_suite.rl.sampling import Collector
+from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
 OF_REWARDS = ("reward", "score", "_std", "pass_rate")
+EQUAL_STEPS = 3  # in a row, after which the user is told
 
 
-class Gatherer:
-    """Prompts to shaped samples.
+class RolloutBuilder:
+    """Turns prompts into the shaped samples of a step.
 
     With `algo.dynamic_filtering_enable` a round samples the next `rollout.vllm_generate_batch_size` prompts; groups in
     which all answers are right, or all wrong, are left out. Accepted groups beyond what the step needs stay for the
@@ -32,91 +35,114 @@ class Gatherer:
 
     def __init__(  # noqa: PLR0913, PLR0917 - one part of the story each
         self,
-        config: PPORun,
+        algo: AlgoConfig,
+        config: RolloutConfig,
         order: BatchOrder,
-        collector: Collector,
+        sampler: Sampler,
         scorer: Scorer,
         shaper: Shaper,
         journal: Journal,
         sources: Sequence[str] = (),
     ) -> None:
-        self.sources = sources  # that of each prompt; empty: there is one
-        self.equal_rewards = EqualRewards(config.algo, journal.warn)
-        self.config, self.order, self.journal = config, order, journal
-        self.collector, self.scorer, self.shaper = collector, scorer, shaper
-        size = config.rollout.vllm_generate_batch_size or config.rollout.batch_size
+        self.sources = sources  # the source of each prompt; empty if there is only one
+        self.equal_rewards = EqualRewards(algo, journal.warn)
+        self.algo, self.config, self.order, self.journal = algo, config, order, journal
+        self.sampler, self.scorer, self.shaper = sampler, scorer, shaper
+        size = config.vllm_generate_batch_size or config.batch_size
         self.rounds_order = BatchOrder(order.num_rows, size, order.seed)
         self.rounds = 0  # of sampling, over the whole run
-        self.held: list[ScoredTrajectories] = []  # accepted groups that no step has taken yet
+        self.waiting: list[ScoredTrajectories] = []  # accepted groups that no step has taken yet
 
-    def gather(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """The samples of a step (0-based), whole groups."""
-        if self.config.algo.dynamic_filtering_enable:
+    def build(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
+        """Return the samples of a step (0-based), whole groups."""
+        if self.algo.dynamic_filtering_enable:
             scored, metrics = self.filtered()
         else:
             scored, metrics = self.sample(self.order.indices(step), step)
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped, self.sources)
-        if self.config.algo.advantage.needs("rewards"):
-            self.equal_rewards.look(shaped)
+        if self.algo.advantage.needs("rewards"):
+            self.equal_rewards.observe(shaped)
         if self.scorer.rewards.is_empty:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 
     def sample(self, indices: Sequence[int], stream: int) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Every prompt of `indices`, sampled and scored; `stream` sets the random numbers."""
+        """Sample and score every prompt of `indices`; `stream` sets the random numbers."""
         with self.journal.phase("generation"):
-            trajectories = self.collector.collect(indices, stream)
+            trajectories = self.sampler.sample_rollout(indices, stream)
         with self.journal.phase("reward"):
             return self.scorer.score(trajectories)
 
     def filtered(self) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Rounds until `rollout.batch_size` groups are there, or algo.dynamic_filtering_max_rounds have passed."""
-        algo, wanted = self.config.algo, self.config.rollout.batch_size
+        """Sample rounds until there are `rollout.batch_size` groups, or after algo.dynamic_filtering_max_rounds."""
+        algo, wanted = self.algo, self.config.batch_size
         counts: Counter[str] = Counter()
         sampled = accepted = rounds = 0
-        while len(self.held) < wanted and rounds < algo.dynamic_filtering_max_rounds:
+        while len(self.waiting) < wanted and rounds < algo.dynamic_filtering_max_rounds:
             if rounds:
-                self.collector.wake()
+                self.sampler.wake()
             scored, found = self.sample(self.rounds_order.indices(self.rounds), self.rounds)
             fresh = scored.by_group()
             kept = [group for group in fresh if self.is_accepted(group)]
-            self.held += kept
+            self.waiting += kept
             counts.update(found)
             sampled, accepted = sampled + len(fresh), accepted + len(kept)
             rounds, self.rounds = rounds + 1, self.rounds + 1
         if rounds == 0:
-            self.collector.rest()
-        if not self.held:
+            self.sampler.sleep()
+        if not self.waiting:
             raise RunError(
                 f"{rounds} rounds of {self.rounds_order.batch_size} prompts gave no group with a mean score inside "
                 f"algo.dynamic_filtering_range={algo.dynamic_filtering_range} and scores that differ: the prompts are "
                 "too hard or too easy. Widen the range, raise rollout.n_samples_per_prompt, or take other prompts"
             )
-        taken, self.held = self.held[:wanted], self.held[wanted:]
-        metrics = {"rollout/filter_rounds": float(rounds), "rollout/held_groups": float(len(self.held))}
+        taken, self.waiting = self.waiting[:wanted], self.waiting[wanted:]
+        metrics = {"rollout/filter_rounds": float(rounds), "rollout/held_groups": float(len(self.waiting))}
         if sampled:
             metrics["rollout/filter_pass_rate"] = accepted / sampled
         return joined(taken), dict(counts) | metrics
 
     def is_accepted(self, group: ScoredTrajectories) -> bool:
-        """By the scores of the samples that would be trained on."""
-        algo = self.config.algo
+        """Return whether a group is trained on, by the scores of its samples that would be."""
         scores = [float(s) for s, t in zip(group.scores, group.trajectories, strict=True) if not t.greedy]
-        low, high = algo.dynamic_filtering_range
-        return teaches(scores, low, high, algo.dynamic_filtering_min_std)
+        low, high = self.algo.dynamic_filtering_range
+        return teaches(scores, low, high, self.algo.dynamic_filtering_min_std)
 
     def save(self, folder: Path) -> None:
-        """The state, into a checkpoint's folder."""
+        """Write the state into the folder of a checkpoint."""
         (folder / "rounds.json").write_text(json.dumps(self.rounds))
-        write_groups(folder, self.held)
+        write_groups(folder, self.waiting)
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`."""
+        """Read what `save` wrote."""
         self.rounds = json.loads((folder / "rounds.json").read_text())
-        self.held = read_groups(folder)
+        self.waiting = read_groups(folder)
 
 
 def is_of_rewards(name: str) -> bool:
-    """Whether a metric says nothing where nothing scores."""
+    """Return whether a metric says nothing where nothing scores."""
     return name.startswith("reward/") or name.endswith(OF_REWARDS)
+
+
+class EqualRewards:
+    """Tells the user once when the rewards of several steps in a row do not differ: the policy learns nothing then."""
+
+    def __init__(self, config: AlgoConfig, notice: Callable[[str], None]) -> None:
+        self.by_group = config.advantage.needs("groups")
+        self.notice, self.steps, self.said = notice, 0, False
+
+    def observe(self, scored: ScoredTrajectories) -> None:
+        """Take note of the rewards of a step."""
+        groups = np.array([t.group for t in scored.trajectories]) if self.by_group else np.zeros(len(scored.rewards))
+        spreads = [np.ptp(scored.rewards[groups == group]) for group in np.unique(groups)]
+        self.steps = self.steps + 1 if max(spreads, default=0.0) == 0 else 0
+        if self.steps == EQUAL_STEPS and not self.said:
+            self.said = True
+            whose = "all answers to the same prompt" if self.by_group else "all answers"
+            self.notice(
+                f"In each of the last {EQUAL_STEPS} steps {whose} had the same reward (mean "
+                f"{scored.rewards.mean():g}), so the rewards teach the policy nothing. Look at the answers in the "
+                "rollouts folder, at the reward and at data.label_key; the prompts may also be far too hard or far "
+                "too easy"
+            )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.generation import GenerationRequest, SamplingSettings, sample_seed
@@ -17,39 +17,49 @@ from rlhf_suite.models.load import model_folder
 TRAINING, EVALUATION = 0, 1  # streams of random numbers that never meet
 
 
-class Collector:
+class Sampler:
     """Samples responses of the current policy."""
 
-    def __init__(self, config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> None:
+    def __init__(  # noqa: PLR0913 - values instead of the whole run
+        self,
+        config: RolloutConfig,
+        prompts: Sequence[Prompt],
+        engines: EnginePool,
+        stop_ids: Sequence[int],
+        *,
+        seed: int,
+        max_len: int,
+        adds_greedy: bool,
+        sleeps: bool,
+    ) -> None:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
+        self.seed, self.max_len = seed, max_len
+        self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
+        self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
-    def collect(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
-        """Sample rollout.n_samples_per_prompt responses to each of the prompts `indices`.
-
-        A greedy one as well, where the estimator needs it.
-        """
-        rollout = self.config.rollout
-        started = self.begin(self.prompts, indices, rollout.n_samples_per_prompt)
-        plan = [(t, self.sampling(rollout.temperature)) for t in started]
-        if self.config.algo.advantage.needs("greedy"):
-            plan += [(replace(t, greedy=True), self.sampling(0.0)) for t in self.begin(self.prompts, indices, 1)]
+    def sample_rollout(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
+        """Return rollout.n_samples_per_prompt samples of each of the prompts `indices`, and greedy ones if needed."""
+        started = self.begin(self.prompts, indices, self.config.n_samples_per_prompt)
+        plan = [(t, self.settings(self.config.temperature)) for t in started]
+        if self.adds_greedy:
+            plan += [(replace(t, greedy=True), self.settings(0.0)) for t in self.begin(self.prompts, indices, 1)]
         trajectories = self.write(plan, (TRAINING, stream))
-        self.rest()
+        self.sleep()
         return trajectories
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
-        if self.config.vllm.enable_sleep:
+        if self.sleeps:
             self.engines.sleep()
 
     def wake(self) -> None:
-        """Take it back for another round of sampling: the engines still have their weights."""
-        if self.config.vllm.enable_sleep:
+        """Take the memory back for another round of sampling: the engines still have their weights."""
+        if self.sleeps:
             self.engines.wake()
 
-    def sampling(self, temperature: float) -> SamplingSettings:
-        """The flags of `rollout` at a given temperature."""
-        return SamplingSettings.of(self.config.rollout, temperature, self.stop_ids)
+    def settings(self, temperature: float) -> SamplingSettings:
+        """Return the flags of `rollout` at a given temperature."""
+        return SamplingSettings.of(self.config, temperature, self.stop_ids)
 
     def sample(
         self,
@@ -59,11 +69,11 @@ class Collector:
         sampling: SamplingSettings,
         stream: tuple[int, int],
     ) -> list[Trajectory]:
-        """`samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
+        """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
         return self.write([(t, sampling) for t in self.begin(prompts, indices, samples)], stream)
 
     def begin(self, prompts: Sequence[Prompt], indices: Sequence[int], samples: int) -> list[Trajectory]:
-        """Ledgers that hold their prompts."""
+        """Return ledgers that hold their prompts."""
         return [
             Trajectory.start(index, group, sample, prompts[index].ids)
             for group, index in enumerate(indices)
@@ -71,13 +81,14 @@ class Collector:
         ]
 
     def write(self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, int]) -> list[Trajectory]:
-        """Let the engines go on with each ledger under its settings."""
+        """Let the engines continue each ledger under its settings. A seed depends on the sample alone, not on the order
+        of requests, the batch or the engine."""
         requests = [
             GenerationRequest(
                 id=i,
                 prompt_ids=t.ids.tolist(),
-                max_new_tokens=self.room(len(t.ids)),
-                seed=self.seed(t, stream),
+                max_new_tokens=self.max_new_tokens(len(t.ids)),
+                seed=sample_seed(self.seed, *stream, t.prompt, t.sample),
                 sampling=sampling,
             )
             for i, (t, sampling) in enumerate(plan)
@@ -87,18 +98,14 @@ class Collector:
             trajectory.finish_reason = generation.finish_reason
         return [trajectory for trajectory, _ in plan]
 
-    def room(self, tokens: int) -> int:
-        """How many tokens may follow a prompt of so many."""
-        left = self.config.data.max_len - tokens
-        return min(left, self.config.rollout.max_new_tokens or left)
-
-    def seed(self, trajectory: Trajectory, stream: tuple[int, int]) -> int:
-        """A seed that depends on the sample alone: not on the order of requests, the batch or the engine."""
-        return sample_seed(self.config.train.seed, *stream, trajectory.prompt, trajectory.sample)
+    def max_new_tokens(self, prompt_tokens: int) -> int:
+        """Return how many tokens may follow a prompt of so many."""
+        left = self.max_len - prompt_tokens
+        return min(left, self.config.max_new_tokens or left)
 
 
 def stop_token_ids(model: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that end a response: the tokenizer's end of sequence and those of the model's generation config."""
+    """Return the ids that end a response: the tokenizer's end of sequence and those of the generation config."""
     try:
         listed = GenerationConfig.from_pretrained(model_folder(model, "actor.model_name_or_path")).eos_token_id
     except OSError:  # a model folder need not have one

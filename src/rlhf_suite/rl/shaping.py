@@ -15,10 +15,10 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 
 
 class Shaper:
-    """Shapes rewards by the flags of `reward`. `room`: how many tokens may follow so many tokens of prompt."""
+    """Shapes rewards by the flags of `reward`. `max_new_tokens`: how many tokens may follow a prompt of so many."""
 
-    def __init__(self, config: RLRewardConfig, room: Callable[[int], int]) -> None:
-        self.config, self.room = config, room
+    def __init__(self, config: RLRewardConfig, max_new_tokens: Callable[[int], int]) -> None:
+        self.config, self.max_new_tokens = config, max_new_tokens
 
     def shape(self, scored: ScoredTrajectories) -> ScoredTrajectories:
         """The samples that are trained on, with shaped rewards and, where there were greedy samples, `greedy`."""
@@ -44,7 +44,7 @@ class Shaper:
 
     def longest(self, trajectory: Trajectory) -> int:
         """The most tokens that this response could have had."""
-        return self.room(int((trajectory.owner == PROMPT).sum()))
+        return self.max_new_tokens(int((trajectory.owner == PROMPT).sum()))
 
 
 def without_greedy(scored: ScoredTrajectories) -> ScoredTrajectories:

@@ -44,7 +44,7 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
     if config.algo.distill.coef > 0:
         check_teacher(tokenizer, config.teacher, config.data)
     judge = process_judge(config.reward.process)
-    prompts = load_prompts(config, tokenizer)
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer)
     check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     device, run_folder = device_kind(config.launch), RunFolder(folder)

@@ -27,13 +27,13 @@ from rlhf_suite.train.evaluate import evaluate
 from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.loader import StepLoader
+from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.notices import batch_notices, chat_template_notices
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_trained
 from rlhf_suite.train.task import SupervisedBatch, Task, counted_tokens
 from rlhf_suite.train.trained_worker import SupervisedGroup, TrainedWorker
-from rlhf_suite.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -131,7 +131,15 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
         rows = TrainingRows("data.dataset", data.contents_digest)
         saver = Saver(config.ckpt, run_folder, {"actor": group}, f"eval/{task.main_metric}", rows)
         try:
-            return Trainer(config, group, saver, journal, total_steps, steps_per_epoch).fit()
+            return Trainer(
+                train=config.train,
+                evaluation=config.eval,
+                saver=saver,
+                journal=journal,
+                total_steps=total_steps,
+                group=group,
+                steps_per_epoch=steps_per_epoch,
+            ).run()
         finally:
             journal.close()
 

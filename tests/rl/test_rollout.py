@@ -16,7 +16,7 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.reward_sources import TrajectoryRewards
-from rlhf_suite.rl.rollout import Gatherer
+from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
 from rlhf_suite.rl.shaping import Shaper
@@ -52,7 +52,7 @@ def scored(trajectories, rewards, **more) -> ScoredTrajectories:
 
 
 def shaped(samples: ScoredTrajectories, **config) -> list[float]:
-    shaper = Shaper(RLRewardConfig(**config), room=lambda prompt: 12 - prompt)  # ten tokens after a prompt of two
+    shaper = Shaper(RLRewardConfig(**config), max_new_tokens=lambda prompt: 12 - prompt)  # ten tokens after a prompt of two
     return shaper.shape(samples).rewards.tolist()
 
 
@@ -114,11 +114,11 @@ class Answers:
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
 
-    def collect(self, indices, stream):
+    def sample_rollout(self, indices, stream):
         self.asked.append(list(indices))
         return [trajectory(index, group, sample) for group, index in enumerate(indices) for sample in range(2)]
 
-    def rest(self):
+    def sleep(self):
         pass
 
     def wake(self):
@@ -129,7 +129,7 @@ class Answers:
 
 
 @pytest.fixture
-def gatherer(tmp_path):
+def builder(tmp_path):
     """3 prompts a step, sampled 4 at a time from 8 of which 4 teach something."""
     from rlhf_suite.config.logger import LoggerConfig
     from rlhf_suite.tracking.run_folder import RunFolder
@@ -141,8 +141,14 @@ def gatherer(tmp_path):
         )
         answers = Answers()
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
-        return Gatherer(
-            config, BatchOrder(PROMPTS, 3, 0), answers, answers, Shaper(config.reward, lambda _: 9), journal
+        return RolloutBuilder(
+            config.algo,
+            config.rollout,
+            BatchOrder(PROMPTS, 3, 0),
+            answers,
+            answers,
+            Shaper(config.reward, lambda _: 9),
+            journal,
         )
 
     return make
@@ -152,53 +158,53 @@ def prompts_of(samples: ScoredTrajectories) -> list[int]:
     return [t.prompt for t in samples.trajectories if t.sample == 0]
 
 
-def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(gatherer):
-    one = gatherer()
+def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
+    one = builder()
     trained = []
     for step in range(4):
-        samples, metrics = one.gather(step)
+        samples, metrics = one.build(step)
         assert len(prompts_of(samples)) == 3
         assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
         trained += prompts_of(samples)
-        assert metrics["rollout/held_groups"] == len(one.held)
-    even = [index for asked in one.collector.asked for index in asked if index % 2 == 0]
-    assert trained + [group.trajectories[0].prompt for group in one.held] == even
+        assert metrics["rollout/held_groups"] == len(one.waiting)
+    even = [index for asked in one.sampler.asked for index in asked if index % 2 == 0]
+    assert trained + [group.trajectories[0].prompt for group in one.waiting] == even
     assert not any(index % 2 for index in trained)
 
 
-def test_a_step_with_enough_held_groups_samples_nothing(gatherer):
-    one = gatherer()
-    one.held = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
-    samples, metrics = one.gather(0)
-    assert prompts_of(samples) == [2, 4, 6] and one.collector.asked == []
+def test_a_step_with_enough_held_groups_samples_nothing(builder):
+    one = builder()
+    one.waiting = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
+    samples, metrics = one.build(0)
+    assert prompts_of(samples) == [2, 4, 6] and one.sampler.asked == []
     assert (metrics["rollout/filter_rounds"], metrics["rollout/held_groups"]) == (0, 1)
     assert "rollout/filter_pass_rate" not in metrics
 
 
-def test_it_goes_on_from_its_state_as_if_nothing_had_happened(gatherer, tmp_path):
-    whole, first, second = gatherer(), gatherer(), gatherer()
+def test_it_goes_on_from_its_state_as_if_nothing_had_happened(builder, tmp_path):
+    whole, first, second = builder(), builder(), builder()
     for step in range(5):
-        whole.gather(step)
+        whole.build(step)
     for step in range(2):
-        first.gather(step)
+        first.build(step)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     first.save(folder)
     second.load(folder)
     for step in range(2, 5):
-        last, _ = second.gather(step)
+        last, _ = second.build(step)
     assert second.rounds == whole.rounds
-    assert [g.trajectories[0].prompt for g in second.held] == [g.trajectories[0].prompt for g in whole.held]
-    assert whole.collector.asked == first.collector.asked + second.collector.asked
+    assert [g.trajectories[0].prompt for g in second.waiting] == [g.trajectories[0].prompt for g in whole.waiting]
+    assert whole.sampler.asked == first.sampler.asked + second.sampler.asked
     assert len(last.trajectories) == 6
 
 
-def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(gatherer):
-    few = gatherer(dynamic_filtering_max_rounds=1)
-    samples, _ = few.gather(0)
+def test_rounds_are_bounded_and_nothing_to_train_on_is_an_error(builder):
+    few = builder(dynamic_filtering_max_rounds=1)
+    samples, _ = few.build(0)
     assert 0 < len(prompts_of(samples)) <= 3
     with pytest.raises(RunError, match=r"too hard or too easy"):
-        gatherer(dynamic_filtering_range=[0.9, 1.0]).gather(0)
+        builder(dynamic_filtering_range=[0.9, 1.0]).build(0)
 
 
 def test_groups_put_together_are_numbered_anew():
@@ -207,27 +213,27 @@ def test_groups_put_together_are_numbered_anew():
     assert [t.group for t in groups[0].trajectories] == [7, 7]
 
 
-def test_each_round_of_filtering_draws_other_samples(gatherer):
-    one = gatherer()
+def test_each_round_of_filtering_draws_other_samples(builder):
+    one = builder()
     streams = []
-    collect = one.collector.collect
-    one.collector.collect = lambda indices, stream: streams.append(stream) or collect(indices, stream)
+    sample_rollout = one.sampler.sample_rollout
+    one.sampler.sample_rollout = lambda indices, stream: streams.append(stream) or sample_rollout(indices, stream)
     for step in range(3):
-        one.gather(step)
+        one.build(step)
     assert streams == list(range(len(streams))) and len(streams) > 2
 
 
-def test_the_pass_rate_is_of_all_rounds_of_a_step(gatherer):
+def test_the_pass_rate_is_of_all_rounds_of_a_step(builder):
     """8 prompts of which 4 teach something: two rounds of 4 are all of them."""
-    one = gatherer(dynamic_filtering_max_rounds=2)
-    one.config.rollout.batch_size = 4
+    one = builder(dynamic_filtering_max_rounds=2)
+    one.config.batch_size = 4
     _, metrics = one.filtered()
     assert (metrics["rollout/filter_rounds"], metrics["rollout/filter_pass_rate"]) == (2, 0.5)
 
 
-def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(gatherer):
+def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(builder):
     """Neither by rewards, which a reward model standardises, nor with the greedy sample."""
-    one = gatherer()
+    one = builder()
     samples = [trajectory(sample=s, greedy=s == 2) for s in range(3)]
     group = replace(scored(samples, [0.0, 1.0, 1.0]), rewards=np.array([-3, 5, 5], np.float32))
     assert one.is_accepted(group)

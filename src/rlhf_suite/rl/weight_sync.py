@@ -1,28 +1,35 @@
-"""Weights from the trainer to every engine, attested: digests of what arrived and is held, and a log-prob probe."""
+"""Weight sync: the policy's weights go to every engine, and digests and a log-prob probe show that they are there."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.vllm import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.weight_sync.digests import WeightSyncError
 
 PROBE_SEQUENCES = 4
 
 
-class Publisher:
+class WeightSync:
     """Keeps the engines' weights those of the policy. `prompts` is what the first sync is probed with."""
 
-    def __init__(
-        self, config: PPORun, policy: PolicyGroup, engines: EnginePool, backend: str, prompts: TokenBatch
+    def __init__(  # noqa: PLR0913 - values instead of the whole run
+        self,
+        config: VLLMConfig,
+        policy: PolicyGroup,
+        engines: EnginePool,
+        backend: str,
+        prompts: TokenBatch,
+        *,
+        max_len: int,
+        mismatch_limit: float,
     ) -> None:
         self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
-        self.prompts = prompts
+        self.prompts, self.max_len, self.mismatch_limit = prompts, max_len, mismatch_limit
 
     def connect(self) -> None:
         """Introduce trainer and engines to each other."""
@@ -33,9 +40,9 @@ class Publisher:
             trainer = self.policy.group.members[0]
             self.engines.connect(host, port, lambda size: self.policy.connect_sender(size).refs[0], trainer)
 
-    def publish(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
+    def sync(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
         """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
-        if self.config.vllm.enable_sleep:
+        if self.config.enable_sleep:
             self.engines.wake()
         try:
             manifest, reports = self.engines.sync(
@@ -44,14 +51,14 @@ class Publisher:
         finally:  # not waited for: were the policy gone, its absence would hide why the sync failed
             self.policy.release()
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.read_back for r in reports))}
-        if self.config.vllm.sync_check == "full":
+        if self.config.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
         return metrics
 
     def probe(self, version: int, batch: TokenBatch) -> float:
-        """Largest mean |log-prob difference| of an engine and the trainer on a few sequences; past the limit the run
-        stops. The engine needs room for one more token, so a sequence of data.max_len is left out."""
-        fitting = (batch.lengths < self.config.data.max_len).nonzero().flatten()[:PROBE_SEQUENCES]
+        """Return the largest mean |log-prob difference| of an engine and the trainer on a few sequences; past the limit
+        the run stops. An engine generates one more token, so a sequence of data.max_len is left out."""
+        fitting = (batch.lengths < self.max_len).nonzero().flatten()[:PROBE_SEQUENCES]
         if len(fitting) == 0:
             return 0.0
         chosen = every_token(take(batch, fitting))
@@ -60,15 +67,15 @@ class Publisher:
         mask = chosen.mask.numpy().astype(bool)
         gaps = [np.abs(np.concatenate(theirs) - ours)[mask].mean() for theirs in self.engines.score(sequences)]
         worst = float(np.max(gaps))
-        if not worst <= mismatch_limit(self.config):  # NaN passes it too
+        if not worst <= self.mismatch_limit:  # NaN passes it too
             raise WeightSyncError(
                 f"sync of version {version}: all tensors arrived, but an engine's log-probs differ from the trainer's "
-                f"by {worst:.2e} on average (limit {mismatch_limit(self.config):.2e}, algo.mismatch_max)"
+                f"by {worst:.2e} on average (limit {self.mismatch_limit:.2e}, algo.mismatch_max)"
             )
         return worst
 
 
 def every_token(batch: TokenBatch) -> TokenBatch:
-    """The batch with all tokens but each sequence's first in the mask."""
+    """Return the batch with all tokens but each sequence's first in the mask."""
     mask = torch.ones(batch.num_tokens).index_fill(0, batch.starts, 0.0)
     return TokenBatch(batch.ids, batch.lengths, mask)

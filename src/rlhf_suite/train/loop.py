@@ -1,0 +1,109 @@
+"""The loop around the steps of every training run: resume, evaluate, train, save, stop when asked to, export.
+
+What a step and an evaluation are, the kind of run says: `Trainer` below for the supervised tasks, `rl.pipeline` for
+reinforcement learning. A run that is resumed goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.train import TrainConfig
+from rlhf_suite.launch.stop import deferred
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.metrics import last_values, read_rows
+from rlhf_suite.train.saving import Saver
+from rlhf_suite.train.trained_worker import SupervisedGroup
+
+
+@dataclass(kw_only=True)
+class TrainingLoop(ABC):
+    """The loop; a subclass says what it does at each place."""
+
+    train: TrainConfig
+    evaluation: EvalConfig
+    saver: Saver
+    journal: Journal
+    total_steps: int
+    last: dict[str, float] = field(default_factory=dict)  # the last value of every metric
+
+    def run(self) -> dict[str, float]:
+        """Train to the end; return the last value of every metric."""
+        start = self.saver.resume(self.journal.warn)
+        self.journal.begin(start, self.total_steps)
+        self.last = last_values(read_rows(self.journal.folder.metrics))
+        self.begin(start)
+        if start == 0 and self.evaluation.on_start:
+            self.evaluate(step=0)
+        with deferred():
+            for step in range(start, self.total_steps):
+                if self.saver.stops_early(step, self.train.early_stopping_patience, self.journal.warn):
+                    break
+                self.train_step(step)
+                evaluation = self.evaluate(step + 1)
+                with self.journal.phase("save"):
+                    self.saver.save_if_due(step + 1, evaluation)
+                    self.saver.stop_if_requested(step + 1)
+            self.export()
+        return self.last
+
+    def begin(self, start: int) -> None:  # noqa: B027 - most kinds of run have nothing to do here
+        """Get ready for step `start` (0-based); the models are already those of that step."""
+
+    @abstractmethod
+    def train_step(self, step: int) -> None:
+        """Train step `step` (0-based) and log its metrics."""
+
+    @property
+    @abstractmethod
+    def steps_between_evaluations(self) -> int:
+        """The interval of evaluations; 0: there are none."""
+
+    @abstractmethod
+    def measure(self, step: int) -> dict[str, float]:
+        """Return the metrics of an evaluation after `step` steps."""
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate before the first step, at the interval of evaluations, and after the last step."""
+        every = self.steps_between_evaluations
+        if every == 0 or (step % every and step != self.total_steps):
+            return {}
+        with self.journal.phase("evaluation"):
+            metrics = self.measure(step)
+        self.log(step, metrics, always=True)
+        return metrics
+
+    def export(self) -> None:
+        """Write the final model."""
+        self.saver.export()
+
+    def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
+        """Log metrics and keep them as the last ones."""
+        self.last |= metrics
+        self.journal.log(step, metrics, always)
+
+
+@dataclass(kw_only=True)
+class Trainer(TrainingLoop):
+    """The loop of every supervised task. It drives the ranks of one trained model, in this process or on Ray actors."""
+
+    group: SupervisedGroup
+    steps_per_epoch: int
+
+    def train_step(self, step: int) -> None:
+        with self.journal.phase("train"):
+            metrics = self.group.train_step(step)
+        metrics["perf/tokens_per_s"] = metrics["train/tokens"] / self.journal.seconds["train"]
+        self.log(step + 1, metrics | {"train/epoch": (step + 1) / self.steps_per_epoch})
+
+    @property
+    def steps_between_evaluations(self) -> int:
+        """eval.steps, else once per epoch; 0 without eval.dataset."""
+        if self.evaluation.dataset is None:
+            return 0
+        return self.evaluation.steps if self.evaluation.steps > 0 else self.steps_per_epoch
+
+    def measure(self, step: int) -> dict[str, float]:
+        return self.group.evaluate(step)
