@@ -52,7 +52,8 @@ def scored(trajectories, rewards, **more) -> ScoredTrajectories:
 
 
 def shaped(samples: ScoredTrajectories, **config) -> list[float]:
-    shaper = Shaper(RLRewardConfig(**config), max_new_tokens=lambda prompt: 12 - prompt)  # ten tokens after a prompt of two
+    # ten tokens after a prompt of two
+    shaper = Shaper(RLRewardConfig(**config), max_new_tokens=lambda prompt: 12 - prompt)
     return shaper.shape(samples).rewards.tolist()
 
 
