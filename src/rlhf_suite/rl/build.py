@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.run_placement import sync_backend
 from rlhf_suite.rl.actors import Actors
@@ -40,46 +43,17 @@ def wired(
     actors: Actors,
     rewards: TrajectoryRewards,
 ) -> Pipeline:
-    """The pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
-    (tokenizer, prompts, order), path = data, config.actor.model_name_or_path
-    assert path is not None
+    """Return the pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
+    tokenizer, prompts, order = data
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, device_kind(config.launch))
-    sampler = Sampler(
-        config.rollout,
-        prompts.train,
-        actors.engines,
-        stop_token_ids(path, tokenizer),
-        seed=config.train.seed,
-        max_len=config.data.max_len,
-        adds_greedy=config.algo.advantage.needs("greedy"),
-        sleeps=config.vllm.enable_sleep,
-    )
+    steps, warm_up = steps_per_rollout(config), warm_up_steps(config)
+    sampler = make_sampler(config, prompts.train, actors.engines, tokenizer)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
-    shaper = Shaper(config.reward, sampler.max_new_tokens)
-    rollout = RolloutBuilder(
-        config.algo, config.rollout, order, sampler, scorer, shaper, journal, prompts.train_sources
-    )
-    credit = CreditAssigner(config.algo)
-    probe = collate(
-        [Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts.train[:PROBE_SEQUENCES]], TokenBatch
-    )
-    evaluator = Evaluator(
-        config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
-    )
-    backend = sync_backend(config, device_kind(config.launch))
-    weights = WeightSync(
-        config.vllm,
-        actors.policy,
-        actors.engines,
-        backend,
-        probe,
-        max_len=config.data.max_len,
-        mismatch_limit=limit,
-    )
-    weights.connect()
-    counts = {"steps_per_rollout": steps_per_rollout(config), "critic_warm_up": warm_up_steps(config)}
+    shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
+    sources = prompts.train_sources
+    rollout = RolloutBuilder(config.algo, config.rollout, order, sampler, scorer, shaper, journal, sources)
     trained: dict[str, TrainedGroup] = {"actor": actors.policy}
     if actors.critic is not None:
         trained["critic"] = actors.critic
@@ -96,13 +70,23 @@ def wired(
             actors.reference,
             actors.teacher,
             actors.critic,
-            **counts,
+            steps_per_rollout=steps,
+            critic_warm_up=warm_up,
             mismatch_limit=limit,
         ),
         credit=credit,
-        updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        weights=weights,
-        evaluator=evaluator,
+        updater=Updater(
+            config.train,
+            actors.policy,
+            actors.critic,
+            steps_per_rollout=steps,
+            critic_warm_up=warm_up,
+            mismatch_limit=limit,
+        ),
+        weights=connected_weight_sync(config, actors, prompts.train[:PROBE_SEQUENCES], limit),
+        evaluator=Evaluator(
+            config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
+        ),
         saver=Saver(
             config.ckpt,
             folder,
@@ -114,3 +98,40 @@ def wired(
         ),
         journal=journal,
     )
+
+
+def make_sampler(
+    config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, tokenizer: PreTrainedTokenizerBase
+) -> Sampler:
+    """Return what samples responses to the prompts that the run trains on."""
+    path = config.actor.model_name_or_path
+    assert path is not None
+    return Sampler(
+        config.rollout,
+        prompts,
+        engines,
+        stop_token_ids(path, tokenizer),
+        seed=config.train.seed,
+        max_len=config.data.max_len,
+        adds_greedy=config.algo.advantage.needs("greedy"),
+        sleeps=config.vllm.enable_sleep,
+    )
+
+
+def connected_weight_sync(
+    config: PPORun, actors: Actors, prompts: Sequence[Prompt], mismatch_limit: float
+) -> WeightSync:
+    """Introduce trainer and engines to each other; `prompts` are what the first sync is probed with."""
+    backend = sync_backend(config, device_kind(config.launch))
+    probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts], TokenBatch)
+    result = WeightSync(
+        config.vllm,
+        actors.policy,
+        actors.engines,
+        backend,
+        probe,
+        max_len=config.data.max_len,
+        mismatch_limit=mismatch_limit,
+    )
+    result.connect()
+    return result
