@@ -46,7 +46,6 @@ def wired(
     """Return the pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
     tokenizer, prompts, order = data
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, device_kind(config.launch))
-    steps, warm_up = steps_per_rollout(config), warm_up_steps(config)
     sampler = make_sampler(config, prompts.train, actors.engines, tokenizer)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
@@ -54,9 +53,7 @@ def wired(
     shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
     sources = prompts.train_sources
     rollout = RolloutBuilder(config.algo, config.rollout, order, sampler, scorer, shaper, journal, sources)
-    trained: dict[str, TrainedGroup] = {"actor": actors.policy}
-    if actors.critic is not None:
-        trained["critic"] = actors.critic
+    counts = {"steps_per_rollout": steps_per_rollout(config), "critic_warm_up": warm_up_steps(config)}
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
@@ -70,32 +67,16 @@ def wired(
             actors.reference,
             actors.teacher,
             actors.critic,
-            steps_per_rollout=steps,
-            critic_warm_up=warm_up,
+            **counts,
             mismatch_limit=limit,
         ),
         credit=credit,
-        updater=Updater(
-            config.train,
-            actors.policy,
-            actors.critic,
-            steps_per_rollout=steps,
-            critic_warm_up=warm_up,
-            mismatch_limit=limit,
-        ),
+        updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
         weights=connected_weight_sync(config, actors, prompts.train[:PROBE_SEQUENCES], limit),
         evaluator=Evaluator(
             config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
         ),
-        saver=Saver(
-            config.ckpt,
-            folder,
-            trained,
-            "eval/pass1",
-            TrainingRows("data.prompt_dataset", prompts.contents_digest),
-            {"kl_controller": credit.controller},
-            {"samples": rollout},
-        ),
+        saver=make_saver(config, folder, actors, prompts, credit, rollout),
         journal=journal,
     )
 
@@ -135,3 +116,26 @@ def connected_weight_sync(
     )
     result.connect()
     return result
+
+
+def make_saver(
+    config: PPORun,
+    folder: RunFolder,
+    actors: Actors,
+    prompts: Prompts,
+    credit: CreditAssigner,
+    rollout: RolloutBuilder,
+) -> Saver:
+    """Return what writes and reads the checkpoints of a run, and writes its models at the end."""
+    trained: dict[str, TrainedGroup] = {"actor": actors.policy}
+    if actors.critic is not None:
+        trained["critic"] = actors.critic
+    return Saver(
+        config.ckpt,
+        folder,
+        trained,
+        "eval/pass1",
+        TrainingRows("data.prompt_dataset", prompts.contents_digest),
+        {"kl_controller": credit.controller},
+        {"samples": rollout},
+    )
