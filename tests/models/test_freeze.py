@@ -35,7 +35,9 @@ def test_a_tied_matrix_is_frozen_under_either_name(load):
 
 
 def test_names_that_match_nothing_or_everything_are_refused(load):
-    with pytest.raises(UserError, match=r"critic.freeze: nothing in the model is called 'layers.0'. It has .*lm_head"):
+    with pytest.raises(
+        UserError, match=r"critic.freeze: no parameter or module matches 'layers.0'. The model has .*lm_head"
+    ):
         make_trainable(load(), TrainedModelConfig(freeze=["layers.0"]), LoRAConfig(), section="critic")
     with pytest.raises(UserError, match="freezes the whole model"):
         frozen(load(), "model", "lm_head")

@@ -68,7 +68,7 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(folder, tmp_path):
     weights = load_file(path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"does not hold model.layers.1.mlp.up_proj.weight. Give a complete lm"):
+    with pytest.raises(UserError, match=r"lacks model.layers.1.mlp.up_proj.weight. Give a complete lm"):
         load_model(str(path), head="lm", ds=FP32)
 
 
@@ -82,8 +82,8 @@ def test_a_truncated_file_is_refused(folder, tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/no/such/folder", r"critic.model_name_or_path=/no/such/folder: no such folder. Give"),
-        ("builtin:huge", r"critic.model_name_or_path=builtin:huge: no such model. There are builtin:tiny"),
+        ("/no/such/folder", r"critic.model_name_or_path=/no/such/folder: there is no such folder. Give"),
+        ("builtin:huge", r"critic.model_name_or_path=builtin:huge: there is no such model. Write builtin:tiny"),
         ("no-such-owner/no-such-model", r"critic.model_name_or_path=no-such-owner/no-such-model: cannot be loaded"),
     ],
 )

@@ -21,7 +21,7 @@ from rlhf_suite.disk import DiskError, written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
-from rlhf_suite.models.lora import merged
+from rlhf_suite.models.lora import merged_weight
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.reward_model import reward_stats
 from rlhf_suite.models.save import save_adapter, save_hf
@@ -197,7 +197,7 @@ def test_merging_adds_up_in_fp32():
     generator = torch.Generator().manual_seed(0)
     weight, up, down = (torch.randn(64, n, generator=generator) for n in (64, 8, 64))
     weight = weight.bfloat16()
-    found = merged(weight, down[:8], up, 0.3)
+    found = merged_weight(weight, down[:8], up, 0.3)
     exact = weight.double() + 0.3 * (up.double() @ down[:8].double())
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-7)  # rounded once, to bf16's 8 bits

@@ -73,8 +73,7 @@ def mixture(lengths: Sequence[int], probs: Sequence[float], seed: int) -> NDArra
     """Return draws [N, 2] of (source, index in the source).
 
     Sources are drawn at random with probabilities `probs`. Each source is read in order and again from its start; the
-    last
-    draw is the one that completes the last source. The draws equal those of
+    last draw is the one that completes the last source. The draws equal those of
     `datasets.interleave_datasets(probabilities, seed, stopping_strategy="all_exhausted")`.
     """
     rng = np.random.default_rng(seed)

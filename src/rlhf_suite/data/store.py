@@ -32,7 +32,7 @@ BATCH_TOKENS = 1 << 19  # tokens of a batch, which is kept in memory (about 20 M
 
 @dataclass(frozen=True)
 class Layout:
-    """What an Arrow file contains: items of the codec named `codec`; batch b ends with item `ends[b] - 1`."""
+    """What an Arrow file contains: items of the codec named `kind`; batch b ends with item `ends[b] - 1`."""
 
     codec: str
     ends: NDArray[np.int64]  # [number of batches]
@@ -230,7 +230,7 @@ class PromptCodec:
 
 
 def codecs() -> dict[str, Codec[Any]]:
-    """Return every codec by its name."""
+    """Return every codec by its `kind`."""
     return {codec.name: codec for codec in (ItemCodec(), PromptCodec())}
 
 

@@ -1,7 +1,7 @@
-"""One vLLM engine in one Ray actor: tokens in, tokens and log-probs out, and new weights between two steps.
+"""One vLLM engine in one Ray actor: prompts in, tokens and log-probs out, and new weights between two steps.
 
-The engine runs in the actor's own process. The actor is asynchronous: while a rollout runs it still answers
-`progress()`, and a weight sync is taken between two steps of the rollout (partial rollout).
+The engine runs in the actor's own process. The actor is asynchronous: during a rollout it still answers `progress()`,
+and it can take new weights between two steps of the rollout (partial rollout).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CPU_KV_CACHE_MB = 64  # unset, vLLM takes most of the machine's memory and spends half a minute zeroing it
-CPU_BATCHED_TOKENS = 2048  # of one step; a prompt must fit in a step
-GPU_MEMORY_ALONE = 0.9  # of an engine that shares its GPU with nobody
-CPU_BLOCK_SIZE = 32  # of the KV cache; the default of 128 never caches a short prompt
+CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
+CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
+GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
+CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
 
 
 class Engine:
@@ -45,13 +45,14 @@ class Engine:
         self._loop = StepLoop(self._build, _add)
 
     async def ready(self) -> EngineInfo:
-        """Answers once the engine is up, with an error if it cannot be."""
+        """Return once the engine is running. Raise its error if it cannot start."""
         cache = await self._call(lambda engine: engine.vllm_config.cache_config)
         tokens = cache.num_gpu_blocks * cache.block_size
         return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """One response per request, in order. What a request samples depends on its seed alone, not on the others."""
+        """Return one response per request, in order. The sample of a request depends only on its seed, not on other
+        requests."""
         for request in requests:
             self._check(request)
         await self._wait_until_usable()
@@ -61,9 +62,9 @@ class Engine:
         return await asyncio.wrap_future(self._loop.run(jobs))
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """log p(token | earlier tokens) of each sequence, at temperature 1; the first token has 0.
+        """Return log p(token | earlier tokens) of each sequence at temperature 1; the first token has 0.
 
-        A sequence may have max_len - 1 tokens at most: the engine insists on room for one more.
+        A sequence may have at most max_len - 1 tokens, since the engine needs room for one more.
         """
         await self._wait_until_usable()
         from vllm import SamplingParams
@@ -79,39 +80,40 @@ class Engine:
         return await asyncio.wrap_future(self._loop.run([Job(ids, params, _read_scores) for ids in sequences]))
 
     async def progress(self) -> tuple[int, int]:
-        """(done, all) requests under way."""
+        """Return (finished, total) of the requests in flight."""
         return self._loop.progress()
 
     async def weight_version(self) -> int:
-        """The version of the last completed sync; 0 before the first."""
+        """Return the version of the last completed weight sync; 0 before the first."""
         return int(await self._call(lambda engine: engine.get_weight_version()))
 
     async def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
-        """Join the trainer's weight stream (gloo, nccl, ipc); this engine's first worker is `rank` of `world_size`."""
+        """Join the trainer's weight stream (gloo, nccl, ipc). This engine's first worker is `rank` of `world_size`."""
         info = {"host": host, "port": port, "first_rank": rank, "world_size": world_size}
         await self._call(lambda engine: engine.collective_rpc("init_weight_transfer_engine", args=(info,)))
 
     async def update_weights(self, manifest: Manifest) -> SyncReport:
-        """Load what the trainer published, prove it, forget cached prefixes, and stamp what follows with the version.
+        """Load the weights that the trainer sends, verify them, clear the prefix cache, and record their version.
 
-        Requests under way keep their tokens; their KV is computed anew, so later tokens follow the new weights.
+        Requests in flight keep their tokens. Their KV cache is computed again, so later tokens follow the new weights.
 
         Raises:
-            WeightSyncError: a tensor arrived, or is held, differently from what the trainer sent.
+            WeightSyncError: a tensor that arrived, or that the model holds after loading, differs from what the trainer
+            sent.
         """
         return await self._call(lambda engine: self._update(engine, manifest))
 
     async def attest(self) -> SyncReport:
-        """Compare what the engine holds now with the last sync."""
+        """Compare the weights in the model now with the last sync."""
         return await self._call(_attest)
 
     async def sleep(self) -> None:
-        """Give the GPU's memory to the trainer: weights go to host memory, the KV cache is dropped."""
+        """Free the GPU memory for the trainer: move weights to host memory and drop the KV cache."""
         if self._spec.enable_sleep and self._spec.device == "cuda":
             await self._call(lambda engine: engine.sleep(level=1))
 
     async def wake(self) -> None:
-        """Take the GPU's memory back."""
+        """Take the GPU memory back."""
         if self._spec.enable_sleep and self._spec.device == "cuda":
             await self._call(lambda engine: engine.wake_up())
 
@@ -126,24 +128,27 @@ class Engine:
         return engine
 
     async def _wait_until_usable(self) -> None:
-        """Waits until vLLM is imported and the engine is up, and sees to it that it does not sample from noise."""
+        """Wait until vLLM is imported and the engine is running, and check that it does not have random weights."""
         await self._call(lambda engine: None)
         assert self._has_weights, "the engine has random weights until the first sync"
 
     async def _call(self, function: Callable[[LLMEngine], T]) -> T:
+        """Run `function(engine)` between two steps and return its result."""
         return await asyncio.wrap_future(self._loop.call(function))
 
     def _check(self, request: GenerationRequest) -> None:
+        """Raise UserError if a request does not fit the engine."""
         total = len(request.prompt_ids) + request.max_new_tokens
         if not request.prompt_ids or request.max_new_tokens < 1 or total > self._spec.max_len:
             raise UserError(
                 f"request {request.id}: a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new "
-                f"ones do not fit data.max_len={self._spec.max_len}; raise it or drop the prompt"
+                f"ones do not fit data.max_len={self._spec.max_len}; raise it or remove the prompt"
             )
         if request.sampling.stop and not self._spec.detokenize:
             raise AssertionError("stop strings need EngineSpec.detokenize")
 
     def _update(self, engine: LLMEngine, manifest: Manifest) -> SyncReport:
+        """Load and verify weights; if that fails, the engine is unusable, since it may have some of the new weights."""
         began = time.perf_counter()
         try:
             engine.collective_rpc("start_weight_update")
@@ -159,15 +164,15 @@ class Engine:
 
 
 def _attest(engine: LLMEngine) -> SyncReport:
-    """The first worker speaks: all receive the same tensors."""
+    """Return the report of the first worker; all workers receive the same tensors."""
     from rlhf_suite.weight_sync.receiver import attest
 
     return engine.collective_rpc(attest)[0]
 
 
 def build_engine(spec: EngineSpec) -> LLMEngine:
-    """A vLLM engine in this process (its workers are processes only when tensor_parallel_size > 1)."""
-    # vLLM says at import that Triton has no CPU back end, whatever the logging level.
+    """Return a vLLM engine in this process. Its workers are processes only if tensor_parallel_size > 1."""
+    # At import vLLM logs that Triton has no CPU backend, whatever its logging level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     from pydantic import ValidationError
     from vllm import EngineArgs, LLMEngine
@@ -180,7 +185,7 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
         if spec.device == "cpu":
             _check_head_size(config.model_config.get_head_size())
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except ValueError as error:  # vLLM's way to refuse a set-up
+    except ValueError as error:  # raised by vLLM for settings that it does not support
         reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
         raise UserError(
             f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
@@ -191,15 +196,16 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
 
 
 def _check_head_size(size: int) -> None:
-    """vLLM notices a head size without a CPU kernel only at the first request."""
+    """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size not in sizes:
-        raise ValueError(f"its attention heads have {size} dimensions, on a CPU there are kernels for {sizes}")
+        raise ValueError(f"its attention heads have {size} dimensions, and the CPU kernels support {sizes}")
 
 
 def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
+    """Return the arguments of vLLM's EngineArgs."""
     from vllm.config import WeightTransferConfig
 
     config, cpu = spec.vllm, spec.device == "cpu"
@@ -210,7 +216,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "seed": spec.seed,
         "max_model_len": spec.max_len,
         "load_format": "auto" if spec.load_weights else "dummy",
-        "generation_config": "vllm",  # not the model folder's: sampling is the caller's business
+        "generation_config": "vllm",  # not that of the model folder: the caller decides how to sample
         "skip_tokenizer_init": not spec.detokenize,
         "logprobs_mode": "processed_logprobs",  # under the sampling temperature
         "max_num_seqs": config.max_num_seqs,
@@ -228,7 +234,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = cache_mb << 20
     if cpu:
         arguments["block_size"] = CPU_BLOCK_SIZE
-        # A prompt prefilled in two steps rewinds its request's random generator, which CPU generators cannot.
+        # A prompt prefilled in two steps would rewind its random generator; those of the CPU cannot do that.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
     else:
@@ -244,6 +250,7 @@ def _add(engine: LLMEngine, name: str, job: Job[Any]) -> None:
 
 
 def _sampling_params(request: GenerationRequest) -> SamplingParams:
+    """Return a request's settings as vLLM's SamplingParams."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -258,8 +265,8 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
         stop=list(sampling.stop),
         include_stop_str_in_output=True,
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,  # the ids above decide, not the model's config
-        logprobs=0 if sampling.log_probs else None,  # of the sampled token alone
+        ignore_eos=True,  # the ids above end a response, not the model's configuration
+        logprobs=0 if sampling.log_probs else None,  # 0: only the log-prob of the sampled token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -268,7 +275,7 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
 
 
 class _GenerationReader:
-    """vLLM's output of the request `id` as a Generation."""
+    """Converts vLLM's output of the request `id` to a Generation."""
 
     def __init__(self, id: int) -> None:
         self._id = id
@@ -286,5 +293,6 @@ class _GenerationReader:
 
 
 def _read_scores(output: RequestOutput) -> NDArray[np.float32]:
+    """Return the log-probs of a prompt's tokens, [T]; the first token has 0."""
     log_probs = np.array(output.prompt_logprobs.logprobs, dtype=np.float32)
     return np.concatenate([np.zeros(1, dtype=np.float32), log_probs])

@@ -1,4 +1,4 @@
-"""What goes into a rollout engine and what comes out: plain values that cross processes, no vLLM."""
+"""The requests and responses of a rollout engine: plain values that can be sent to other processes, without vLLM."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlhf_suite.config.vllm import EngineConfig
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How tokens are drawn. The same object may serve every request of a rollout."""
+    """How tokens are sampled. One object may serve every request of a rollout."""
 
-    temperature: float = 1.0  # 0: the most likely token; its log-prob is then that of temperature 1 (evaluation only)
+    temperature: float = 1.0  # 0: the most likely token, with its log-prob at temperature 1 (evaluation only)
     top_p: float = 1.0
     top_k: int = -1  # -1: all
     min_p: float = 0.0
-    stop: tuple[str, ...] = ()  # strings; the tokens that make up the string stay at the end of the response
+    stop: tuple[str, ...] = ()  # strings that end a response; their tokens stay at its end
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids; the id stays at the end of the response
-    log_probs: bool = True  # measure each token's log-prob
+    log_probs: bool = True  # return the log-prob of each token
 
     @classmethod
     def of(cls, config: SamplingConfig, temperature: float, stop_ids: Sequence[int]) -> SamplingSettings:
-        """The flags of `rollout` at a given temperature."""
+        """Return the flags of `rollout` with this temperature."""
         return cls(
             temperature=temperature,
             top_p=config.top_p,
@@ -39,7 +39,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One sample to draw. A group of n samples is n requests, each with its own seed."""
+    """A request for one response. A group of n responses is n requests, each with its own seed."""
 
     id: int
     prompt_ids: Sequence[int]
@@ -49,7 +49,7 @@ class GenerationRequest:
 
 
 def sample_seed(*entropy: int) -> int:
-    """A seed that depends on these numbers alone."""
+    """Return a seed that depends only on these numbers."""
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
@@ -59,20 +59,20 @@ class Generation:
 
     id: int
     ids: NDArray[np.int32]  # [n]
-    # [n], under the temperature and, with top_p/top_k/min_p, over the kept tokens; [0] with log_probs=False
+    # [n], at the sampling temperature and, with top_p/top_k/min_p, over the kept tokens; [0] with log_probs=False
     log_probs: NDArray[np.float32]
     finish_reason: str  # "stop" or "length"
-    versions: NDArray[np.int32]  # [n], the weights that produced each token; they differ when a sync fell in between
+    versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between
 
     @property
     def weight_version(self) -> int:
-        """The oldest weights that had a part in it."""
+        """Return the oldest weight version of its tokens."""
         return int(self.versions.min())
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Everything an engine needs to know at birth."""
+    """The settings that an engine is started with."""
 
     model: str  # folder with config.json, and the weights when `load_weights`
     dtype: str  # "float32" or "bfloat16"
@@ -82,13 +82,13 @@ class EngineSpec:
     vllm: EngineConfig
     sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
     load_weights: bool = True  # False: random weights until the first sync
-    enable_sleep: bool = False  # give the GPU's memory away on demand
+    enable_sleep: bool = False  # free the GPU memory on request
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What an engine says of itself once it is up."""
+    """The properties of a running engine."""
 
     startup_s: float
     num_workers: int  # processes that hold weights: tensor_parallel_size

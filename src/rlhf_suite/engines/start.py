@@ -1,4 +1,4 @@
-"""Bringing up the rollout engines of a run."""
+"""Starting the rollout engines of a run, and the environment variables of their processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
-    """One actor per engine, coming up with random weights: the first sync brings the policy's. Does not wait."""
+    """Start one actor per engine with random weights; the first sync brings the policy's weights. Does not wait."""
     assert config.actor.model_name_or_path is not None
     spec = EngineSpec(
         model=model_folder(config.actor.model_name_or_path, "actor.model_name_or_path"),
@@ -39,7 +39,7 @@ def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: P
 
 
 def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
-    """One actor per engine, each with the weights of `model`. Does not wait."""
+    """Start one actor per engine with the weights of `model`. Does not wait."""
     spec = EngineSpec(
         model=model_folder(model, "actor.model_name_or_path"),
         dtype=ENGINE_DTYPES[config.ds.param_dtype],
@@ -53,7 +53,7 @@ def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], dev
 
 
 def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: float) -> EnginePool:
-    """One actor per engine; does not wait for them."""
+    """Start one actor per engine. Does not wait."""
     environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
     members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
     handles = [
@@ -74,9 +74,9 @@ _QUIET = {
 }
 
 _CPU = {
-    # The only compiled function left under enforce_eager ranks log-probs; building it costs seconds and gains nothing.
+    # With enforce_eager one compiled function remains, which ranks log-probs; compiling it takes seconds for no gain.
     "TORCHDYNAMO_DISABLE": "1",
-    # Spinning OpenMP threads of several processes on few cores slow each other down tenfold.
+    # Busy-waiting OpenMP threads of several processes on few cores slow each other down by a factor of ten.
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -84,10 +84,11 @@ _CPU = {
 
 
 def engine_env(device: str) -> dict[str, str]:
-    """Environment variables of an engine actor on `device` ("cpu" or "cuda").
+    """Return the environment variables of an engine actor on `device` ("cpu" or "cuda").
 
-    The engine core runs in the actor's process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): no second import of vLLM, no
-    second process to lose, and tensors can be handed to it without serialisation.
+    vLLM, torch and OpenMP read them when they are imported, so the process must have them from its start. The engine
+    core runs in the actor's process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): vLLM is not imported twice, no second process
+    can be lost, and tensors reach the engine without serialisation.
     """
     in_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return in_process | _QUIET | (_CPU if device == "cpu" else {})

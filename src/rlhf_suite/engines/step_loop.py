@@ -1,7 +1,7 @@
-"""The thread that owns a vLLM engine: it runs commands between steps, and steps while requests are unfinished.
+"""The thread that owns a vLLM engine: it runs steps while requests are unfinished, and commands between the steps.
 
-Everything that touches the engine happens on this one thread (an engine is not thread-safe, and the current CUDA device
-belongs to a thread); callers get futures.
+Everything that touches the engine happens on this one thread, since an engine is not thread-safe and the current CUDA
+device belongs to a thread. Callers get futures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class Job(Generic[T]):
-    """One request for the engine: the prompt, vLLM's sampling parameters, and how to read its output."""
+    """One request to the engine: the prompt, vLLM's sampling parameters, and the function that reads its output."""
 
     prompt_ids: Sequence[int]
     params: Any  # vllm.SamplingParams
@@ -31,7 +31,7 @@ class Job(Generic[T]):
 
 @dataclass
 class Batch(Generic[T]):
-    """Jobs whose results are wanted together, in order."""
+    """Jobs whose results are returned together, in order."""
 
     jobs: Sequence[Job[T]]
     future: Future[list[T]] = field(default_factory=Future)
@@ -41,7 +41,7 @@ class Batch(Generic[T]):
         self.left = len(self.jobs)
 
     def put(self, index: int, result: T) -> None:
-        """Record one result; the last one resolves the future."""
+        """Store one result; the last one completes the future."""
         self.results[index] = result
         self.left -= 1
         if self.left == 0:
@@ -49,9 +49,9 @@ class Batch(Generic[T]):
 
 
 class StepLoop:
-    """Runs the engine that `build` makes, which takes seconds: calls made meanwhile wait.
+    """Runs the engine that `build` makes. Building takes seconds, and calls made meanwhile wait.
 
-    The first failure of the build, of a step or of a weight update is final; every later call reports it.
+    The first failure of the build, of a step or of a weight update is final: every later call raises it.
     """
 
     def __init__(self, build: Callable[[], Any], add: Callable[[Any, str, Job[Any]], None]) -> None:
@@ -70,7 +70,7 @@ class StepLoop:
         return future
 
     def run(self, jobs: Sequence[Job[T]]) -> Future[list[T]]:
-        """Results of all jobs, in order, when the last one is done."""
+        """Return the results of all jobs, in order, when the last one is finished."""
         batch = Batch(jobs)
         if not jobs:
             batch.future.set_result([])
@@ -79,21 +79,22 @@ class StepLoop:
         return batch.future
 
     def progress(self) -> tuple[int, int]:
-        """(done, all) requests of the batches under way."""
+        """Return (finished, total) of the requests of unfinished batches."""
         batches = {id(batch): batch for batch, _ in list(self._waiting.values())}.values()
         total = sum(len(batch.jobs) for batch in batches)
         return total - sum(batch.left for batch in batches), total
 
     def fail(self, error: BaseException, what: str) -> Exception:
-        """Nothing may use the engine any more (called on the loop's thread): it holds half a set of weights, say.
+        """Make the engine unusable, e.g. because it has only some of the new weights. Return what every later call
+        raises.
 
-        Returns what every call raises from now on.
+        This must run on the loop's thread.
         """
         if isinstance(error, UserError | RunError):
             self._failure = error
-        else:  # a foreign exception may not pickle
+        else:  # an exception of another library may not pickle
             self._failure = RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
-            traceback.print_exception(error)  # into the actor's log
+            traceback.print_exception(error)  # to the actor's log
         for batch, _ in self._waiting.values():
             if not batch.future.done():
                 batch.future.set_exception(self._failure)
@@ -106,6 +107,7 @@ class StepLoop:
         self._thread.join()
 
     def _submit(self, engine: Any, batch: Batch[Any]) -> None:
+        """Add the jobs of a batch to the engine, all of them or none."""
         names = [str(next(self._numbers)) for _ in batch.jobs]
         try:
             for index, (name, job) in enumerate(zip(names, batch.jobs, strict=True)):
@@ -117,6 +119,7 @@ class StepLoop:
             raise
 
     def _main(self) -> None:
+        """Build the engine, then alternate between commands and steps until `close`."""
         engine = None
         try:
             engine = self._build()
@@ -129,7 +132,7 @@ class StepLoop:
             engine.engine_core.shutdown()
 
     def _run_commands(self, engine: Any) -> bool:
-        """Run what has been asked for; waits for it when there is nothing to step. False: stop."""
+        """Run the waiting commands; wait for one if there is nothing to step. Return False if the loop is to stop."""
         while not (self._waiting and self._commands.empty()):
             command = self._commands.get()
             if command is None:
@@ -144,6 +147,7 @@ class StepLoop:
         return True
 
     def _step(self, engine: Any) -> None:
+        """Run one step of the engine and store the results of finished requests."""
         try:
             for output in engine.step():
                 batch, index = self._waiting.pop(output.request_id)
@@ -153,6 +157,6 @@ class StepLoop:
 
 
 def _fail(batch: Batch[Any], added: Future[None]) -> None:
-    """A batch that could not be added fails as a whole."""
+    """Make a batch fail as a whole if it could not be added."""
     if (error := added.exception()) is not None and not batch.future.done():
         batch.future.set_exception(error)

@@ -1,9 +1,9 @@
-"""Attention over sequences laid end to end, registered in transformers as "varlen".
+"""Attention over sequences that are laid end to end, registered in transformers as "varlen".
 
-Every sequence attends to itself alone, causally. On CUDA in bf16 or fp16 a variable-length flash kernel does it;
-anywhere else torch's SDPA runs on views of the packed tokens, one call for each run of sequences of the same length:
-nothing is padded or copied. (Padded blocks of similar lengths take 1.4 times as long on a CPU.) No
-T x T mask exists in either. T tokens, B sequences, L longest length, H query heads, K key/value heads, D head size.
+Every sequence attends only to itself, causally. On CUDA in bf16 or fp16 a variable-length flash kernel computes it.
+Anywhere else torch's SDPA runs on views of the packed tokens, one call for each run of neighbouring sequences of the
+same length, so nothing is padded or copied. (Padded blocks of similar lengths take 1.4 times as long on a CPU.) Neither
+builds a T x T mask. T tokens, B sequences, L longest length, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from rlhf_suite.errors import UserError
 
 NAME = "varlen"
 HALF = (torch.bfloat16, torch.float16)
-REFUSED = ("softcap", "s_aux", "position_bias")  # arguments that change the scores and that the kernels here ignore
+REFUSED = ("softcap", "s_aux", "position_bias")  # arguments that change the scores, and that these kernels ignore
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Where each sequence lies; computed once per forward pass and handed to every layer."""
+    """The place of each sequence in a batch; computed once per forward pass and passed to every layer."""
 
     packed: bool
     cu_lengths: Tensor  # [B+1] int32: 0 and the running sum of lengths
     max_length: int
-    positions: Tensor  # [T] position of a token in its sequence
-    slots: Tensor  # [T] where a token stands in [B, L] flattened
-    runs: tuple[tuple[int, int], ...]  # (how many, length) of neighbours that have the same length
+    positions: Tensor  # [T] position of each token in its sequence
+    slots: Tensor  # [T] index of each token in the flattened [B, L]
+    runs: tuple[tuple[int, int], ...]  # (count, length) of neighbouring sequences of equal length
 
     @staticmethod
     def of(lengths: Tensor, packed: bool) -> SequenceLayout:
-        """The sequences of `lengths` [B]."""
+        """Return the layout of sequences with `lengths` [B]."""
         starts = lengths.cumsum(0) - lengths  # [B]
         total, longest = int(lengths.sum()), int(lengths.max())
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -58,11 +58,17 @@ def varlen_attention(
     sequences: SequenceLayout | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function. query [1, H, T, D] packed or [B, H, L, D] padded; output [1, T, H, D] or
-    [B, L, H, D]. A token sees itself and at most `sliding_window - 1` tokens before it in its own sequence."""
+    """Compute attention as an attention function of transformers.
+
+    `query` is [1, H, T, D] packed or [B, H, L, D] padded; the output is [1, T, H, D] or [B, L, H, D]. A token sees
+    itself and at most `sliding_window - 1` tokens before it in its own sequence.
+
+    Raises:
+        UserError: the model needs something that these kernels do not compute.
+    """
     refused = [name for name in REFUSED if settings.get(name) is not None]
     if refused or sequences is None or not getattr(module, "is_causal", True):
-        reason = f"uses {', '.join(refused)}" if refused else "does not hand the sequence borders to its attention"
+        reason = f"uses {', '.join(refused)}" if refused else "does not pass the sequence borders to its attention"
         raise UserError(
             f"ds.attn_implementation=varlen: {type(module).__name__} {reason}. Set ds.attn_implementation=eager "
             "and ds.packing_samples=false"
@@ -84,14 +90,14 @@ def varlen_attention(
 
 @dataclass(frozen=True)
 class _Call:
-    """One layer's settings."""
+    """The attention settings of one layer."""
 
     scaling: float | None
     window: int | None
     dropout: float
 
     def padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal SDPA of right-padded rows, [B, H, L, D]: padding comes last, so no real query sees it."""
+        """Return causal SDPA of right-padded rows, [B, H, L, D]. Padding comes last, so no real query sees it."""
         length = query.shape[2]
         mask = None
         if self.window is not None and length > self.window:
@@ -115,7 +121,7 @@ class _FlashKernel(Protocol):
 
 @cache
 def _flash_kernel() -> _FlashKernel:
-    """The flash-attn package where installed, else the variable-length kernel that ships with torch."""
+    """Return the kernel of the flash-attn package if it is installed, else the variable-length kernel of torch."""
     try:
         from flash_attn import flash_attn_varlen_func
     except ImportError:
@@ -133,6 +139,7 @@ def _flash_kernel() -> _FlashKernel:
 
 
 def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -> Tensor:
+    """Return [T, H, D] computed by torch's variable-length kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     if call.dropout > 0:
@@ -151,7 +158,7 @@ def _torch_flash(states: list[Tensor], sequences: SequenceLayout, call: _Call) -
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The sequence borders replace the mask."""
+    """Return no mask: the sequence borders replace it."""
 
 
 AttentionInterface.register(NAME, varlen_attention)

@@ -1,7 +1,7 @@
-"""Models that need no download: a tokenizer of bytes and random weights, written as a Hugging Face folder.
+"""Models that need no download: a byte tokenizer and random weights, written as a Hugging Face folder.
 
-`builtin:tiny` is a Qwen3 of 0.16 million parameters that learns character tasks on one CPU core in seconds;
-`builtin:small`, of 12 million, is there to be measured.
+`builtin:tiny` is a Qwen3 of 0.16 million parameters that learns character tasks on one CPU core in seconds.
+`builtin:small`, of 12 million, is meant for measurements.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.weights import write_weights
 
 PREFIX = "builtin:"
-TIED = "lm_head.weight"  # the same tensor as the embedding in a tied model
+TIED = "lm_head.weight"  # in a tied model the same tensor as the embedding
 PAD, BOS, EOS, START = "<|pad|>", "<|begin|>", "<|im_end|>", "<|im_start|>"
-ROLES = ("system", "user", "assistant", "tool")  # one token each, so that a template costs few tokens
+ROLES = ("system", "user", "assistant", "tool")  # one token each, so that the template needs few tokens
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -44,19 +44,20 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture and size of a builtin model."""
+    """The architecture and size of a built-in model."""
 
     family: str = "qwen3"  # a name in FAMILIES
     hidden: int = 64
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
-    vocabulary: int = 0  # 0: as many as the tokenizer has
+    vocabulary: int = 0  # 0: the size of the tokenizer
     tied: bool = True
     max_length: int = 4096
 
 
-FAMILIES: dict[str, tuple[Any, Any, dict[str, int]]] = {  # configuration, model, what only this family has
+# For each family: configuration class, model class, arguments that only this family has.
+FAMILIES: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -70,10 +71,13 @@ SHAPES = {"tiny": Shape(), "small": Shape(hidden=256, layers=12, heads=8, kv_hea
 
 
 def builtin_folder(name: str, flag: str) -> Path:
-    """The folder of `builtin:<name>` in the user's cache, written the first time; every machine makes the same one."""
+    """Return the folder of `builtin:<name>` in the user's cache, and write it the first time. It is equal on every
+    machine."""
     shape = SHAPES.get(name.removeprefix(PREFIX))
     if shape is None:
-        raise UserError(f"{flag}={name}: no such model. There are {', '.join(PREFIX + known for known in SHAPES)}")
+        raise UserError(
+            f"{flag}={name}: there is no such model. Write {' or '.join(PREFIX + known for known in SHAPES)}"
+        )
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     folder = cache_folder("builtin") / f"{name.removeprefix(PREFIX)}-{version}"
     if not folder.exists():
@@ -87,15 +91,15 @@ def create_tiny(path: Path, seed: int = 0) -> None:
 
 
 def create(path: Path, shape: Shape, seed: int = 0) -> None:
-    """Write a model folder with random weights, the same for the same seed."""
+    """Write a model folder with random weights. Equal seeds give equal weights."""
     tokenizer = byte_tokenizer()
     config_class, model_class, extra = FAMILIES[shape.family]
     config = config_class(**sizes(shape, tokenizer), **extra)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
-    # Set only now: transformers zeroes the embedding of a padding token, and the gradient of a norm of zeros explodes
-    # when a policy happens to sample that token.
+    # Set only now: transformers zeroes the embedding of the padding token, and the gradient of a norm of zeros explodes
+    # if a policy happens to sample that token.
     config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     config.architectures, config.dtype = [model_class.__name__], torch.float32
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (shape.tied and name == TIED)}
@@ -107,7 +111,8 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8, so that any text encodes and decodes; special tokens and role names on top."""
+    """Return a tokenizer with one token per UTF-8 byte, so that it encodes any text, plus special tokens and role
+    names."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -127,14 +132,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sizes(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """A shape in the names of transformers' configurations."""
+    """Return a shape under the names of transformers' configurations."""
     return {
         "vocab_size": shape.vocabulary or len(tokenizer),
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": max(32, shape.hidden // shape.heads),  # vLLM has no smaller attention kernels for CPUs
+        "head_dim": max(32, shape.hidden // shape.heads),  # the smallest size of vLLM's attention kernels for CPUs
         "intermediate_size": 4 * shape.hidden,
         "initializer_range": 0.5 / shape.hidden**0.5,  # a narrow model learns nothing for long with the usual 0.02
         "max_position_embeddings": shape.max_length,

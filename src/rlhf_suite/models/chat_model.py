@@ -1,4 +1,4 @@
-"""Answers of a language model, streamed as they are written; what it has read already is not read again."""
+"""A language model for interactive chat: responses are streamed, and tokens that it has read are not read again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAG = "actor.model_name_or_path"
 
 @dataclass(frozen=True)
 class ChatResponse:
-    """What the model wrote, and whether it ended there of its own accord, at the cap, or was interrupted."""
+    """The text that the model wrote, and whether the token limit or the user ended it before its end of sequence."""
 
     text: str
     num_tokens: int
@@ -28,8 +28,11 @@ class ChatResponse:
 
 
 class ChatModel:
-    """A model on one device, its precision that of its file. Keys and values of the last prompt and answer are kept,
-    and serve the next prompt as far as its tokens are the same."""
+    """A language model on one device, in the precision of its checkpoint.
+
+    The keys and values of the last prompt and response are kept. They serve the next prompt as far as its tokens are
+    equal.
+    """
 
     def __init__(self, path: str, config: ChatConfig, text: ChatTextConfig, device: str) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
@@ -45,7 +48,7 @@ class ChatModel:
             param_dtype="fp32" if own.dtype in (None, torch.float32) else "bf16", attn_implementation="sdpa"
         )
         self.model = load_model(path, head="lm", ds=ds, flag=FLAG).model.to(device).requires_grad_(False)
-        # In place of the model's own, whose sampling settings would fill in for those that are not given.
+        # This replaces the model's own settings, which would otherwise fill in the values that are not given here.
         self.model.generation_config = generation(config, self.tokenizer, self.model.generation_config)
         self.device = device
         self.ids: list[int] = []
@@ -53,10 +56,11 @@ class ChatModel:
 
     @torch.inference_mode()
     def respond(self, ids: list[int], on_text: Callable[[str], None]) -> ChatResponse:
-        """The answer to a prompt; `on_text` gets it piece by piece. Ctrl-C ends the answer, not the program."""
+        """Return the response to a prompt and pass its text to `on_text` in pieces. Ctrl-C ends the response, not the
+        program."""
         cache = self._known(ids)
-        self.ids, self.cache = [], None  # an interrupted forward leaves layers of different lengths
-        stream = Stream(self.tokenizer, on_text)
+        self.ids, self.cache = [], None  # an interrupted forward pass leaves layers of different lengths in the cache
+        stream = ResponseStreamer(self.tokenizer, on_text)
         prompt = torch.tensor([ids], device=self.device)  # [1, T]
         is_interrupted = False
         try:
@@ -73,7 +77,10 @@ class ChatModel:
         return ChatResponse(str(text), len(stream.ids), is_capped, is_interrupted)
 
     def _known(self, ids: Sequence[int]) -> DynamicCache | None:
-        """The cache, cut to the tokens that begin `ids`; its last token is always read, for what comes after it."""
+        """Return the cache cut to the tokens with which `ids` begins.
+
+        The last token of `ids` is never in it: the model must read it to predict the next one.
+        """
         same = 0
         for old, new in zip(self.ids, ids[:-1], strict=False):
             if old != new:
@@ -82,17 +89,18 @@ class ChatModel:
         if self.cache is None or same == 0:
             return None
         if same < len(self.ids):
-            self.cache.crop(same - len(self.ids))  # negative: so many tokens less
+            self.cache.crop(same - len(self.ids))  # a negative argument removes so many tokens
         return self.cache
 
     def _keep(self, cache: DynamicCache, ids: list[int]) -> None:
-        """Remember what was read, if it can be cut anywhere: sliding windows and recurrent states cannot."""
+        """Keep the cache if it can be cut at any token; caches of sliding windows and recurrent states cannot."""
         if all(type(layer) is DynamicLayer for layer in cache.layers):
             self.cache, self.ids = cache, ids[: cache.get_seq_length()]
 
 
 def generation(config: ChatConfig, tokenizer: PreTrainedTokenizerBase, own: GenerationConfig) -> GenerationConfig:
-    """How to sample. An answer ends with the tokenizer's end of sequence or one of those that the model names."""
+    """Return the sampling settings. A response ends with the tokenizer's end of sequence, or with one that the model
+    names."""
     named = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
     ends = {int(token) for token in (tokenizer.eos_token_id, *named) if token is not None}
     sampling = {"temperature": config.temperature, "top_p": config.top_p, "top_k": max(config.top_k, 0)}
@@ -106,8 +114,8 @@ def generation(config: ChatConfig, tokenizer: PreTrainedTokenizerBase, own: Gene
     )
 
 
-class Stream(TextStreamer):
-    """Collects an answer's ids and hands its text on, in pieces that later tokens do not change."""
+class ResponseStreamer(TextStreamer):
+    """Collects the ids of a response and passes on its text, in pieces that later tokens do not change."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -115,12 +123,12 @@ class Stream(TextStreamer):
         self.ids: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt [1, T], then one token [1] at a time."""
+        """Receive the prompt [1, T] first, then one token [1] at a time."""
         if not self.next_tokens_are_prompt:
             self.ids += value.tolist()
         super().put(value)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Called with text that is final, at the end perhaps with none."""
+        """Receive text that is final; at the end of the stream it may be empty."""
         if text:
             self.on_text(text)

@@ -1,8 +1,8 @@
-"""The one forward pass: a TokenBatch in, per-token log-probs or values out, packed or padded.
+"""The one forward pass: a TokenBatch in, log-probs or values per token out, packed or padded.
 
-T tokens, B sequences, L longest length, H hidden size. Everything that comes out stands at the token it describes: the
-log-prob of token t, and the value of the state token t was chosen in, are read from the hidden state at t-1. A
-sequence's first token has neither: both are 0 there.
+T tokens, B sequences, L longest length, H hidden size. Every output stands at the token it describes: the log-prob of
+token t, and the value of the state in which token t was chosen, are read from the hidden state at t-1. The first token
+of a sequence has neither, and its entries are 0.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ PACKING = (attention.NAME, "flash_attention_2")
 
 
 class TokenOutputs(NamedTuple):
-    """What a language model says about the tokens of a batch. A tuple, so that ZeRO's hooks find the tensors."""
+    """The outputs of a language model for the tokens of a batch. A tuple, so that the hooks of ZeRO
+    find the tensors."""
 
     log_probs: Tensor  # [T] fp32
-    entropy: Tensor | None  # [T] fp32: of the distribution the token was drawn from; where asked for
-    aux_loss: Tensor | None  # scalar: the MoE load-balancing loss, weight 1, not part of anything else; where asked for
+    entropy: Tensor | None  # [T] fp32: the entropy of the distribution that the token was drawn from, if requested
+    aux_loss: Tensor | None  # scalar: the MoE load-balancing loss with weight 1, in no other output; None if off
 
 
 class ScalarOutputs(NamedTuple):
-    """Numbers of tokens or of sequences."""
+    """One number per token or per sequence."""
 
     values: Tensor  # [T], [B] or, of N chosen tokens, [N, ...], fp32
     aux_loss: Tensor | None  # as in `TokenOutputs`
 
 
 class LanguageModel(nn.Module):
-    """A causal language model of transformers behind the one forward pass."""
+    """A causal language model of transformers with the one forward pass."""
 
     def __init__(self, model: PreTrainedModel, packed: bool) -> None:
         super().__init__()
@@ -66,10 +67,11 @@ class LanguageModel(nn.Module):
         reader: tuple[Tensor, Read | None] | None = None,
         count_experts: bool = False,
     ) -> TokenOutputs | ScalarOutputs | DeferredLogits:
-        """Log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
+        """Return log-probs under softmax(logits / temperature). Rows outside `needed` [T] bool skip the head and are 0.
 
-        With `reader` (tokens [N], read) instead what `read` makes of the logits at those tokens' own hidden states, or
-        with read None what they can be computed from; with `count_experts` what `expert_counts` says of the batch.
+        With `reader` (tokens [N], function) return instead the function's value for the logits at these tokens' own
+        hidden states; if the function is None, return the logits as `DeferredLogits`. With `count_experts` return
+        `expert_counts`.
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
@@ -97,7 +99,7 @@ class LanguageModel(nn.Module):
 
 
 class ScalarModel(nn.Module):
-    """A transformers model with one number per token: critic, reward model."""
+    """A transformers model with one number per token: a critic or a reward model."""
 
     def __init__(
         self, model: PreTrainedModel, packed: bool, *, head_name: str = "score", head_is_new: bool = False
@@ -106,14 +108,14 @@ class ScalarModel(nn.Module):
         check_layout(model, packed)
         self.model = model
         self.packed = packed
-        self.head_name = head_name  # in checkpoints; in memory it is transformers' `score`
-        self.head_is_new = head_is_new  # drawn at random because the checkpoint had none of that name
+        self.head_name = head_name  # its name in checkpoints; in memory transformers calls it `score`
+        self.head_is_new = head_is_new  # the head is random, since the checkpoint has none of that name
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
         self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
-        """The head's output at every token's own hidden state, [T]. Read through the functions below."""
+        """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
         sequences = SequenceLayout.of(batch.lengths, self.packed)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
@@ -131,39 +133,44 @@ def token_log_probs(
     entropy: bool = False,
     needed: Tensor | None = None,
 ) -> TokenOutputs:
-    """`LanguageModel.forward`, through whatever engine wraps the model."""
+    """Return `LanguageModel.forward` of a model that an engine may wrap."""
     outputs: TokenOutputs = model(batch, temperature=temperature, entropy=entropy, needed=needed)
     return outputs
 
 
 def map_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor, read: Read) -> ScalarOutputs:
-    """What `read` makes of the logits at the tokens `at` [N]: those of the token that follows each. They exist for a
-    chunk of tokens at a time; `read` is called again in the backward pass."""
+    """Return the values of `read` for the logits at the tokens `at` [N], which predict the token after each.
+
+    The logits exist only for a chunk of tokens at a time; the backward pass calls `read` again.
+    """
     outputs: ScalarOutputs = model(batch, reader=(at, read))
     return outputs
 
 
 @torch.no_grad()
 def deferred_logits(model: Callable[..., Any], batch: TokenBatch, at: Tensor) -> DeferredLogits:
-    """The logits at the tokens `at` [N], to be computed a few rows at a time: for a frozen model, of which another
-    model's `read` needs the same rows."""
+    """Return the logits at the tokens `at` [N] in a form that computes a few rows at a time.
+
+    It is meant for a frozen model, if the `read` of another model needs the same rows.
+    """
     outputs: DeferredLogits = model(batch, reader=(at, None))
     return outputs
 
 
 def expert_counts(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
-    """How many tokens of the batch, layer by layer, go to each expert, [E]. Needs a model with `balance`."""
+    """Return how many tokens of the batch, summed over layers, go to each expert, [E]. The model must
+    have `balance`."""
     counts: Tensor = model(batch, count_experts=True).values
     return counts
 
 
 def token_values(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
-    """V(state token t was chosen in), [T]: the head at t-1; 0 at the first token of a sequence."""
+    """Return V(state in which token t was chosen), [T]: the head at t-1, and 0 at the first token of a sequence."""
     return value_outputs(model, batch).values
 
 
 def value_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
-    """`token_values`, with the auxiliary loss of the same forward."""
+    """Return `token_values` with the auxiliary loss of the same forward pass."""
     outputs: ScalarOutputs = model(batch)
     own = outputs.values  # [T]
     shifted = F.pad(own[:-1], (1, 0))
@@ -172,25 +179,26 @@ def value_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs
 
 
 def sequence_scores(model: Callable[..., Any], batch: TokenBatch) -> Tensor:
-    """The head at each sequence's last token, [B]; which one that is follows from its length, not from a padding id."""
+    """Return the head at the last token of each sequence, [B]. The lengths say which token that is,
+    not a padding id."""
     return sequence_outputs(model, batch).values
 
 
 def sequence_outputs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
-    """`sequence_scores`, with the auxiliary loss of the same forward."""
+    """Return `sequence_scores` with the auxiliary loss of the same forward pass."""
     outputs: ScalarOutputs = model(batch)
     return ScalarOutputs(outputs.values[batch.starts + batch.lengths - 1], outputs.aux_loss)
 
 
 def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOutputs:
-    """log p(answer | prompt) of each sequence, [B]: the sum over its masked tokens."""
+    """Return log p(response | prompt) of each sequence, [B]: the sum over its masked tokens."""
     mask = batch.mask
     outputs = token_log_probs(model, batch, needed=mask.bool())
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
 def check_layout(model: PreTrainedModel, packed: bool) -> None:
-    """Refuse a combination of attention and layout that would compute something else without saying so."""
+    """Raise UserError for an attention that would silently compute something else in this layout."""
     implementation = model.config._attn_implementation
     if packed and implementation not in PACKING:
         raise UserError(
@@ -213,7 +221,7 @@ def check_layout(model: PreTrainedModel, packed: bool) -> None:
 def hidden_states(
     model: PreTrainedModel, batch: TokenBatch, sequences: SequenceLayout, router_logits: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The last hidden states [T, H]; where asked for, each MoE layer's router logits [rows, experts] as well."""
+    """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer."""
     inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
     implementation = model.config._attn_implementation
     if implementation == attention.NAME:
@@ -223,7 +231,7 @@ def hidden_states(
         inputs |= {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": longest, "max_length_k": longest}
     if router_logits:
         inputs["output_router_logits"] = True
-    # A cache would make transformers forget where packed sequences end.
+    # With a cache, transformers would ignore where packed sequences end.
     outputs = model.base_model(**inputs, use_cache=False)
     states: Tensor = outputs.last_hidden_state.flatten(0, 1)
     if not sequences.packed:
@@ -232,12 +240,13 @@ def hidden_states(
 
 
 def _packed_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
-    """One row of all sequences, [1, T]; positions start again at each. A 2-D mask would switch the borders off."""
+    """Return the inputs of one row with all sequences, [1, T]; positions restart at each. A 2-D mask would hide the
+    borders."""
     return {"input_ids": batch.ids[None], "position_ids": sequences.positions[None], "attention_mask": None}
 
 
 def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
-    """Right-padded rows, [B, L]; the padding is token 0, masked."""
+    """Return the inputs of right-padded rows, [B, L]; the padding is token 0, masked."""
     rows, longest = len(batch), sequences.max_length
     ids = batch.ids.new_zeros(rows * longest).index_copy_(0, sequences.slots, batch.ids).view(rows, longest)
     positions = torch.arange(longest, device=ids.device).expand(rows, longest)
@@ -246,5 +255,5 @@ def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, An
 
 
 def _spread(values: Tensor, tokens: Tensor, total: int) -> Tensor:
-    """`values` [N] at positions `tokens` [N] of a zero vector [total]."""
+    """Return a zero vector [total] with `values` [N] at the positions `tokens` [N]."""
     return values.new_zeros(total).index_copy(0, tokens, values)

@@ -1,7 +1,7 @@
 """Log-probs and entropies of given tokens without a [T, V] matrix of logits.
 
-The language-model head works through the rows in chunks; the backward pass computes each chunk's logits again. With
-z = (h W^T + b) / temperature, p = softmax(z), one row, target y:
+The language-model head processes the rows in chunks; the backward pass computes the logits of each chunk again. With z
+= (h W^T + b) / temperature, p = softmax(z), one row, target y:
 
     log_prob = z_y - logsumexp(z)                d log_prob / dz_j = [j = y] - p_j
     entropy  = logsumexp(z) - sum_j p_j z_j      d entropy  / dz_j = -p_j (log p_j + entropy)
@@ -21,22 +21,23 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_suite.errors import UserError
 
-Read = Callable[[Tensor, slice], Tensor]  # of logits [n, V], rows a slice of all: one row each, [n, ...]
+Read = Callable[[Tensor, slice], Tensor]  # (logits [n, V], their rows among all N) -> one value per row, [n, ...]
 
 CHUNK_ROWS = 1024  # enough for a GPU's matrix unit; with V = 150k the logits of a chunk take 0.6 GB in fp32
 CHUNK_ELEMENTS = 2**22  # small vocabularies take more rows at a time
-# Configuration keys of heads that do more than a matrix product, and the value that switches each off.
+# Configuration keys of heads that do more than a matrix product, each with the value that switches it off.
 UNUSUAL_HEADS = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
 
 
 def chunk_rows(vocabulary: int) -> int:
+    """Return how many rows the head processes at a time."""
     return max(CHUNK_ROWS, CHUNK_ELEMENTS // vocabulary)
 
 
 class DeferredLogits(NamedTuple):
-    """Logits of N tokens that are computed when asked for, by a head that stays as it is until then. Not for gradients.
+    """The logits of N tokens, computed on request by a head that does not change until then. They carry no gradients.
 
-    Under ZeRO-3 it keeps the head's matrix, whole, for as long as it is held itself.
+    Under ZeRO-3 this object keeps the whole matrix of the head in memory.
     """
 
     hidden: Tensor  # [N, H]
@@ -44,11 +45,13 @@ class DeferredLogits(NamedTuple):
     bias: Tensor | None  # [V]
 
     def logits(self, rows: slice) -> Tensor:
-        """[rows, V], at least fp32."""
+        """Return the logits of these rows, [rows, V], in fp32 or more."""
         return _logits(self.hidden[rows], self.weight, self.bias, 1.0)
 
 
 class HeadSettings(NamedTuple):
+    """The settings of one chunked computation."""
+
     temperature: float
     entropy: bool
     chunk_rows: int
@@ -77,7 +80,7 @@ class ChunkedLogProbs(torch.autograd.Function):
             if with_entropy:
                 probabilities = (logits - normaliser[:, None]).exp_()
                 entropies.append(normaliser - (probabilities * logits).sum(-1))
-        empty = _logits(hidden[:0], weight, bias, temperature).sum(-1)  # a batch may need no row at all
+        empty = _logits(hidden[:0], weight, bias, temperature).sum(-1)  # for a batch that needs no row at all
         entropy = torch.cat([*entropies, empty]) if with_entropy else None
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat([*normalisers, empty]), entropy)
         ctx.temperature, ctx.rows = temperature, rows
@@ -90,7 +93,7 @@ class ChunkedLogProbs(torch.autograd.Function):
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         hidden_gradient = torch.empty_like(hidden) if need_hidden else None
-        # Sums over chunks stay exact in fp32, also where the weights are bf16.
+        # Sums over chunks are kept in fp32, also if the weights are bf16.
         weight_gradient = torch.zeros_like(weight, dtype=wide) if need_weight else None
         bias_gradient = torch.zeros_like(bias, dtype=wide) if need_bias else None
         for start in range(0, len(hidden), ctx.rows):
@@ -121,7 +124,7 @@ class ChunkedLogProbs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """softmax's argument, [rows, V], at least fp32."""
+    """Return the argument of softmax, [rows, V], in fp32 or more."""
     logits = F.linear(hidden, weight, bias)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits.div_(temperature)
@@ -130,7 +133,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 def _logits_gradient(
     log_p: Tensor, targets: Tensor, of_log_prob: Tensor | None, of_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
-    """The gradient with respect to z, [rows, V]. Overwrites `log_p`."""
+    """Return the gradient with respect to z, [rows, V]. This overwrites `log_p`."""
     p = log_p.exp()
     if of_entropy is not None:
         assert entropy is not None
@@ -144,15 +147,15 @@ def _logits_gradient(
 
 
 class ScoringHead(nn.Linear):
-    """A language-model head that also scores given tokens.
+    """A language-model head that can also compute the log-probs of given tokens.
 
-    The chunked computation lives in this module's own forward because that is where ZeRO-3 has the weight whole: its
-    hooks gather a module's parameters around its forward and backward, and at no other time.
+    The chunked computation is in this module's own forward, because ZeRO-3 has the whole weight only there: its hooks
+    gather the parameters of a module around its forward and backward pass, and at no other time.
     """
 
     @classmethod
     def of(cls, linear: nn.Linear) -> ScoringHead:
-        """A head that shares the parameters of `linear`."""
+        """Return a head that shares the parameters of `linear`."""
         head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         head.weight, head.bias = linear.weight, linear.bias
         return head
@@ -166,8 +169,11 @@ class ScoringHead(nn.Linear):
         read: Read | None = None,
         later: bool = False,
     ) -> Any:
-        """Logits of `hidden`; with `targets` [N] instead their (log_probs [N], entropy [N] | None); with `read` what it
-        makes of the logits, computed again in the backward pass; with `later` what they can be computed from."""
+        """Return the logits of `hidden`.
+
+        With `targets` [N], return (log_probs [N], entropy [N] | None) instead; with `read`, its values for the logits,
+        which are computed again in the backward pass; with `later`, the logits as `DeferredLogits`.
+        """
         if later:
             return DeferredLogits(hidden, self.weight.detach(), None if self.bias is None else self.bias.detach())
         if read is not None:
@@ -178,7 +184,7 @@ class ScoringHead(nn.Linear):
         return ChunkedLogProbs.apply(hidden, self.weight, self.bias, targets, settings)
 
     def read(self, hidden: Tensor, read: Read) -> Tensor:
-        """`read` of a chunk of rows at a time."""
+        """Return the values of `read`, computed one chunk of rows at a time."""
 
         def of_chunk(part: slice) -> Tensor:
             return read(_logits(hidden[part], self.weight, self.bias, 1.0), part)
@@ -189,8 +195,10 @@ class ScoringHead(nn.Linear):
 
 
 def check_head(config: Any, flag: str, path: str) -> None:
-    """Refuse heads that scale or cap their logits, which the chunked head does not reproduce."""
+    """Raise UserError for a head that scales or caps its logits, which the chunked head does not reproduce."""
     for key, neutral in UNUSUAL_HEADS.items():
         value = getattr(config, key, neutral)
         if value not in (None, neutral):
-            raise UserError(f"{flag}={path}: models whose head has {key} ({value}) are not supported")
+            raise UserError(
+                f"{flag}={path}: models whose head has {key} ({value}) are not supported. Choose another model"
+            )

@@ -1,4 +1,4 @@
-"""Tokenizers and models from a folder, the hub or a builtin; and what training needs on top (LoRA, checkpointing)."""
+"""Tokenizers and models from a folder, the hub, or a built-in name."""
 
 from __future__ import annotations
 
@@ -39,13 +39,17 @@ LOADING_ERRORS = (OSError, ValueError, KeyError, SafetensorError)
 
 
 def model_folder(path: str, flag: str) -> str:
-    """The folder or hub name behind a flag's value; a builtin is written to the user's cache first."""
+    """Return the folder or hub name of a flag's value. A built-in model is written to the user's cache first.
+
+    Raises:
+        UserError: there is no such folder, or it holds no model.
+    """
     if path.startswith(PREFIX):
         return str(builtin_folder(path, flag))
     folder = Path(path)
     if not folder.is_dir():
         if path.startswith(("/", ".", "~")) or path.count("/") > 1:
-            raise UserError(f"{flag}={path}: no such folder. Give a Hugging Face folder, a hub name or builtin:tiny")
+            raise UserError(f"{flag}={path}: there is no such folder. Give a model folder, a hub name or builtin:tiny")
         return path
     if not (folder / "config.json").exists():
         adapter = (folder / "adapter_config.json").exists()
@@ -57,8 +61,10 @@ def model_folder(path: str, flag: str) -> str:
 
 
 def model_digest(path: str, flag: str) -> str:
-    """Equal for two models only if their configuration and weights are: a digest of a folder's files, or the hub's own
-    name of its revision."""
+    """Return a digest that is equal for two models only if their configuration and weights are equal.
+
+    It is a digest of a folder's files, or the revision name of a hub model.
+    """
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
         with loading(flag, path):
@@ -71,10 +77,10 @@ def model_digest(path: str, flag: str) -> str:
 
 
 def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_or_path") -> Tokenizer:
-    """The tokenizer of a model, with the chat template of `data` where given and a padding token that is not EOS.
+    """Return the tokenizer of a model, with the chat template of `data` if given, and a padding token other than EOS.
 
-    Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders,
-    where transformers finds a row's last token by it; so it must be a token that never ends a sequence.
+    Nothing here pads with that token: sequences are ragged and know their lengths. It only goes into saved folders, in
+    which transformers finds the last token of a row by it, so it must be a token that never ends a sequence.
     """
     tokenizer = tokenizer_of(model_folder(path, flag), path, flag)
     if data.tokenizer_chat_template is not None:
@@ -87,7 +93,8 @@ def load_tokenizer(path: str, data: RenderConfig, flag: str = "actor.model_name_
 
 
 def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
-    """The tokenizer in a folder, with EOS and padding. Errors name the flag and its value `path`."""
+    """Return the tokenizer in a folder, with EOS and padding token. Error messages name the flag and
+    its value `path`."""
     with loading(flag, path):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if tokenizer.eos_token_id is None:
@@ -105,7 +112,8 @@ def checkpoint_precision(path: str, flag: str) -> str:
 
 
 def padding_token(tokenizer: Tokenizer) -> str | None:
-    """An existing special token to pad with: one made for it, else unknown, else BOS, else any but EOS."""
+    """Return an existing special token to pad with: one made for padding, else unknown, else BOS, else any other than
+    EOS."""
     special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content != tokenizer.eos_token]
     named = [token for token in added if "pad" in token.lower()]
@@ -114,7 +122,7 @@ def padding_token(tokenizer: Tokenizer) -> str | None:
 
 
 def chat_template(value: str) -> str:
-    """Template text as it is, or the content of the file it names."""
+    """Return template text as it is, or the content of the file that it names."""
     if "{" in value:
         return value
     if not Path(value).is_file():
@@ -144,7 +152,7 @@ def load_model(
     writable: Gather = ...,
     dropout: bool = ...,
 ) -> ScalarModel: ...
-def load_model(  # noqa: PLR0913 - what a model is loaded from, and what it is loaded for
+def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     path: str,
     *,
     head: Literal["lm", "value"],
@@ -154,10 +162,11 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from, and what it is l
     writable: Gather = whole,
     dropout: bool = True,
 ) -> LanguageModel | ScalarModel:
-    """A model in evaluation mode. A `value` head that the checkpoint lacks is drawn from N(0, 1/(hidden + 1)^2).
+    """Return a model in evaluation mode.
 
-    Under ZeRO-3 parameters are partitioned while they load; `writable` makes the given ones whole and keeps changes.
-    Without `dropout` the dropout that the model's configuration asks for in training mode is off.
+    A `value` head that the checkpoint lacks is drawn from N(0, 1/(hidden + 1)^2). Under ZeRO-3 parameters are
+    partitioned while they load; `writable` makes the given ones whole and keeps changes to them. Without `dropout`, the
+    dropout of the model's configuration is off in training mode.
     """
     folder = model_folder(path, flag)
     with loading(flag, path), quiet_transformers():
@@ -174,7 +183,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from, and what it is l
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         raise UserError(
-            f"{flag}={path}: the checkpoint does not hold {some(absent)}. Give a complete {head} checkpoint"
+            f"{flag}={path}: the checkpoint lacks {list_tensors(absent)}. Give a complete {head} checkpoint"
         )
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
@@ -207,6 +216,7 @@ def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[st
 
 
 def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
+    """Draw the scalar head at random."""
     weight = model.score.weight
     hidden = model.config.get_text_config().hidden_size
     noise = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed)) / (hidden + 1)
@@ -216,7 +226,7 @@ def _init_scalar_head(model: PreTrainedModel, seed: int) -> None:
 
 @contextmanager
 def loading(flag: str, path: str) -> Iterator[None]:
-    """What transformers raises when it finds nothing usable, as an error that names the flag."""
+    """Turn the errors that transformers raises for an unusable path into a UserError that names the flag."""
     try:
         yield
     except UserError:
@@ -231,7 +241,8 @@ def loading(flag: str, path: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its load report: missing tensors are checked here, and surplus ones (another head) are expected."""
+    """Silence the load report of transformers: missing tensors are checked here, and surplus ones (another head) are
+    expected."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(logging.ERROR)
     try:
@@ -240,19 +251,20 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def some(names: list[str]) -> str:
+def list_tensors(names: list[str]) -> str:
+    """Return the first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
 
 
 def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: RenderConfig) -> None:
-    """`check_same_vocabulary` with the teacher's own tokenizer."""
+    """Raise UserError unless the teacher's own tokenizer has the vocabulary of the student."""
     path = teacher.model_name_or_path
     assert path is not None
     check_same_vocabulary(student, load_tokenizer(path, data, "teacher.model_name_or_path"), path)
 
 
 def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer, path: str) -> None:
-    """Refuse a teacher whose token ids mean other tokens than the student's."""
+    """Raise UserError if the token ids of the teacher mean other tokens than those of the student."""
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     if ours == theirs:
         return

@@ -1,4 +1,5 @@
-"""Low-rank adapters (Hu et al., arXiv:2106.09685): y = W x + (alpha / rank) B A x, W frozen and B zero at first."""
+"""Low-rank adapters (Hu et al., arXiv:2106.09685): y = W x + (alpha / rank) B A x, with W frozen and B
+zero at first."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ADAPTER = "default"
 
 
 def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) -> None:
-    """Freeze the model and put adapters into its linear layers; a scalar head stays trainable as a whole."""
+    """Freeze the model and add adapters to its linear layers. A scalar head stays trainable as a whole."""
     from peft import LoraConfig, TaskType, inject_adapter_in_model
 
     targets: str | list[str] = "all-linear" if config.target_modules == ["all-linear"] else list(config.target_modules)
@@ -31,7 +32,7 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
     )
     heads = [name for name in config.target_modules if name in ("lm_head", "score")]
     if heads:
-        raise UserError(f"ds.lora.target_modules: {heads[0]} is the head and takes no adapter. Leave it out")
+        raise UserError(f"ds.lora.target_modules: {heads[0]} is the head and takes no adapter. Remove it")
     model.requires_grad_(False)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -47,19 +48,20 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
                 {name.split(".")[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
             )
             raise UserError(
-                f"ds.lora.target_modules={config.target_modules}: the model has none of them. "
-                f"Its linear layers are {', '.join(names)}; or give all-linear"
+                f"ds.lora.target_modules={config.target_modules}: the model has none of these modules. "
+                f"Choose among its linear layers {', '.join(names)}, or give all-linear"
             ) from error
     if scalar:
         model.model.score.requires_grad_(True)
     model.lora = settings
 
 
-def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """W + scale * B A as a new tensor of W's type, added up in fp32; `weight` [out, in], `down` A [r, in], `up` B
-    [out, r]. Merging in place and back again would wear bf16 weights away.
+def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return W + scale * B A as a new tensor of W's type, added in fp32.
 
-    Of a stack of experts [E, out, in] peft keeps all A as [E * r, in] and all B as [out, r * E], experts innermost.
+    `weight` is W [out, in], `down` is A [r, in], `up` is B [out, r]. Merging in place and back again would lose
+    precision in bf16. For a stack of experts [E, out, in], peft keeps all A as [E * r, in] and all B as [out, r * E],
+    experts innermost.
     """
     if weight.ndim == 2:
         return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
@@ -71,12 +73,12 @@ def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
 
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Within it the model computes as if it had no adapters. Nothing else changes, `requires_grad` included."""
+    """Compute without adapters inside this context. Nothing else changes, in particular not `requires_grad`."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
-        layer._disable_adapters = True  # peft's own switch also turns requires_grad, on which gradient hooks hang
+        layer._disable_adapters = True  # peft's own switch would also change requires_grad, and so the gradient hooks
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Merging a LoRA adapter into its base model: a whole Hugging Face folder that needs no peft."""
+"""Merging a LoRA adapter into its base model, as a whole Hugging Face folder that does not need peft."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rlhf_suite.disk import written_aside
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.load import DTYPES, loading, model_folder, quiet_transformers, some, tokenizer_of
+from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"
 WEIGHTS = "adapter_model.safetensors"
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-HEAD = "base_model.model.score.weight"  # of a reward model, in an adapter's file
+HEAD = "base_model.model.score.weight"  # the head of a reward model, in the file of an adapter
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter in peft's format."""
+    """A LoRA adapter in peft's format."""
 
     path: Path
     config: LoraConfig
@@ -35,46 +35,52 @@ class Adapter:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it belongs to a sequence classifier: a reward model."""
+        """Return whether it belongs to a sequence classifier, that is, a reward model."""
         return self.config.task_type == TaskType.SEQ_CLS or HEAD in self.weights
 
 
 def read_adapter(path: str) -> Adapter:
-    """The adapter in the folder `path`."""
+    """Return the adapter in the folder `path`.
+
+    Raises:
+        UserError: the folder does not hold a LoRA adapter.
+    """
     folder = Path(path)
     if not (folder / WEIGHTS).exists():
         raise UserError(
-            f"{ADAPTER}={path}: there is no {WEIGHTS}. Give the folder of an adapter in peft's safetensors format"
+            f"{ADAPTER}={path}: the folder has no {WEIGHTS}. Give the folder of an adapter in peft's safetensors format"
         )
     try:
         config = LoraConfig.from_pretrained(folder)
         weights = load_file(folder / WEIGHTS)
     except (ValueError, TypeError, OSError, SafetensorError) as error:
-        raise UserError(f"{ADAPTER}={path}: cannot be read ({error}). Is the folder complete?") from error
+        raise UserError(f"{ADAPTER}={path}: cannot be read ({error}). Check that the folder is complete") from error
     if config.peft_type != PeftType.LORA:
         raise UserError(f"{ADAPTER}={path}: holds an adapter of type {config.peft_type}; only LORA can be merged")
     return Adapter(folder, config, weights)
 
 
-def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, say: Callable[[str], None]) -> int:
-    """Write the merged model to `output`, whole or not at all; how many layers had an adapter.
+def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log: Callable[[str], None]) -> int:
+    """Write the merged model to `output`, whole or not at all. Return how many layers had an adapter.
 
-    W + scale * B A is added up in fp32, then rounded once to `dtype` (null: the base's own).
+    W + scale * B A is added in fp32 and then rounded once to `dtype` (None: the type of the base model).
     """
     folder = model_folder(base, BASE)
-    say(f"Loading {base}")
+    log(f"Loading {base}")
     model, own = load_base(folder, base, adapter)
     if trained_elsewhere(adapter, base):
-        say(f"The adapter was trained on {adapter.config.base_model_name_or_path}")
-    say(f"Merging {adapter.path}")
+        log(f"The adapter was trained on {adapter.config.base_model_name_or_path}")
+    log(f"Merging {adapter.path}")
     was_tied = model.config.get_text_config().tie_word_embeddings
     count = merge(model, adapter, base)
     if was_tied and not model.config.tie_word_embeddings:
-        say("The adapter changes only one of embedding and head: the merged model has a matrix for each")
-    trained_with = (adapter.path / "tokenizer_config.json").exists()  # it may have more tokens than the base's
+        log("The adapter changes only one of embedding and head: the merged model has a matrix for each")
+    trained_with = (
+        adapter.path / "tokenizer_config.json"
+    ).exists()  # its tokenizer may have more tokens than that of the base
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
     model.config.pad_token_id = tokenizer.pad_token_id
-    say("Writing the merged model")
+    log("Writing the merged model")
     with written_aside(output) as aside:
         model.to(own if dtype is None else DTYPES[dtype]).save_pretrained(aside)
         tokenizer.save_pretrained(aside)
@@ -82,7 +88,7 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, say
 
 
 def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel, torch.dtype]:
-    """The base model in fp32, with the head that the adapter belongs to; and the type of its file."""
+    """Return the base model in fp32, with the head that the adapter belongs to, and the data type of its checkpoint."""
     with loading(BASE, base), quiet_transformers():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         settings: dict[str, Any] = {
@@ -96,18 +102,18 @@ def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel
             model, info = AutoModelForCausalLM.from_pretrained(folder, **settings)
     missing = set(info["missing_keys"]) - ({"score.weight"} if HEAD in adapter.weights else set())
     if missing:
-        raise UserError(f"{BASE}={base}: the checkpoint does not hold {some(sorted(missing))}. Give a complete model")
-    for name in ("reward_mean", "reward_std"):  # of scores that the merged model does not give
+        raise UserError(f"{BASE}={base}: the checkpoint lacks {list_tensors(sorted(missing))}. Give a complete model")
+    for name in ("reward_mean", "reward_std"):  # they describe scores that the merged model does not give
         if hasattr(model.config, name):
             delattr(model.config, name)
     return model, config.dtype or torch.float32
 
 
 def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
-    """Merge in place; how many layers had an adapter.
+    """Merge in place. Return how many layers had an adapter.
 
     Raises:
-        UserError: the adapter does not fit the model in every tensor; peft itself would pass over some of them.
+        UserError: the adapter does not fit the model in every tensor; peft itself would ignore some mismatches.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -118,9 +124,9 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
         raise wrong_base(base, adapter, str(error).splitlines()[-1].strip()) from error
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     if absent := sorted(expected.keys() - adapter.weights.keys()):
-        raise wrong_base(base, adapter, f"the adapter does not hold {some(absent)}")
+        raise wrong_base(base, adapter, f"the adapter lacks {list_tensors(absent)}")
     if surplus := sorted(adapter.weights.keys() - expected.keys() - wrapped.state_dict().keys()):
-        raise wrong_base(base, adapter, f"the model has no place for {some(surplus)}")
+        raise wrong_base(base, adapter, f"the model has no place for {list_tensors(surplus)}")
     adapted = {int(number) for name in expected for number in LAYER.findall(name)}
     layers = model.config.get_text_config().num_hidden_layers
     if trained_elsewhere(adapter, base) and adapted and max(adapted) + 1 < layers:
@@ -136,11 +142,12 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
 
 
 def trained_elsewhere(adapter: Adapter, base: str) -> bool:
-    """Whether the adapter names another base model; the same one may lie in another folder."""
+    """Return whether the adapter names another base model. The same model may be in another folder."""
     return adapter.config.base_model_name_or_path not in (None, base, model_folder(base, BASE))
 
 
 def wrong_base(base: str, adapter: Adapter, reason: str) -> UserError:
+    """Return the error for an adapter that does not fit its base model."""
     trained_on = adapter.config.base_model_name_or_path or "an unnamed model"
     return UserError(
         f"{ADAPTER}={adapter.path} does not fit {BASE}={base}: {reason}. The adapter was trained on {trained_on}: "
@@ -149,8 +156,10 @@ def wrong_base(base: str, adapter: Adapter, reason: str) -> UserError:
 
 
 def untie(model: PreTrainedModel) -> bool:
-    """Give a head that shares the embedding's matrix a copy of its own, for an adapter of one is none of the other;
-    whether it did share it."""
+    """Give the head a copy of the matrix that it shares with the embedding. Return whether they shared it.
+
+    An adapter of one of the two does not apply to the other.
+    """
     head = model.get_output_embeddings()
     if head is None:
         return False
@@ -158,17 +167,17 @@ def untie(model: PreTrainedModel) -> bool:
     if head.weight is not embedding.weight:
         return False
     head.weight = nn.Parameter(head.weight.detach().clone())
-    set_tied(model, False)  # as long as they are apart; peft warns of any model that says otherwise
+    set_tied(model, False)  # while they are separate; peft would warn about a configuration that says otherwise
     return True
 
 
 def set_tied(model: PreTrainedModel, tied: bool) -> None:
-    """Write into the configuration whether head and embedding share a matrix."""
+    """Set in the configuration whether head and embedding share a matrix."""
     model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = tied
 
 
 def tie_if_equal(model: PreTrainedModel) -> None:
-    """Share the matrix again where merging left both the same; else the model is tied no longer."""
+    """Share the matrix again if both are equal after merging; otherwise the model is no longer tied."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = torch.equal(head.weight, embedding.weight)
     if tied:

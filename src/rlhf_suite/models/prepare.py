@@ -30,8 +30,10 @@ def make_trainable(
     seed: int = 0,
     section: str = "actor",
 ) -> None:
-    """Training mode, with adapters, frozen parts, activation checkpointing and the MoE load-balancing loss as
-    configured. `section` is what errors call `config`."""
+    """Set training mode, adapters, frozen parameters, activation checkpointing and MoE load balancing as configured.
+
+    `section` is the section of `config` in error messages.
+    """
     model.train()
     if lora.rank > 0:
         add_lora(model, lora, seed)
@@ -50,11 +52,13 @@ def make_trainable(
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
-    """Take no gradient for the parameters that a pattern matches: a regular expression of a parameter's whole name, or
-    of the name of a module around it. A tied matrix is frozen under either of its names.
+    """Freeze the parameters that a pattern matches.
+
+    A pattern is a regular expression of the whole name of a parameter or of a module around it. A tied matrix is frozen
+    under either of its names.
 
     Raises:
-        UserError: a pattern matches nothing, or all of them everything.
+        UserError: a pattern matches nothing, or everything is frozen.
     """
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
@@ -62,7 +66,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
         found = [parameter for name, parameter in named if matches(name)]
         if not found:
             names = ", ".join(sorted({re.sub(r"\.\d+\..*", ".<number>", name) for name, _ in named}))
-            raise UserError(f"{flag}: nothing in the model is called {pattern!r}. It has {names}")
+            raise UserError(f"{flag}: no parameter or module matches {pattern!r}. The model has {names}")
         for parameter in found:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for _, parameter in named):
@@ -70,8 +74,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], flag: str) -> None:
 
 
 def switch_off_dropout(config: PretrainedConfig) -> dict[str, float]:
-    """Set every dropout rate in `config`, and in the configurations inside it, to 0. Return the rates that were above 0
-    by their dotted names."""
+    """Set every dropout rate in `config` and its nested configurations to 0. Return the rates above 0 by their dotted
+    names."""
     rates = dict(dropout_rates(config))
     set_dropout(config, dict.fromkeys(rates, 0.0))
     return rates
@@ -97,7 +101,11 @@ def set_dropout(config: PretrainedConfig, rates: dict[str, float]) -> None:
 
 
 def fuse_layers(model: PreTrainedModel, device: str) -> None:
-    """Swap the layers' computations in place; parameters and their names stay."""
+    """Replace the layers' computations in place by Liger's Triton kernels (norms, rotary positions, gated MLPs).
+
+    The numbers are the same with less memory traffic; parameters keep their names. Liger's fused losses stay off, since
+    the head reads log-probs in chunks itself, and the experts of a mixture keep their own kernels.
+    """
     if device != "cuda":
         raise UserError(f"{LIGER}: its kernels need a GPU, and the run is on {device}. Set ds.use_liger_kernel=false")
     if find_spec("liger_kernel") is None:
@@ -112,7 +120,10 @@ def fuse_layers(model: PreTrainedModel, device: str) -> None:
 
 
 def stream_from_host(model: nn.Module, device: torch.device) -> nn.Module:
-    """Hold the weights on the host, pinned where that speeds copies up, and run forward passes on `device`."""
+    """Keep the weights in host memory and copy a module's weights to `device` only for its own forward pass.
+
+    The memory is pinned if that speeds up the copies.
+    """
     from accelerate import cpu_offload
 
     weights = {name: weight.detach().to("cpu") for name, weight in model.state_dict().items()}

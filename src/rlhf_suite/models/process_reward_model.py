@@ -1,4 +1,4 @@
-"""A trained process reward model as a judge of solutions: P(good) of every step."""
+"""A trained process reward model (PRM): P(good) of every step of a solution."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.load import load_tokenizer, model_folder
 
-KEY = "process_reward"  # in config.json
+KEY = "process_reward"  # the key of the step format in config.json
 
 
 @dataclass(frozen=True)
 class StepScores:
-    """P(good) of the steps of a solution, in order; `truncated`: it was too long, and its last steps are missing."""
+    """P(good) of the steps of a solution, in order. If it was too long and `truncated`, its last steps are missing."""
 
     scores: list[float]
     truncated: bool = False
 
     def aggregated(self, how: str) -> float:
-        """min, product, last or mean of them; 0 of none."""
+        """Return their min, product, last or mean; 0 if there are no steps."""
         return aggregated(self.scores, how)
 
 
 def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Sequence[int]) -> Tensor:
-    """P(good) at every masked token, a placeholder, [T]; 0 elsewhere. It is the softmax of the logits at the
-    placeholder itself over the reward tokens `columns`, the good one first."""
+    """Return P(good) at every masked token, which is a placeholder, and 0 elsewhere, [T].
+
+    It is the softmax of the logits at the placeholder itself over the reward tokens `columns`, the good one first.
+    """
     at = batch.mask.nonzero().squeeze(1)  # [N]
 
     def good(logits: Tensor, _: slice) -> Tensor:
@@ -45,22 +47,22 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
 
 
 def split_step_scores(batch: TokenBatch, probabilities: Tensor, truncated: Sequence[bool]) -> list[StepScores]:
-    """`probabilities` [T] sorted by solution."""
+    """Return the step scores of each solution, from `probabilities` [T]."""
     rows = zip(batch.mask.bool().split(batch.lengths.tolist()), truncated, strict=True)
     values = probabilities.split(batch.lengths.tolist())
     return [StepScores(own[mask].tolist(), cut) for own, (mask, cut) in zip(values, rows, strict=True)]
 
 
 def solution_encoder(path: str, flag: str, step_separator: str | None = None) -> SolutionEncoder:
-    """How the model at `path` is to be asked: its own tokenizer, placeholder, reward tokens and template.
+    """Return the encoder of solutions for the model at `path`, with its own tokenizer, step format and template.
 
     Raises:
-        UserError: it does not say; so it was not trained by task=prm with reward tokens.
+        UserError: config.json has no step format, so task=prm with reward tokens did not train the model.
     """
     saved = getattr(AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False), KEY, None)
     if saved is None:
         raise UserError(
-            f"{flag}={path}: its config.json has no {KEY}, so it is no model of task=prm with algo.reward_tokens. "
+            f"{flag}={path}: its config.json has no {KEY}, so it was not trained by task=prm with algo.reward_tokens. "
             "Train one: python run.py task=prm 'algo.reward_tokens=[+,-]' ..."
         )
     return SolutionEncoder(load_tokenizer(path, DataConfig(), flag), StepFormat.read(saved), step_separator)

@@ -1,6 +1,6 @@
-"""QLoRA (Dettmers et al., arXiv:2305.14314): frozen matrices in 4 bits (nf4, double quantisation), adapters as ever.
+"""QLoRA (Dettmers et al., arXiv:2305.14314): frozen matrices in 4 bits (nf4, double quantisation), adapters as usual.
 
-Matrices compute in the model's own precision, one dequantised at a time; embeddings, norms and heads are not quantised.
+A matrix is dequantised for each product, in the model's own precision. Embeddings, norms and heads are not quantised.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from transformers import BitsAndBytesConfig
 
 from rlhf_suite.errors import UserError
 
-# What bitsandbytes puts into a state dict beside a quantised weight.
+# The entries that bitsandbytes adds to a state dict beside a quantised weight.
 STATE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)$")
 
 
 def four_bit(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """How `from_pretrained` is to load."""
+    """Return the quantisation settings for `from_pretrained`."""
     if find_spec("bitsandbytes") is None:
         raise UserError("ds.load_in_4bit=true: bitsandbytes is not installed. Run pip install 'rlhf-suite[qlora]'")
     return BitsAndBytesConfig(
@@ -32,15 +32,17 @@ def four_bit(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def keep_exact(model: nn.Module) -> None:
-    """Keep a pass without gradient from packing the weights for the CPU, which rounds their scales: training and
-    inference would be two models."""
+    """Prevent a forward pass without gradient from packing the weights for the CPU.
+
+    Packing rounds their scales, so that training and inference would compute with two different models.
+    """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
 def dequantized(weight: Tensor) -> Tensor:
-    """The matrix that a 4-bit weight stands for; any other tensor as it is."""
+    """Return the matrix that a 4-bit weight stands for, or any other tensor as it is."""
     state = getattr(weight, "quant_state", None)
     if state is None:
         return weight

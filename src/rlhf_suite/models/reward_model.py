@@ -1,4 +1,4 @@
-"""A reward model as a function from texts to scores, on one device."""
+"""A reward model on one device that scores texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FLAG = "reward.model_name_or_path"
 
 
 class RewardModel:
-    """The score of a text is the head at its last token. `constants`: mean and deviation to standardise by, or None."""
+    """A model whose score of a text is its head at the last token.
+
+    `constants` are the mean and standard deviation that scores are standardised by, or None.
+    """
 
     def __init__(self, path: str, ds: ServedModelConfig, device: str, constants: tuple[float, float] | None) -> None:
         self.tokenizer = load_tokenizer(path, DataConfig(), FLAG)
@@ -32,23 +35,24 @@ class RewardModel:
 
     @property
     def longest_token(self) -> int:
-        """The characters of the longest token: a text of more than n times as many has more than n tokens."""
+        """Return the number of characters of the longest token. A text with more than n times as many has more than n
+        tokens."""
         return max(map(len, self.tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are read as such."""
+        """Return the token ids of a text; special tokens in the text are read as such."""
         return tokens(self.tokenizer, text, self.begin)
 
     @torch.inference_mode()
     def scores(self, sequences: Sequence[list[int]]) -> list[float]:
-        """One score per sequence of token ids."""
+        """Return one score per sequence of token ids."""
         batch = collate([Example(ids, [0] * len(ids)) for ids in sequences], TokenBatch).to(self.device)
         found: torch.Tensor = (sequence_scores(self.model, batch) - self.mean) / self.std
         return found.tolist()
 
 
 def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
-    """Return how the model is held: by default in the precision of its checkpoint."""
+    """Return the settings of the model's forward pass. The default precision is that of its checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(path, FLAG)
     if precision == "fp32" and ds.attn_implementation == "flash_attention_2":
         raise UserError(
@@ -61,19 +65,19 @@ def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
 
 
 def check_head_is_trained(model: ScalarModel, path: str, flag: str) -> None:
-    """Refuse to score with a head that was drawn at random."""
+    """Raise UserError if the head was drawn at random."""
     if model.head_is_new:
         raise UserError(
             f"{flag}={path}: the checkpoint has no head named {model.head_name!r} (ds.value_head_prefix), so it cannot "
-            "score; give a reward model, or the name of its head"
+            "score. Give a reward model, or the name of its head"
         )
 
 
 def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | None:
-    """The mean and standard deviation of reward.normalize_enable, from the reward model's config.json; None: off.
+    """Return the mean and standard deviation for reward.normalize_enable from config.json; None if the flag is off.
 
     Raises:
-        UserError: the model holds none, so that the scores would stay as they are without a word.
+        UserError: config.json has none, so the scores would silently stay as they are.
     """
     if not is_asked:
         return None
@@ -83,13 +87,13 @@ def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | N
         found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(
             f"reward.normalize_enable=true, but config.json of {FLAG}={path} {found}: write the mean and the standard "
-            "deviation of its scores there, or leave the flag away"
+            "deviation of its scores there, or remove the flag"
         )
     return stats
 
 
 def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
-    """The mean and standard deviation of a reward model's scores, where its config.json has them."""
+    """Return the mean and standard deviation of a reward model's scores, if its config.json has them."""
     if not hasattr(config, "reward_mean"):
         return None
     return float(config.reward_mean), float(config.reward_std)

@@ -1,4 +1,4 @@
-"""Hugging Face folders that transformers, peft and vLLM load as they are, whole or not at all."""
+"""Hugging Face folders that transformers, peft and vLLM can load, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ def save_hf(
     state_dict: dict[str, Tensor] | None = None,
     extras: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder; adapters are merged into the weights. `state_dict` has checkpoint names (`weights_on_cpu`)
-    and defaults to the model's own. `extras`: what config.json says beside the architecture, as plain JSON values."""
+    """Write a model folder, with adapters merged into the weights.
+
+    `state_dict` has checkpoint names (`weights_on_cpu`); the default is the model's own weights. `extras` are further
+    entries of config.json, as plain JSON values.
+    """
     weights = weights_on_cpu(model) if state_dict is None else state_dict
     with written_aside(path) as folder:
         _config(model, tokenizer, weights, extras or {}).save_pretrained(folder)
@@ -41,7 +44,7 @@ def save_adapter(
     model: LanguageModel | ScalarModel, tokenizer: Tokenizer, path: Path, *, gather: Gather = whole,
     is_main: bool = True,
 ) -> None:  # fmt: skip
-    """Write the LoRA adapter alone, in peft's format; under ZeRO-3 every rank calls it and the main one writes."""
+    """Write only the LoRA adapter, in peft's format. Under ZeRO-3 every rank calls this and the main rank writes."""
     assert model.lora is not None, "save_adapter needs a model with adapters"
     trained = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
     with gather(list(trained.values())):
@@ -67,6 +70,7 @@ def _config(
     weights: dict[str, Tensor],
     extras: Mapping[str, Any],
 ) -> PretrainedConfig:
+    """Return the configuration to save."""
     config = copy.deepcopy(model.model.config)
     config.__dict__.pop("quantization_config", None)  # the folder's weights are whole
     config.architectures = [type(model.model).__name__]
@@ -79,7 +83,7 @@ def _config(
 
 
 def _generation_config(model: LanguageModel, tokenizer: Tokenizer) -> GenerationConfig:
-    """The model's own, with the tokenizer's EOS among the tokens that end a generation."""
+    """Return the model's generation settings, with the tokenizer's EOS among the tokens that end a generation."""
     config = copy.deepcopy(model.model.generation_config)
     known = config.eos_token_id
     known = [] if known is None else [known] if isinstance(known, int) else list(known)

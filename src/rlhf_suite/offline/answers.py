@@ -54,18 +54,18 @@ class Answerer:
 
     def answer(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
         """Yield the finished chunks in order. Later chunks are sent to the engines while the first are under way."""
-        source, under_way, has_more = iter(chunks), deque[Work](), True
-        while has_more or under_way:
-            while has_more and self.dispatcher.has_capacity and len(under_way) < MAX_CHUNKS:
+        source, in_flight, has_more = iter(chunks), deque[Work](), True
+        while has_more or in_flight:
+            while has_more and self.dispatcher.has_capacity and len(in_flight) < MAX_CHUNKS:
                 chunk = next(source, None)
                 if chunk is None:
                     has_more = False
                 else:
-                    under_way.append(self.begin(*chunk))
-            if under_way and len(under_way[0].answers) == len(under_way[0].rows) * self.samples:
-                yield self.finished(under_way.popleft())
-            elif under_way:
-                self.hand_over(self.dispatcher.collect(), list(under_way))
+                    in_flight.append(self.begin(*chunk))
+            if in_flight and len(in_flight[0].answers) == len(in_flight[0].rows) * self.samples:
+                yield self.finished(in_flight.popleft())
+            elif in_flight:
+                self.hand_over(self.dispatcher.collect(), list(in_flight))
 
     def begin(self, numbers: range, rows: Sequence[Given]) -> Work:
         """Encode a chunk and submit its requests."""
@@ -91,11 +91,11 @@ class Answerer:
             sampling=self.sampling,
         )
 
-    def hand_over(self, answers: Iterable[Generation], under_way: Sequence[Work]) -> None:
+    def hand_over(self, answers: Iterable[Generation], in_flight: Sequence[Work]) -> None:
         """Sort responses into the chunks that requested them."""
-        ends = [work.numbers.stop for work in under_way]
+        ends = [work.numbers.stop for work in in_flight]
         for answer in answers:
-            work = under_way[int(np.searchsorted(ends, answer.id // self.samples, side="right"))]
+            work = in_flight[int(np.searchsorted(ends, answer.id // self.samples, side="right"))]
             work.answers[answer.id] = answer
 
     def finished(self, work: Work) -> Done:

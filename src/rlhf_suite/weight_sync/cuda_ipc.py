@@ -1,4 +1,5 @@
-"""GPU memory lent to another process on the same GPU: torch's CUDA IPC handle as JSON, so that nobody unpickles."""
+"""Sharing GPU memory with another process on the same GPU: torch's CUDA IPC handle as JSON, so that nothing is
+unpickled."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 
 from rlhf_suite.weight_sync.digests import TensorEntry, entries_from_plain
 
-# What torch.multiprocessing's rebuild_cuda_tensor takes after the seven that say what the tensor is: for [n] uint8
-# those are known. bytes cross as hex digits.
+# The arguments of torch.multiprocessing's rebuild_cuda_tensor after the seven that describe the tensor: for [n] uint8
+# those seven are known. Values of type bytes are written as hexadecimal digits.
 FIELDS = (
     "storage_handle",
     "storage_size_bytes",
@@ -27,30 +28,34 @@ BYTES = ("storage_handle", "ref_counter_handle", "event_handle")
 
 
 def export_handle(entries: Sequence[TensorEntry], flat: torch.Tensor) -> str:
-    """What a bucket holds and where it is; `flat` [n] uint8 on a GPU must stay as it is until the borrower is done."""
+    """Return the entries of a bucket and the handle of its memory as JSON.
+
+    `flat` [n] uint8 on a GPU must not change until the receiver has copied it.
+    """
     from torch.multiprocessing.reductions import reduce_tensor
 
     return handle_to_json(entries, reduce_tensor(flat)[1])
 
 
 def handle_to_json(entries: Sequence[TensorEntry], arguments: Sequence[Any]) -> str:
-    """`arguments`: those of torch's rebuild_cuda_tensor, all fifteen."""
+    """Return the entries and the 15 arguments of torch's rebuild_cuda_tensor as JSON."""
     fields = dict(zip(FIELDS, arguments[7:], strict=True))
     fields |= {name: fields[name].hex() for name in BYTES}
     return json.dumps([[asdict(entry) for entry in entries], arguments[1][0], arguments[3], fields])
 
 
-def handle_from_json(handle_to_json: str, device: int) -> tuple[list[TensorEntry], tuple[Any, ...]]:
-    """The inverse of `handle_to_json` on this process's `device`, whose index may differ from the lender's."""
-    entries, size, offset, fields = json.loads(handle_to_json)
+def handle_from_json(text: str, device: int) -> tuple[list[TensorEntry], tuple[Any, ...]]:
+    """Return the inverse of `handle_to_json` on this process's `device`, whose index may differ from the sender's."""
+    entries, size, offset, fields = json.loads(text)
     fields |= {name: bytes.fromhex(fields[name]) for name in BYTES}
     tensor = (torch.Tensor, (size,), (1,), offset, torch.storage.TypedStorage, torch.uint8, device)
     return entries_from_plain(entries), (*tensor, *(fields[name] for name in FIELDS))
 
 
-def open_handle(handle_to_json: str, device: int) -> tuple[list[TensorEntry], torch.Tensor]:
-    """A bucket's entries, and its memory itself: copy what is to outlive the loan."""
+def open_handle(text: str, device: int) -> tuple[list[TensorEntry], torch.Tensor]:
+    """Return the entries of a bucket and its memory, without a copy. Copy what is needed after the sender reuses the
+    bucket."""
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    entries, arguments = handle_from_json(handle_to_json, device)
+    entries, arguments = handle_from_json(text, device)
     return entries, rebuild_cuda_tensor(*arguments)

@@ -1,11 +1,11 @@
-"""What trainer and engine agree on about a set of weights: names, shapes, places, and a digest of every tensor.
+"""What trainer and engine compare in a weight sync: names, shapes, positions, and a digest of every tensor.
 
 The digest of a tensor of n numbers with bit patterns b_1 .. b_n (as signed integers) is the pair
 
     sum_i b_i  and  sum_i i * b_i      (both modulo 2^64)
 
-so one changed bit, two swapped rows or a shifted slice change it. It is a checksum against accidents, not against
-intent. Zero has one pattern: -0 and subnormal numbers count as 0, because matrix kernels need not preserve them.
+so a changed bit, two swapped rows or a shifted slice change it. It is a checksum against errors, not against attacks.
+Zero has one pattern: -0 and subnormal numbers count as 0, because matrix kernels need not preserve them.
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ import torch
 
 from rlhf_suite.errors import RunError
 
-# Elements digested at a time: what stays in a CPU's cache, what keeps a GPU busy.
+# Elements digested at a time: few enough for a CPU's cache, enough to keep a GPU busy.
 _CHUNK = {"cpu": 1 << 16, "cuda": 1 << 24}
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightSyncError(RunError):
-    """The engine does not hold what the trainer sent; the message names the first wrong tensor."""
+    """The engine does not have the weights that the trainer sent. The message names the first wrong tensor."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a published set."""
+    """One tensor of a weight sync."""
 
-    name: str  # as in the model's checkpoint
+    name: str  # its name in the model's checkpoint
     shape: tuple[int, ...]
     dtype: str  # "float32", "bfloat16", ...
-    offset: int  # bytes into the file or bucket
+    offset: int  # in bytes, from the start of the file or bucket
     nbytes: int
-    digest: str  # "" when syncs are not checked
+    digest: str  # "" if syncs are not checked
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """This tensor inside the bytes [n] uint8 it was packed into; shares their memory."""
+        """Return this tensor inside the bytes [n] uint8 that it was packed into, sharing their memory."""
         raw = flat[self.offset : self.offset + self.nbytes]
         return raw.view(getattr(torch, self.dtype)).view(self.shape)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was published, and where: the file at `path`, or without one the stream that engines are connected to."""
+    """What was sent, and where: in the file at `path`, or without a path in the stream that the engines are connected
+    to."""
 
     version: int
-    entries: tuple[TensorEntry, ...] = ()  # of a stream: empty in what the engine is given, headers carry them
+    entries: tuple[TensorEntry, ...] = ()  # for a stream the engine's manifest has none; headers carry them
     path: str | None = None
 
     @property
     def nbytes(self) -> int:
+        """Return the size of all tensors."""
         return sum(entry.nbytes for entry in self.entries)
 
     def as_update_info(self) -> dict[str, Any]:
-        """Plain values for vLLM's update_weights, which may serialise them for its worker processes."""
+        """Return plain values for vLLM's update_weights, which may serialise them for its worker processes."""
         return {
             "version": self.version,
             "path": self.path,
@@ -67,26 +69,27 @@ class Manifest:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What an engine proved about a sync. All zero when syncs are not checked."""
+    """What an engine verified about a weight sync. All counts are 0 if syncs are not checked."""
 
     received: int  # tensors whose digest was right on arrival
-    read_back: int  # of these, tensors whose digest was right again in the model after loading
-    not_readable: tuple[str, ...]  # the rest: fused or sharded in a way that cannot be read back
+    read_back: int  # those of them whose digest was also right in the model after loading
+    not_readable: tuple[str, ...]  # the other ones: fused or sharded so that they cannot be read back
     seconds: float = 0.0
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" of torch.float32."""
+    """Return "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as [nbytes] uint8; a copy only when it is not contiguous."""
+    """Return the tensor's memory as [nbytes] uint8; a copy only if it is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Position-dependent checksum of a tensor on any device; equal values of equal type have equal digests."""
+    """Return the position-dependent checksum of a tensor on any device. Equal values of equal type
+    have equal digests."""
     flat = tensor.detach().reshape(-1)
     chunk = _CHUNK[flat.device.type]
     places = torch.arange(1, min(chunk, flat.numel()) + 1, device=flat.device)
@@ -101,14 +104,15 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """Bit patterns as int64, zero and subnormal numbers as 0."""
+    """Return bit patterns as int64, zero and subnormal numbers as 0."""
     if values.is_floating_point():
         values = values.masked_fill(values.abs() < torch.finfo(values.dtype).tiny, 0.0)
     return values.view(_INTEGERS[values.element_size()]).to(torch.int64)
 
 
 def compare(what: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
-    """None if `tensor` is what the entry says, else a sentence that names the tensor."""
+    """Return None if `tensor` matches the entry, else a sentence that names the tensor. `what` says where it was found
+    wrong."""
     found = digest(tensor)
     if found == entry.digest:
         return None
@@ -117,5 +121,5 @@ def compare(what: str, entry: TensorEntry, tensor: torch.Tensor) -> str | None:
 
 
 def entries_from_plain(entries: Sequence[dict[str, Any]]) -> list[TensorEntry]:
-    """Entries from their plain-value form (lists for tuples after serialisation)."""
+    """Return entries from plain values, in which serialisation has turned tuples into lists."""
     return [TensorEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in entries]

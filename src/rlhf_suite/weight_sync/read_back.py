@@ -1,9 +1,9 @@
-"""Reading back what a vLLM model holds, tensor by tensor in the checkpoint's names: the second half of the attestation.
+"""Reading the weights back from a vLLM model, tensor by tensor under their names in the checkpoint.
 
-vLLM fuses some of a checkpoint's tensors (q, k and v into one matrix), pads vocabularies, and on the CPU hides
-matrices inside packed kernels. A packed [N, K] matrix is read back by multiplying it with the [K, K] identity, which
-costs what a forward pass over K tokens costs. What cannot be read back (experts, sharded models) is left to the
-log-prob probe.
+This is the second half of the verification. vLLM fuses some tensors of a checkpoint (q, k and v into one matrix), pads
+vocabularies, and on the CPU keeps matrices inside packed kernels. A packed [N, K] matrix is read back by multiplying it
+with the [K, K] identity, which costs as much as a forward pass over K tokens. What cannot be read back (experts,
+sharded models) is checked only by the log-prob probe.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 
 from rlhf_suite.weight_sync.digests import TensorEntry, WeightSyncError
 
-IDENTITY_ROWS = 512  # multiplied at a time
+IDENTITY_ROWS = 512  # rows of the identity that are multiplied at a time
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """One place where the model holds the tensor `entry`."""
+    """The values of the tensor `entry` at one place of the model."""
 
     entry: TensorEntry
     place: str
@@ -30,27 +30,32 @@ class ReadBack:
 
 
 class ModelReader:
-    """Reads one vLLM model. It keeps the matrix it unpacked last: the parts of a fused one are asked for in turn."""
+    """Reads the weights of one vLLM model.
+
+    It keeps the matrix that it unpacked last, since the parts of a fused matrix are read one after the other.
+    """
 
     def __init__(self, model: nn.Module, expected: Mapping[str, TensorEntry]) -> None:
         self._model, self._expected = model, expected
         mapping: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-        # Of each fused part, e.g. k_proj: the fused module's name and all its parts in the order of their rows.
+        # For each fused part, e.g. k_proj: the name of the fused module and all its parts in the order of their rows.
         self._fused = {part: (whole, parts) for whole, parts in mapping.items() for part in parts}
         self._unpacked: tuple[nn.Module | None, torch.Tensor] = (None, torch.empty(0))
 
     def read_back(self) -> Iterator[ReadBack]:
-        """Every place that can be read back; a tensor with two (an embedding and its tied head's packed copy) comes
-        twice.
+        """Yield the values at every place that can be read back.
+
+        A tensor with two places (an embedding and the packed copy in its tied head) occurs twice.
 
         Raises:
-            WeightSyncError: vLLM's model has no place for a bias, and so computes something else.
+            WeightSyncError: vLLM's model has no place for a bias, so it computes something else.
         """
         for entry in self._expected.values():
             yield from self._find(entry)
         yield from self._tied_head()
 
     def _find(self, entry: TensorEntry) -> Iterator[ReadBack]:
+        """Yield the values of one tensor at its places."""
         path, leaf = _inner_name(self._model, entry.name).rpartition(".")[::2]
         parent, part = path.rpartition(".")[::2]
         whole, siblings = self._fused.get(part, (part, [part]))
@@ -59,7 +64,7 @@ class ModelReader:
         if module is None or not entry.shape:
             return
         if leaf == "bias" and hasattr(module, "weight") and getattr(module, "bias", None) is None:
-            # vLLM's loaders skip such a tensor without a word.
+            # vLLM's loaders skip such a tensor silently.
             raise WeightSyncError(
                 f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {module_path} has no "
                 "bias, so it would sample from another model than the one trained"
@@ -72,7 +77,7 @@ class ModelReader:
                 yield ReadBack(entry, f"{path}.{leaf}{place}", rows)
 
     def _tied_head(self) -> Iterator[ReadBack]:
-        """The head of a model whose checkpoint has none of its own: it must hold the embedding."""
+        """Yield the values of a head that the checkpoint does not have: they must equal the embedding."""
         head = _module(self._model, "lm_head")
         names = [name for name in self._expected if name.endswith("embed_tokens.weight")]
         if head is None or not names or "lm_head.weight" in self._expected:
@@ -82,6 +87,8 @@ class ModelReader:
             yield ReadBack(entry, f"lm_head.weight{place}", values[: entry.shape[0]])
 
     def _places(self, module: nn.Module, leaf: str, entry: TensorEntry) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (place, values) for the parameter `leaf` of a module: its tensor and the packed copy
+        in its CPU kernel."""
         value = getattr(module, leaf, None)
         if isinstance(value, torch.Tensor) and value.numel() > 0:
             yield "", value.detach()
@@ -92,14 +99,15 @@ class ModelReader:
 
 
 def unpack(module: nn.Module, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """The [N, width] matrix inside a CPU kernel. Exact: each product has one term that is not 0."""
+    """Return the [N, width] matrix inside a CPU kernel. This is exact: each sum of products has one
+    term that is not 0."""
     kernel: Any = module.cpu_linear
     identity = torch.eye(width, dtype=dtype)
     return torch.cat([kernel(rows, module.weight, None) for rows in identity.split(IDENTITY_ROWS)]).t().contiguous()
 
 
 def _inner_name(model: nn.Module, name: str) -> str:
-    """A checkpoint name as the vLLM model spells it."""
+    """Return the name that a checkpoint's tensor has in the vLLM model."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     prefixes = getattr(mapper, "orig_to_new_prefix", {})
     for old, new in prefixes.items():
@@ -109,6 +117,7 @@ def _inner_name(model: nn.Module, name: str) -> str:
 
 
 def _module(model: nn.Module, path: str) -> nn.Module | None:
+    """Return a submodule, or None if there is none of that name."""
     try:
         return model.get_submodule(path)
     except AttributeError:

@@ -1,8 +1,8 @@
-"""The engine's side of a weight sync: transfer backends for vLLM, the cures its CPU build needs, and the attestation.
+"""The engine's side of a weight sync: transfer backends for vLLM, fixes that its CPU build needs, and the verification.
 
-vLLM's own life cycle is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
-compared with the trainer's digest when it arrives, and after loading once more where the model holds it: resident
-parameters, the slices of fused ones, and, on the CPU, the packed matrices inside the kernels.
+vLLM's own sequence of calls is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
+compared with the trainer's digest when it arrives, and again after loading where the model keeps it: in parameters, in
+slices of fused ones, and, on the CPU, in the packed matrices of the kernels.
 
 Importing this module registers the backends.
 """
@@ -32,12 +32,12 @@ from rlhf_suite.weight_sync.digests import SyncReport, TensorEntry, WeightSyncEr
 from rlhf_suite.weight_sync.read_back import ModelReader
 from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
 
-STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this only ends an orphan
+STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
 
 
 @dataclass
 class StreamInfo(WeightTransferInitInfo):
-    """Where the trainer's store is, and this engine's place in the group."""
+    """The address of the trainer's store, and the place of this engine in the group."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class StreamInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One publication; see Manifest.as_update_info."""
+    """One weight sync; see Manifest.as_update_info."""
 
     version: int
     path: str | None
@@ -55,7 +55,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
-    """What all backends share; `batches` of a backend yields tensors as they arrive."""
+    """The common part of all backends. A backend implements `batches`, which yields tensors as they arrive."""
 
     init_info_cls = StreamInfo
     update_info_cls = UpdateInfo
@@ -75,7 +75,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         self.expected, wrong = {}, list[str]()
         for entries, tensors in self.batches(update_info):
-            # All batches are taken even after a wrong one: the sender must not be left waiting.
+            # All batches are received even after a wrong one, since the sender would wait forever otherwise.
             found = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
             wrong += [message for message in found if message]
             if not wrong:
@@ -90,15 +90,15 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
             repack_heads(self.model)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
-        """Tensors as they arrive. They stay alive until the layer they belong to is complete."""
+        """Yield tensors as they arrive. They must stay alive until the layer that they belong to is complete."""
         raise NotImplementedError
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class ShmReceiver(WeightReceiver):
-    """From a file in shared memory, mapped and not copied."""
+    """Receives through a file in shared memory, which is mapped and not copied."""
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         if update.path is None or not Path(update.path).exists():
@@ -113,7 +113,7 @@ class ShmReceiver(WeightReceiver):
 
 
 class StreamReceiver(WeightReceiver):
-    """By broadcast from the trainer, bucket by bucket."""
+    """Receives by broadcast from the trainer, bucket by bucket."""
 
     backend = "gloo"
 
@@ -133,13 +133,13 @@ class StreamReceiver(WeightReceiver):
 
 
 class NcclReceiver(StreamReceiver):
-    """By NCCL broadcast from the trainer's GPU."""
+    """Receives by NCCL broadcast from the trainer's GPU."""
 
     backend = "nccl"
 
 
 class IpcReceiver(WeightReceiver):
-    """Through memory of the GPU that trainer and engine share."""
+    """Receives through the memory of the GPU that trainer and engine share."""
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
@@ -156,18 +156,18 @@ class IpcReceiver(WeightReceiver):
             bucket += 1
 
     def _take(self, key: str) -> str:
-        """What the store has, or will have, under `key`, which is free afterwards."""
+        """Wait for the value of `key` in the store, remove it, and return it."""
         value = self._store.get(key).decode()
         self._store.delete_key(key)
         return str(value)
 
 
 class WorkerExtension:
-    """Nothing but a reason for worker processes to import this module, which registers the backends there."""
+    """An empty class. Worker processes import this module because of it, which registers the backends there."""
 
 
 def attest(worker: Any) -> SyncReport:
-    """Compare what a worker's model holds with the last publication it received.
+    """Compare the weights in a worker's model with the last sync that it received.
 
     Raises:
         WeightSyncError: a tensor that can be read back differs.
@@ -187,7 +187,8 @@ def attest(worker: Any) -> SyncReport:
 
 
 def drop_moe_kernels(model: torch.nn.Module) -> None:
-    """Have the CPU expert kernels built from the new weights: vLLM 0.32 packs them only when there is no kernel."""
+    """Remove the CPU expert kernels, so that they are built from the new weights: vLLM 0.32 packs them only if there
+    are none."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -195,14 +196,15 @@ def drop_moe_kernels(model: torch.nn.Module) -> None:
 
 
 def repack_heads(model: torch.nn.Module) -> None:
-    """Pack resident matrices anew for the CPU kernels: a tied head's packed copy keeps the old embedding otherwise."""
+    """Pack matrices for the CPU kernels again; the packed copy in a tied head would otherwise keep the
+    old embedding."""
     for module in model.modules():
         if hasattr(module, "cpu_linear") and module.weight.dim() == 2 and module.weight.numel() > 0:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
 def backend_name(sync_backend: str) -> str:
-    """The name a backend is registered under; vLLM has its own `nccl` and `ipc`."""
+    """Return the name that a backend is registered under; vLLM has its own `nccl` and `ipc`."""
     return f"rlhf_{sync_backend}"
 
 

@@ -1,11 +1,11 @@
-"""The trainer's side of a weight sync: a stream of (checkpoint name, full tensor) goes out, one tensor at a time.
+"""The trainer's side of a weight sync: a stream of (checkpoint name, whole tensor) is sent, one tensor at a time.
 
-`ShmSender` writes one file in shared memory, which every engine of the node maps. `StreamSender` sends buckets to
-engines anywhere: by gloo or NCCL broadcast. `IpcSender` hands the engine on the same GPU a handle of the bucket. Every
-tensor is digested as it leaves.
+`ShmSender` writes one file in shared memory, which every engine on the node maps. `StreamSender` broadcasts buckets to
+engines on any node, by gloo or NCCL. `IpcSender` gives the engine on the same GPU a handle of the bucket. Every tensor
+gets a digest when it is sent.
 
-All trainer ranks iterate the same stream, since gathering a sharded parameter is a collective; rank 0 sends (with ipc
-every rank does, to the engine on its own GPU).
+All trainer ranks iterate over the same stream, since gathering a sharded parameter is a collective operation. Rank 0
+sends; with ipc every rank sends, to the engine on its own GPU.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
 ALIGNMENT = 64  # bytes; views of any dtype need aligned offsets
 BUCKET_BYTES = 256 << 20
-END_OF_BUCKETS = "end"  # in the place of a bucket, behind the last one
+END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
 
 class ShmSender:
-    """Weights through a file in /dev/shm, for engines on this node.
+    """Sends weights through a file in /dev/shm, to engines on this node.
 
-    dtype: the engines' type; floating tensors are sent in it. check: compute digests.
+    `dtype` is the data type of the engines; floating-point tensors are sent in it. `check`: compute digests.
     """
 
     def __init__(self, dtype: torch.dtype, check: bool) -> None:
         self._dtype, self._check = dtype, check
         self._file: IO[bytes] | None = None
-        _sweep()
+        _remove_orphans()
         atexit.register(self.release)
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Write the file. It stays until `release`, which must follow once the engines have loaded it."""
+        """Write the file. It stays until `release`, which must be called after the engines have loaded it."""
         self.release()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
         path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
         self._file = path.open("wb")
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # held while this process lives: see _sweep
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # kept while this process lives: see _remove_orphans
         try:
             entries = [self._write(self._file, name, tensor) for name, tensor in weights]
             self._file.flush()
@@ -78,7 +78,7 @@ class ShmSender:
         return entry
 
     def release(self) -> None:
-        """Remove the file; an engine that still maps it keeps its memory until it lets go."""
+        """Remove the file. An engine that still maps it keeps the memory until it unmaps it."""
         if self._file is not None:
             Path(self._file.name).unlink(missing_ok=True)
             self._file.close()
@@ -88,10 +88,10 @@ class ShmSender:
 
 
 class StreamSender:
-    """Weights by broadcast of packed buckets, to engines on any node: gloo from host memory, NCCL between GPUs.
+    """Sends weights by broadcast of packed buckets to engines on any node: gloo from host memory, NCCL between GPUs.
 
-    Rank 0 of the group is the trainer, engine workers follow. A header in the rendezvous store describes each bucket,
-    so an engine needs to know nothing before.
+    Rank 0 of the group is the trainer, the other ranks are engine workers. A header in the rendezvous store describes
+    each bucket, so an engine needs no information in advance.
     """
 
     def __init__(self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float) -> None:
@@ -103,15 +103,15 @@ class StreamSender:
 
     @property
     def port(self) -> int:
-        """Of the rendezvous store."""
+        """Return the port of the rendezvous store."""
         return int(self._store.port)
 
     def connect(self, world_size: int) -> None:
-        """Meet the engine workers; returns when all `world_size` - 1 of them have come."""
+        """Wait until all `world_size` - 1 engine workers have joined the group."""
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout)
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Send all buckets; engines receive at the same time (`Engine.update_weights` of a Manifest without a path)."""
+        """Send all buckets, while the engines receive (`Engine.update_weights` with a Manifest without a path)."""
         assert self._group is not None, "connect() comes first"
         for key in self._headers:
             self._store.delete_key(key)
@@ -124,7 +124,7 @@ class StreamSender:
         return Manifest(version, tuple(sent))
 
     def release(self) -> None:
-        """Nothing outlives a stream's publication."""
+        """Do nothing: a stream leaves nothing behind."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -141,9 +141,9 @@ class StreamSender:
 
 
 class IpcSender:
-    """Weights by CUDA IPC handle, to the engine worker on this rank's own GPU (train.colocate_all). GPU only.
+    """Sends weights by CUDA IPC handle to the engine worker on this rank's own GPU (train.colocate_all). GPU only.
 
-    Every trainer rank has one; rank 0 hosts the store, the others join at its port.
+    Every trainer rank has a sender; rank 0 hosts the store, the others join at its port.
     """
 
     def __init__(self, dtype: torch.dtype, check: bool, host: str, port: int, timeout_s: float) -> None:
@@ -153,14 +153,14 @@ class IpcSender:
 
     @property
     def port(self) -> int:
-        """Of the rendezvous store."""
+        """Return the port of the rendezvous store."""
         return int(self._store.port)
 
     def connect(self, world_size: int) -> None:
-        """There is no group to form: engines come to the store."""
+        """Do nothing: there is no group to form, since engines use the store."""
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Lend one bucket after the other to the engine; a bucket is reused when the engine has let go of it."""
+        """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""
         gpu, sent, number = gpu_uuid(), list[TensorEntry](), 0
         for entries, flat in _buckets(weights, self._dtype, self._check, torch.device("cuda")):
             torch.cuda.synchronize()
@@ -173,17 +173,17 @@ class IpcSender:
         return Manifest(version, tuple(sent))
 
     def release(self) -> None:
-        """Nothing outlives a stream's publication."""
+        """Do nothing: a stream leaves nothing behind."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 Sender = ShmSender | StreamSender | IpcSender
 
 
 def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
-    """A group of its own beside the process's default one."""
+    """Return a process group that is separate from the process's default group."""
     prefixed = dist.PrefixStore("weights", store)
     if backend == "gloo":
         return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
@@ -193,31 +193,31 @@ def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: t
 
 
 def broadcast(group: dist.Backend, flat: torch.Tensor) -> None:
-    """Send `flat` from rank 0 into the others' `flat`."""
+    """Send `flat` of rank 0 into `flat` of the other ranks."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([flat], options).wait()
 
 
 def header_key(version: int, bucket: int) -> str:
-    """Where the store keeps the description of a bucket."""
+    """Return the key of a bucket's description in the store."""
     return f"header/{version}/{bucket}"
 
 
 def ipc_key(version: int, bucket: int, gpu: str) -> str:
-    """Where the store keeps a bucket's handle for one GPU."""
+    """Return the key of a bucket's handle for one GPU in the store."""
     return f"ipc/{version}/{bucket}/{gpu}"
 
 
 def gpu_uuid() -> str:
-    """The identity of this process's GPU, whatever its index here."""
+    """Return the UUID of this process's GPU, whatever its index here."""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _buckets(
     weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device
 ) -> Iterator[tuple[list[TensorEntry], torch.Tensor]]:
-    """Tensors packed into [n] uint8 of about BUCKET_BYTES (a larger tensor has its own bucket)."""
+    """Yield tensors packed into [n] uint8 of about BUCKET_BYTES; a larger tensor gets a bucket of its own."""
     entries, parts, size = list[TensorEntry](), list[torch.Tensor](), 0
     for name, tensor in weights:
         payload = tensor.detach().to(_wire_dtype(tensor, dtype))
@@ -242,8 +242,8 @@ def _entry(name: str, payload: torch.Tensor, offset: int, check: bool) -> Tensor
     return TensorEntry(name, tuple(payload.shape), dtype_name(payload.dtype), offset, payload.nbytes, proof)
 
 
-def _sweep() -> None:
-    """Remove files whose owner was killed: nobody holds their lock any more."""
+def _remove_orphans() -> None:
+    """Remove files whose sender was killed, so that nobody holds their lock any more."""
     for path in SHM_FOLDER.glob(f"{SHM_PREFIX}*"):
         try:
             with path.open("rb") as file:
