@@ -371,7 +371,7 @@ def test_a_model_without_cpu_kernels_is_refused(cluster, tmp_path):
     AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(tmp_path)
     spec = EngineSpec(str(tmp_path), "float32", "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=1), "shm")
     engine = ray.remote(Engine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")}).remote(spec)
-    with pytest.raises(UserError, match="16 dimensions, on a CPU there are kernels for"):
+    with pytest.raises(UserError, match="16 dimensions, and the CPU kernels support"):
         ray.get(engine.ready.remote())
     ray.kill(engine)
 

@@ -183,7 +183,7 @@ def test_a_damaged_line_is_named_and_left_out_and_the_others_stay(tmp_path, caps
     journal.begin(2, 5)
     journal.close()
     said = capsys.readouterr().err.replace("\n", "")
-    assert said == f"{folder.metrics}:2 is damaged, not a row of metrics: it is left out", (
+    assert said == f"{folder.metrics}:2 is damaged, so it is ignored: it is not a row of metrics", (
         "and no word of the torn line"
     )
     assert folder.metrics.read_bytes() == b"".join(sound)

@@ -1,1 +1,1 @@
-"""Pictures and tables made from a finished run's folder."""
+"""The report of a finished run: curves, sample responses and a summary, made from its folder. Start at `summary.py`."""

@@ -1,6 +1,6 @@
-"""The picture of a run, from its metrics.jsonl: reward or loss, accuracy, KL and length, a panel each.
+"""The picture of a run, drawn from its metrics.jsonl: one panel each for reward or loss, accuracy, KL and length.
 
-A panel shows one quantity. It exists where the run has logged that quantity, in training or in an evaluation.
+A panel shows one quantity. It is drawn if the run has logged that quantity, in training or in an evaluation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlhf_suite.tracking.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-REACH = 3  # of the running mean drawn over the raw values: so many steps to either side
+REACH = 3  # steps to either side that the running mean over the raw values includes
 
 Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity. `train` are names of metrics, the first that a run has is drawn; `evaluation` ends the names of
-    evaluation metrics, all of which are drawn."""
+    """One quantity. `train` are metric names, of which the first that a run has is drawn. All evaluation metrics whose
+    names end in one of `evaluation` are drawn."""
 
     title: str
     train: tuple[str, ...]
@@ -60,13 +60,13 @@ def draw_curves(folder: RunFolder) -> Path:
     """Draw `curves.png` into the run folder and return its path.
 
     Raises:
-        UserError: the folder holds no reward and no loss.
+        UserError: the folder has neither a reward nor a loss.
     """
     found = series(folder.metrics)
     shown = panels(found)
     if not shown:
         names = ", ".join((*REWARD.train, *LOSS.train))
-        raise UserError(f"{folder.metrics} has none of {names}: is this the folder of a run?")
+        raise UserError(f"{folder.metrics} has none of {names}. Give the folder of a run that has trained")
     unit = "iteration" if folder.loop.exists() else "RL step" if REWARD in shown else "optimiser step"
     path = folder.path / "curves.png"
     draw(path, folder.path.resolve().name, unit, shown, found)
@@ -74,14 +74,14 @@ def draw_curves(folder: RunFolder) -> Path:
 
 
 def panels(found: dict[str, Points]) -> list[Panel]:
-    """Return the panels that the metrics fill: reward, else loss, first; none without a reward and a loss."""
+    """Return the panels for these metrics, first the reward or else the loss; none if there is neither."""
     main = [panel for panel in (REWARD, LOSS) if trained(panel, found)][:1]
     others = [panel for panel in (ACCURACY, KL, LENGTH) if trained(panel, found) or evaluated(panel, found)]
     return [*main, *others] if main else []
 
 
 def trained(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:
-    """Return the panel's metric of training, by its name; empty where the run has none."""
+    """Return the panel's training metric by its name; empty if the run has none."""
     name = next((name for name in panel.train if name in found), None)
     return {} if name is None else {name: found[name]}
 
@@ -102,7 +102,7 @@ def running_mean(points: Points, reach: int) -> Points:
 
 
 def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], found: dict[str, Points]) -> None:
-    """Draw the panels, at most two beside each other, into a PNG file."""
+    """Draw the panels into a PNG file, at most two side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

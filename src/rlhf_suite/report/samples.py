@@ -1,4 +1,5 @@
-"""The same prompts answered before and after training: a short table for the console, whole texts in `samples.md`."""
+"""Responses to the same prompts before and after training: a short table on the console, whole texts
+in `samples.md`."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from rlhf_suite.tracking.run_folder import RunFolder
 CELL_LIMIT = 10_000  # characters of a text in samples.md
 HEADING = "| prompt | before | reward | after | reward | label |\n|---|---|---|---|---|---|\n"
 TABLE_ROWS = 8
-CELL_LINES = 3  # of text in a cell of the console's table; the rest is cut, since a table is read at a glance
+CELL_LINES = 3  # lines of text in a cell of the console's table; longer texts are cut
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One held-out prompt, answered before and after training. `rewards` are those of the two answers."""
+    """One held-out prompt with its responses before and after training. `rewards` are those of the two responses."""
 
     prompt: str
     before: str
@@ -31,21 +32,22 @@ class Sample:
 
 
 def samples_table(samples: Sequence[Sample], width: int) -> Table:
-    """Return a table of the first samples for a console of `width` characters; long texts keep both ends."""
+    """Return a table of the first samples for a console of `width` characters. Long texts keep both ends."""
     table = Table(title="Before and after training", show_lines=True)
     for column in ("prompt", "before", "after", "label", "reward"):
         table.add_column(column, overflow="fold")
-    room = CELL_LINES * max(8, (width - 28) // 4)  # four columns of text share what the rewards and borders leave
+    limit = CELL_LINES * max(8, (width - 28) // 4)  # four columns of text share the width beside rewards and borders
     for sample in samples[:TABLE_ROWS]:
         before, after = sample.rewards
         # Text objects: what a model writes must not act as markup of the console.
-        texts = [Text(shortened(text, room)) for text in (sample.prompt, sample.before, sample.after, sample.label)]
+        texts = [Text(shortened(text, limit)) for text in (sample.prompt, sample.before, sample.after, sample.label)]
         table.add_row(*texts, f"{before:.3g} → {after:.3g}")
     return table
 
 
 def shortened(text: str, length: int) -> str:
-    """Return the text on one line, at most `length` characters, with ` … ` for what was cut from its middle."""
+    """Return the text on one line of at most `length` characters, with ` … ` in place of what was cut
+    from its middle."""
     line = printable(text.strip(), len(text), keep_lines=True).replace("\n", "⏎")
     if len(line) <= length:
         return line
@@ -67,13 +69,14 @@ def write_samples(folder: RunFolder, samples: Sequence[Sample]) -> str:
 
 
 def _row(sample: Sample) -> str:
+    """Return a row of the table in samples.md."""
     before, after = sample.rewards
     cells = (_cell(sample.prompt), _cell(sample.before), f"{before:.3g}", _cell(sample.after), f"{after:.3g}")
     return f"| {' | '.join(cells)} | {_cell(sample.label)} |\n"
 
 
 def _cell(text: str) -> str:
-    """Return a model's text as code on one line, with no way out of its cell."""
+    """Return a model's text as code on one line that cannot break out of its table cell."""
     line = printable(text.strip(), CELL_LIMIT, keep_lines=True).replace("\n", "⏎")
     shown = line.replace("|", "\\|").replace("`", "'")
     return f"`{shown}`" if shown else ""

@@ -1,4 +1,4 @@
-"""What a person sees when a run has ended: how its numbers moved, answers before and after, and where everything is."""
+"""The summary at the end of a run: how its numbers changed, responses before and after, and where its files are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
 
 
 def changes(found: dict[str, Points]) -> list[str]:
-    """Return a line per headline metric: its first and last value, and of evaluations the best one."""
+    """Return one line per headline metric: its first and last value, and for evaluations the best one."""
     shown = {*evaluation_results(found), *(name for name in found if name.startswith("train/"))}
     names = [name for name in found if name in shown and is_headline(name)]
     width = max(map(len, names), default=0)
@@ -49,11 +49,12 @@ def is_headline(name: str) -> bool:
 
 
 def order(name: str) -> tuple[bool, str]:
+    """Return the sort key of a metric: evaluations first."""
     return (name.startswith("train/"), name)
 
 
 def change(name: str, found: dict[str, Points]) -> str:
-    """Return `0.359 -> 0.893 (standard error 0.019)`; with the best step of an evaluation where it is not the last."""
+    """Return `0.359 -> 0.893 (standard error 0.019)`, and the best step of an evaluation if it is not the last."""
     points, errors = found[name], found.get(f"{name}_stderr")
     text = " -> ".join(f"{value:.4g}" for _, value in (points if len(points) == 1 else (points[0], points[-1])))
     if errors:
@@ -67,7 +68,7 @@ def change(name: str, found: dict[str, Points]) -> str:
 
 
 def time_spent(found: dict[str, Points]) -> list[str]:
-    """Return how long the steps took and what share each phase had, the longest first."""
+    """Return how long the steps took, and the shares of the longest phases."""
     seconds = {name.partition("/")[2]: sum(v for _, v in points) for name, points in found.items() if "timing/" in name}
     total = seconds.pop("step_total", 0.0)
     if total <= 0:
@@ -78,21 +79,25 @@ def time_spent(found: dict[str, Points]) -> list[str]:
 
 
 def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
-    """The first sample of the first few prompts in the first and in the last evaluation; prompts that changed first.
-    An evaluation may lack prompts: those whose reward failed (reward.on_error=drop)."""
+    """Return the first sample of a few prompts in the first and in the last evaluation; prompts that changed come
+    first.
+
+    An evaluation may lack prompts whose reward failed (reward.on_error=drop).
+    """
     files = sorted(evaluations.glob("step_*.parquet"))
     if len(files) < 2:
         return []
     tables = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
     before, after = ({row["prompt_index"]: row for row in rows} for rows in tables)
     pairs = [
-        Sample(b["prompt"], answer_of(b), answer_of(a), b["label"], (b["reward"], a["reward"]))
+        Sample(b["prompt"], response_of(b), response_of(a), b["label"], (b["reward"], a["reward"]))
         for b, a in ((before[index], after[index]) for index in before if index in after)
     ]
     return sorted(pairs, key=lambda pair: pair.before == pair.after)[:count]
 
 
-def answer_of(row: dict[str, Any]) -> str:
-    """Return the answer of a sample as rewards saw it: with its special tokens, where the prompt ends in the text."""
+def response_of(row: dict[str, Any]) -> str:
+    """Return the response of a sample as reward models saw it: with its special tokens, if the text begins with the
+    prompt."""
     _, prompt, answer = row["reward_query"].partition(row["prompt"])
     return answer if prompt else row["response"]

@@ -1,4 +1,4 @@
-"""What a run shows while it works: a progress bar on a terminal, a line now and then elsewhere, every evaluation."""
+"""The console output of a run: a progress bar on a terminal, a line now and then elsewhere, and every evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_suite.config.eval import QUANTILES
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.foreign_text import printable
 
-# The metrics of the moment, by the last part of their name; the first few that a task has are shown.
+# The metrics of the progress line, by the last part of their name; the first SHOWN that a task has are shown.
 HEADLINES = (
     "reward",
     "pass1",
@@ -31,7 +31,7 @@ HEADLINES = (
 )
 SHOWN = 4
 LINES_PER_RUN = 20
-# Of an evaluation's metrics, by the end of their name: what describes the evaluation, or is too much for one line.
+# Endings of the names of evaluation metrics that describe the evaluation, or that are too many for one line.
 NOT_RESULTS = ("_stderr", "/num_samples", *QUANTILES)
 
 
@@ -42,7 +42,8 @@ def show_line(text: str, limit: int = 4000, to_stderr: bool = False) -> None:
 
 
 class Progress:
-    """The bar of a run of `total` steps that goes on after step `start`. Silent when `visible` or the flag is false."""
+    """The progress of a run of `total` steps that continues after step `start`. Silent without `visible` or
+    logger.progress."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Progress:
         self._task, self._total, self._start = task, total, start
         self._latest: dict[str, float] = {}
         self._began = time.monotonic()
-        self._printed = -1  # the last step that had a line
+        self._printed = -1  # the last step that was printed
         self._bar: Bar | None = None
         self._visible = config.progress and visible
         if self._visible and self._console.is_terminal:
@@ -73,12 +74,12 @@ class Progress:
         self._bar.start()
 
     def phase(self, name: str) -> None:
-        """Say what the step is doing now (on a terminal)."""
+        """Show the current phase of the step (on a terminal)."""
         if self._bar is not None:
             self._bar.update(self._id, phase=name)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show that optimiser step `step` (1-based) is done."""
+        """Show that optimiser step `step` (from 1) is done."""
         self._latest |= metrics
         if self._bar is not None:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
@@ -98,15 +99,17 @@ class Progress:
             self._bar.update(self._id, completed=step, numbers=headline(self._latest))
         if self._visible:
             line = f"{self._task} {step}/{self._total}  evaluation: {results(metrics)}"
-            # names of evaluations are those of data sources
+            # the names contain those of data sources, so they may contain anything
             self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
 
     def _is_line_due(self, step: int) -> bool:
+        """Return whether this step is printed where there is no terminal."""
         every = max(1, self._total // LINES_PER_RUN)
         is_next = self._printed < 0 or step // every > self._printed // every
         return is_next or (step == self._total and step != self._printed)
 
     def _left(self, step: int) -> str:
+        """Return the estimated time left, as `1:05 left`."""
         done = step - self._start
         if done <= 0:
             return ""
@@ -114,12 +117,13 @@ class Progress:
         return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"
 
     def close(self) -> None:
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The few numbers that tell how training goes, as `reward 0.71  kl 0.002`."""
+    """Return the few numbers that show how training goes, as `reward 0.71  kl 0.002`."""
     found = {}
     for name in HEADLINES:
         for key, title in ((name, name), (f"train/{name}", name), (f"eval/{name}", f"eval {name}")):
@@ -129,7 +133,7 @@ def headline(metrics: Mapping[str, float]) -> str:
 
 
 def results(metrics: Mapping[str, float]) -> str:
-    """The results of an evaluation, with standard errors where they are known: `pass1 0.89 ± 0.02  pass4 0.98`."""
+    """Return the results of an evaluation, with known standard errors: `pass1 0.89 ± 0.02  pass4 0.98`."""
     shown = []
     for name in evaluation_results(metrics):
         error = f" ± {metrics[f'{name}_stderr']:.2g}" if f"{name}_stderr" in metrics else ""
@@ -138,8 +142,10 @@ def results(metrics: Mapping[str, float]) -> str:
 
 
 def evaluation_results(names: Iterable[str]) -> list[str]:
-    """Return the names of an evaluation's results among metrics. `eval/acc` stands for all sets together;
-    `eval/<set>/acc` is left out where there is only one set, since it says the same."""
+    """Return the names of an evaluation's results among metrics.
+
+    `eval/acc` is over all sets together; `eval/<set>/acc` is omitted if there is only one set, since it says the same.
+    """
     found = [name for name in names if name.startswith("eval/") and not name.endswith(NOT_RESULTS)]
     overall = {name for name in found if name.count("/") == 1}
     endings = tuple(name.removeprefix("eval") for name in overall)

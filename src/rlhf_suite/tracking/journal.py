@@ -1,4 +1,4 @@
-"""What a run says at every step: metrics with the seconds of each phase, and the progress bar."""
+"""What a run reports at every step: metrics with the seconds of each phase, and the progress bar."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from rlhf_suite.tracking.console import Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 
-ROWS_PER_LINE = 50_000  # of data that are being encoded
+ROWS_PER_LINE = 50_000  # encoded rows between two console lines
 
 
 class Journal:
-    """Sinks of one run. `log` may be called several times a step; timings go out with the first."""
+    """Writes the metrics and messages of one run. `log` may be called several times per step; timings go with the first
+    call."""
 
     def __init__(self, config: LoggerConfig, folder: RunFolder, task: str) -> None:
         self.config, self.folder, self.task = config, folder, task
         self.seconds: dict[str, float] = defaultdict(float)
 
     def begin(self, start: int, total: int) -> None:
-        """Open the sinks; what they hold of steps after `start` is forgotten, since it will be made again."""
+        """Open the metric sinks. Metrics of steps after `start` are dropped, since these steps will be run again."""
         for number in damaged_lines(self.folder.metrics):
-            self.warn(f"{self.folder.metrics}:{number} is damaged, not a row of metrics: it is left out")
+            self.warn(f"{self.folder.metrics}:{number} is damaged, so it is ignored: it is not a row of metrics")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
 
     def info(self, message: str) -> None:
-        """Print a line for the reader of the console, unless logger.progress is off."""
+        """Print a message to the console, unless logger.progress is off."""
         if message and self.config.progress:
             show_line(message)
 
     def warn(self, message: str) -> None:
-        """Print a line that a user must see, also where logger.progress is off, on the error stream."""
+        """Print a message that a user must see to the error stream, also if logger.progress is off."""
         show_line(message, to_stderr=True)
 
     def show_encoding(self, source: str, rows: int) -> None:
-        """Rows of a data source that are encoded so far."""
+        """Show how many rows of a data source are encoded."""
         if rows % ROWS_PER_LINE == 0:
             self.info(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times a phase of the step; a failure inside is reported with its name."""
+        """Measure the time of a phase of the step and show its name."""
         self.show_phase(name)
         began = time.perf_counter()
         try:
@@ -59,8 +60,10 @@ class Journal:
             self.progress.phase(name)
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
-        """Write the metrics of a step with the seconds of every phase since the last call. Those of an evaluation
-        (`always`) are written and shown each time, others every logger.logging_steps."""
+        """Write the metrics of a step with the seconds of every phase since the last call.
+
+        Metrics of an evaluation (`always`) are written and shown each time, others every logger.logging_steps steps.
+        """
         timings = {f"timing/{name}": value for name, value in self.seconds.items()}
         timings["timing/step_total"] = sum(self.seconds.values())
         self.seconds.clear()
@@ -73,6 +76,7 @@ class Journal:
         self.folder.record_step(step)
 
     def close(self) -> None:
+        """Close the progress bar and the metric sinks."""
         if hasattr(self, "progress"):
             self.progress.close()
             self.logger.close()

@@ -1,7 +1,8 @@
-"""Where metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked for. One row, every sink.
+"""Where metrics go: always to `metrics.jsonl`, and to TensorBoard and Weights & Biases if requested. Each gets every
+row.
 
 A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have a second
-row (its evaluation). A value that is not finite is null there, and its name stands in the row's "nonfinite".
+row (its evaluation). A value that is not finite is null there, and its name is in the row's "nonfinite".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 
 class Sink(Protocol):
-    """Takes finite and other metrics of a step."""
+    """A destination of metrics. Values may be infinite or NaN."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -32,7 +33,7 @@ class Sink(Protocol):
 
 
 class MetricLogger:
-    """All sinks of one run that goes on after step `start`: what is on record of later steps is forgotten."""
+    """All sinks of one run that continues after step `start`. What they hold of later steps is dropped."""
 
     def __init__(self, config: LoggerConfig, folder: RunFolder, start: int) -> None:
         self._sinks: list[Sink] = [JsonLines(folder.metrics, start)]
@@ -43,16 +44,19 @@ class MetricLogger:
             self._sinks.append(Wandb(config.wandb, folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step to every sink."""
         for sink in self._sinks:
             sink.log(step, metrics)
 
     def close(self) -> None:
+        """Close every sink."""
         for sink in self._sinks:
             sink.close()
 
 
 class JsonLines:
-    """metrics.jsonl, one row a call, handed to the operating system at once: a killed process loses none."""
+    """The file metrics.jsonl, one row per call. A row is passed to the operating system at once, so a killed process
+    loses none."""
 
     def __init__(self, path: Path, start: int) -> None:
         kept = [row for row in read_rows(path) if start > 0 and row["step"] <= start]
@@ -73,7 +77,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files below `path`; those of steps after `start` are hidden."""
+    """TensorBoard event files below `path`. Events of steps after `start` are hidden."""
 
     def __init__(self, path: Path, start: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -91,8 +95,8 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases with the run's resolved configuration: online with WANDB_API_KEY, offline without.
 
-    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is made from the run folder, so
-    a resumed run goes on with the same curves.
+    An offline run is stored in `<run folder>/wandb`, for `wandb sync`. The run's id is derived from the run folder, so
+    a resumed run continues the same curves.
     """
 
     def __init__(self, config: WandbConfig, folder: RunFolder) -> None:
@@ -121,7 +125,7 @@ class Wandb:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl, without a last line torn by a killed run and without lines that are damaged
+    """Return the rows of a metrics.jsonl, without a last line cut off by a kill and without damaged lines
     (`damaged_lines`)."""
     return [row for _, row in numbered_rows(path) if row is not None]
 
@@ -132,7 +136,7 @@ def damaged_lines(path: Path) -> list[int]:
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield each whole line's number and row; None in the place of a row that cannot be read."""
+    """Yield (line number, row) of each complete line; the row is None if it cannot be read."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
@@ -145,11 +149,11 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The last value of every metric in rows of metrics.jsonl: what a continued run knows of its earlier part."""
+    """Return the last value of every metric in rows of metrics.jsonl, for a continued run."""
     values = {name: value for row in rows for name, value in row.items() if isinstance(value, float)}
     return {name: value for name, value in values.items() if not is_measured(name)}
 
 
 def is_measured(name: str) -> bool:
-    """Whether a value of metrics.jsonl is the clock's or the machine's: two runs that are the same differ in it."""
+    """Return whether a value of metrics.jsonl is a time or a speed, in which equal runs may differ."""
     return name == "time" or name.startswith(("timing/", "perf/"))

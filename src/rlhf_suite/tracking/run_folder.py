@@ -1,7 +1,7 @@
-"""The folder of a run: where its files are, and `status.json`, the record of how it went.
+"""The folder of a run: the paths of its files, and `status.json`, the record of its state.
 
-`status.json` is replaced as a whole, so a reader never sees half of it, and it outlives a killed run: a run whose state
-is "running" but whose process is gone was killed.
+`status.json` is replaced as a whole, so a reader never sees half of it. It outlives a killed run: if its state is
+"running" but the process does not exist, the run was killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlhf_suite.disk import DiskError, write_json, writing
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 
-SHORT_LIMIT = 300  # ... on a full disk
+SHORT_LIMIT = 300  # the same on a full disk
 ERROR_LIMIT = 20_000  # characters of the error in status.json
 
 NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
@@ -31,13 +31,13 @@ NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "err
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths and status of one run. Holds nothing but its path, so every process of the run may have one."""
+    """The paths and the status of one run. It holds only the path, so every process of the run may have one."""
 
     path: Path
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """Return the path of the resolved configuration."""
         return self.path / "config.yaml"
 
     @property
@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def loop(self) -> Path:
-        """Where a loop is (`tasks/stages.py`)."""
+        """Return the path of the state of a loop (`tasks/stages.py`)."""
         return self.path / "loop.json"
 
     @property
@@ -75,19 +75,19 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """What identifies the run, through all its continuations; empty before its start."""
+        """Return the id of the run, which it keeps when it is continued; "" before its start."""
         return str(self.status().get("run") or "")
 
     @property
     def has_progress(self) -> bool:
-        """Whether a run here has done anything that starting it again would do again."""
+        """Return whether a run here has done work that a new start would repeat."""
         if self.status()["state"] == "done" or self.status()["last_step"] > 0:
             return True
         kept = (self.loop, self.path / "progress.json", self.model)
         return any(each.exists() for each in kept) or any(self.checkpoints.glob("*"))
 
     def start(self, fingerprint: str) -> None:
-        """Record that the run begins, or goes on; `fingerprint` identifies its configuration."""
+        """Record that the run starts or continues. `fingerprint` identifies its configuration."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         process: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": _now()}
@@ -95,29 +95,30 @@ class RunFolder:
         self._update(state="running", fingerprint=fingerprint, error=None, run=run, **process)
 
     def set_run_id(self, run: str) -> None:
-        """Record that the run goes on from a checkpoint of the run `run`, and so is that run."""
+        """Record that the run continues from a checkpoint of the run `run`, and so has its id."""
         self._update(run=run)
 
     def record_model(self, name: str, path: Path) -> None:
-        """Record where the model `name` of the run is."""
+        """Record the path of the model `name` of the run."""
         self._update(outputs=self.status().get("outputs", {}) | {name: str(path)})
 
     def record_resume(self, step: int, source: Path, changed: Mapping[str, list[Any]]) -> None:
-        """Record that the run goes on after `step` from the checkpoint `source`; `changed`: flags, before and now."""
+        """Record that the run continues after `step` from the checkpoint `source`. `changed` has flags with old and new
+        value."""
         entry = {"time": _now(), "step": step, "from": str(source), "changed": dict(changed)}
         self._update(resumes=[*self.status().get("resumes", []), entry])
 
     def record_step(self, step: int) -> None:
-        """Record that optimiser step `step` (1-based) is done."""
+        """Record that optimiser step `step` (from 1) is done."""
         self._update(durable=False, last_step=step)
 
     def mark_done(self, metrics: Mapping[str, float]) -> None:
-        """Record that the run reached its end with these metrics."""
+        """Record that the run is complete, with these metrics."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._update(state="done", metrics=finite)
 
     def mark_failed(self, error: BaseException | str) -> None:
-        """Record that the run ended early, if the disk allows it at all: the error itself matters more."""
+        """Record that the run failed. A full disk may prevent this; then the error itself matters more."""
         said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         for limit in (ERROR_LIMIT, SHORT_LIMIT):
             with suppress(OSError, DiskError):
@@ -125,12 +126,12 @@ class RunFolder:
                 return
 
     def mark_stopped(self, reason: str) -> None:
-        """A signal asked the run to end; it can go on from its last checkpoint."""
+        """Record that a signal stopped the run. It can continue from its last checkpoint."""
         self._update(state="stopped", error=reason)
 
     def status(self) -> dict[str, Any]:
-        """Return what status.json says: state, fingerprint, run (its id), host, pid, started, updated, last_step,
-        error, metrics, outputs (where its models are)."""
+        """Return the content of status.json: state, fingerprint, run (its id), host, pid, started, updated, last_step,
+        error, metrics, outputs (the paths of its models)."""
         if not self.status_file.exists():
             return dict(NEW)
         try:
@@ -138,9 +139,10 @@ class RunFolder:
             return NEW | status
         except (ValueError, TypeError):
             fix = "delete it, since a run continues from its checkpoints without it"
-            raise UserError(f"{self.status_file} is damaged, it is not JSON: {fix}") from None
+            raise UserError(f"{self.status_file} is damaged and not JSON: {fix}") from None
 
     def _update(self, durable: bool = True, **values: Any) -> None:
+        """Change values of status.json."""
         status = self.status() | values | {"updated": _now()}
         try:
             write_json(self.status_file, status, durable)
@@ -148,7 +150,7 @@ class RunFolder:
             self._overwrite(status)
 
     def _overwrite(self, status: dict[str, Any]) -> None:
-        """Write into the file that is there: a full disk still takes that, for the file's blocks are its own."""
+        """Write into the existing file. That works on a full disk, since the file's blocks are already allocated."""
         text = (json.dumps(status, indent=1) + "\n").encode()
         with writing(self.status_file), self.status_file.open("r+b") as file:
             if len(text) > os.fstat(file.fileno()).st_blocks * 512:
