@@ -169,7 +169,7 @@ STEPS = [
     Mutation(
         "adapters are not merged into the weights that leave the trainer",
         "models/weights.py",
-        "return merged(weight, down, up, layer.scaling[ADAPTER])",
+        "return merged_weight(weight, down, up, layer.scaling[ADAPTER])",
         "return weight",
         ("tests/models/test_save.py", "-k", "merged"),
     ),

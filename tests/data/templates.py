@@ -1,4 +1,4 @@
-"""Chat templates that behave as those of models that people train do, in words of our own."""
+"""Chat templates that behave like those of widely used models, written for these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound of the cache of encoded rows: the longest unused goes, what somebody reads stays, nobody reads half."""
+"""The bound of the cache of encoded rows: the least recently used entries are removed, and open entries stay."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def left(sets):
     return sorted(folder.name for folder in sets.glob("[!.]*"))
 
 
-def test_those_unused_for_the_longest_time_go_until_the_rest_fits(sets):
+def test_the_least_recently_used_entries_are_removed_until_the_rest_fits(sets):
     assert evict(sets, SUMMARY, 3000) == []
     assert names(evict(sets, SUMMARY, 2999)) == ["old"]
     open_locked(sets / "middle" / SUMMARY).close()
@@ -61,14 +61,14 @@ def test_those_unused_for_the_longest_time_go_until_the_rest_fits(sets):
     assert left(sets) == ["middle"] and list(sets.glob(".*")) == [sets / ".next.new.1"]
 
 
-def test_what_is_in_use_stays_even_beyond_the_bound(sets):
+def test_open_entries_stay_even_beyond_the_bound(sets):
     with open_locked(sets / "old" / SUMMARY):
         os.utime(sets / "old" / SUMMARY, (1, 1))
         assert names(evict(sets, SUMMARY, 10)) == ["middle", "new"]
     assert names(evict(sets, SUMMARY, 10)) == ["old"]
 
 
-def test_a_reader_in_another_process_counts_until_it_is_gone(sets):
+def test_a_reader_in_another_process_protects_an_entry_until_it_ends(sets):
     reader = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(sets / "old" / SUMMARY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -81,7 +81,7 @@ def test_a_reader_in_another_process_counts_until_it_is_gone(sets):
     assert left(sets) == []
 
 
-def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
+def test_an_entry_that_is_removed_while_it_is_opened_is_not_found(sets, monkeypatch):
     """Between opening its file and locking it the set is removed, and another takes its place."""
     place = sets / "old"
 
@@ -96,7 +96,7 @@ def test_who_opens_a_set_while_it_is_removed_finds_nothing(sets, monkeypatch):
         open_locked(place / SUMMARY)
 
 
-def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
+def test_without_locks_entries_are_read_and_none_is_removed(sets, monkeypatch):
     def no_locks(file, operation):
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -105,7 +105,7 @@ def test_without_locks_sets_are_read_and_none_is_removed(sets, monkeypatch):
     assert evict(sets, SUMMARY, 10) == [] and left(sets) == ["middle", "new", "old"]
 
 
-def test_a_run_keeps_its_own_sets_and_reads_them_after_the_others_are_gone(tokenizer, tmp_path, cache):
+def test_a_run_keeps_its_own_entries_and_reads_them_after_the_others_are_removed(tokenizer, tmp_path, cache):
     encoder, tiny = Counting(ConversationEncoder(tokenizer, SFT)), replace(SFT, cache_max_gb=1e-9)
     first, second = write(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", chosen="another answer")
     mine = load(encoder, first)

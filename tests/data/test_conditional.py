@@ -1,4 +1,4 @@
-"""Prompts that say the reward of their answer."""
+"""Prompts that contain the reward of their response."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_reward_is_part_of_the_prompt(tokenizer):
     assert text(tokenizer, reward_key=None)[0] == "User: hello\nAssistant: "
 
 
-def test_in_a_chat_the_last_question_says_it(tokenizer):
+def test_in_a_chat_the_last_user_message_has_the_reward(tokenizer):
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     for given in ("c", asked):
         prompt, answer = text(tokenizer, ROW | {"input": given}, apply_chat_template=True)
@@ -47,7 +47,7 @@ def test_a_template_needs_the_prompt_and_the_reward(tokenizer, template):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_target_reward_makes_the_prompt_that_such_answers_were_learned_with(tokenizer, chat):
+def test_a_target_reward_gives_the_prompt_of_training_rows_with_that_reward(tokenizer, chat):
     template = None if chat else "User: {}\nAssistant: "
     shared = {"input_template": template, "apply_chat_template": chat, "reward_template": "{prompt} [{reward:.1f}]"}
     row = Row(ROW, "f", 1)

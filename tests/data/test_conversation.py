@@ -1,4 +1,4 @@
-"""A conversation's prompt: its turns by the template, cut to what there is room for, oldest turns first."""
+"""The prompt of a conversation: its turns in the template, without the oldest turns if there is no room for all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_tokenizers_chat_template_is_used_where_there_is_one(tokenizer):
 
 
 @pytest.mark.parametrize(("spared", "dropped"), [(0, 0), (1, 1), (len("User: one\nAssistant: 1\n") + 1, 2)])
-def test_what_has_no_room_is_dropped_from_the_oldest_turn_on_but_never_the_system_message(tokenizer, spared, dropped):
+def test_the_oldest_turns_are_dropped_to_make_room_but_never_the_system_message(tokenizer, spared, dropped):
     whole = len(with_turns(tokenizer).add_message("three")[0])
     talk = with_turns(tokenizer)
     talk.max_prompt_tokens = whole - spared
@@ -58,7 +58,7 @@ def test_what_has_no_room_is_dropped_from_the_oldest_turn_on_but_never_the_syste
     assert [message["content"] for message in talk.messages] == ["Be brief.", *kept]
 
 
-def test_a_message_that_has_no_room_alone_changes_nothing(tokenizer):
+def test_a_message_that_does_not_fit_alone_changes_nothing(tokenizer):
     talk = with_turns(tokenizer, room=100)
     before = talk.messages
     with pytest.raises(RowError, match=r"has 230 tokens .*; 100 are possible \(chat\.max_len - chat\.max_new_tokens\)"):
@@ -66,7 +66,7 @@ def test_a_message_that_has_no_room_alone_changes_nothing(tokenizer):
     assert talk.messages == before
 
 
-def test_a_system_message_that_the_template_refuses_leaves_the_present_one(tokenizer):
+def test_a_system_message_that_the_template_rejects_does_not_replace_the_present_one(tokenizer):
     tokenizer.chat_template = NO_SYSTEM
     talk = Conversation(tokenizer, ChatTextConfig(), 100)
     with pytest.raises(RowError, match="no system"):

@@ -24,7 +24,7 @@ def parts(tokenizer, example):
     return tokenizer.decode(example.ids[:split]), tokenizer.decode(example.ids[split:])
 
 
-def test_the_last_turns_are_the_answers_of_a_pair(tokenizer):
+def test_the_last_turns_are_the_responses_of_a_pair(tokenizer):
     encoder = PairEncoder(tokenizer, PairDataConfig(turn_markers=MARKERS))
     pair = encoder.encode(row(chosen=f"{START} the capital\n", rejected=f"{START} the user"))
     assert [parts(tokenizer, example) for example in pair.examples] == [
@@ -68,7 +68,7 @@ def test_a_dialogue_that_ends_with_the_user_is_a_bad_row(tokenizer):
 
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("blank", ["", " ", None])
-def test_a_prompt_in_several_columns_leaves_out_the_blank_ones(tokenizer, chat, blank):
+def test_blank_columns_of_a_prompt_in_several_columns_are_skipped(tokenizer, chat, blank):
     config = SFTDataConfig(input_key="task, given", output_key="out", apply_chat_template=chat, input_template="{}=")
     encoder = ConversationEncoder(tokenizer, config)
     both = encoder.encode(row(task="the task", given="the input", out="yes"))

@@ -38,12 +38,12 @@ def test_several_processes_give_the_same_examples_in_the_same_order(tokenizer):
     assert together == alone
 
 
-def test_the_first_bad_row_stops_the_run_when_asked_to(tokenizer):
+def test_the_first_bad_row_stops_the_run_with_on_bad_row_stop(tokenizer):
     with pytest.raises(DataError, match=r"set\.jsonl:3: column 'output' is empty.*data\.on_bad_row=skip"):
         list(encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), BadRows("stop")))
 
 
-def test_rows_are_read_only_as_far_as_their_results_are_asked_for(tokenizer):
+def test_rows_are_read_only_when_their_results_are_needed(tokenizer):
     rows = iter(make_rows(3000))
     for workers in (0, 1):
         next(encode_rows(ConversationEncoder(tokenizer, CONFIG), rows, BadRows("skip"), workers))

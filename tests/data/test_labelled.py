@@ -1,4 +1,4 @@
-"""Labelled answers, and each prompt with an answer that belongs to another one."""
+"""Labelled responses, and each prompt with the response to another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def example(prompt, answer, label=1.0):
     return Example([*prompt, *answer], [0] * len(prompt) + [1] * len(answer), "f:1", {"label": label})
 
 
-def test_the_mismatched_answer_is_the_next_to_another_prompt():
+def test_the_mismatched_response_is_the_next_one_to_another_prompt():
     a, b = [1, 2], [3]
     rows = [example(a, [10]), example(a, [11, 12]), example(b, [13], 0.0), example(a, [14])]
     found = [group.examples for group in MismatchedPairs(rows, 99)]
@@ -26,7 +26,7 @@ def test_the_mismatched_answer_is_the_next_to_another_prompt():
     assert [pair[1].numbers for pair in found] == [pair[0].numbers for pair in found]
 
 
-def test_the_mismatched_answer_is_cut_like_any_other():
+def test_the_mismatched_response_is_cut_like_any_other():
     rows = [example([1, 2, 3], [4]), example([5], [6, 7, 8])]
     assert MismatchedPairs(rows, 4)[0].examples[1].ids == [1, 2, 3, 6]
 
@@ -58,7 +58,7 @@ def test_other_labels_are_bad_rows(tokenizer, label):
 PAIR = {"prompt": "hello", "chosen": "user", "rejected": "there"}
 
 
-def test_a_pair_is_a_desirable_and_an_undesirable_answer(tokenizer):
+def test_a_pair_is_a_desirable_and_an_undesirable_response(tokenizer):
     config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     good, bad = LabelledEncoder(tokenizer, config).encode(Row(PAIR, "f", 1))
     single = LabelledEncoder(tokenizer, LabelledDataConfig())
@@ -73,7 +73,7 @@ def test_pairs_of_dialogues_need_no_column_of_the_prompt(tokenizer):
     assert (good.numbers["label"], bad.numbers["label"]) == (1, 0) and good.mask.index(1) == bad.mask.index(1)
 
 
-def test_the_answers_of_a_pair_are_told_apart_and_counted_as_one_row(tokenizer):
+def test_the_responses_of_a_pair_have_their_labels_and_count_as_one_row(tokenizer):
     config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     bad = BadRows("skip")
     rows = [Row(PAIR, "f", 1), Row(PAIR | {"rejected": "user"}, "f", 2), Row(PAIR | {"rejected": ""}, "f", 3)]

@@ -1,4 +1,4 @@
-"""Sources to items through the cache: the same items from memory, from the disk, and at the next start."""
+"""Sources to items through the cache: the same items from memory, from disk, and at the next start."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def encoders(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["examples", "pairs with margins", "labelled", "steps", "documents", "prompts"])
-def test_what_comes_back_equals_what_was_encoded(tokenizer, tmp_path, monkeypatch, kind):
+def test_stored_items_equal_the_encoded_ones(tokenizer, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(store, "BATCH_TOKENS", 40)
     encoder, path = encoders(tokenizer)[kind], write(tmp_path / "a.jsonl")
     fresh = load(encoder, path, replace(SFT, cache_enable=False))
@@ -141,14 +141,14 @@ def test_whatever_changes_an_item_is_encoded_again(tokenizer, tmp_path, cache, c
         {"max_skipped_share": 0.5},
     ],
 )
-def test_how_rows_are_used_is_no_part_of_their_name(tokenizer, tmp_path, cache, changed):
+def test_flags_for_the_use_of_rows_do_not_change_their_cache_entry(tokenizer, tmp_path, cache, changed):
     path = write(tmp_path / "a.jsonl")
     for config in (SFT, replace(SFT, **changed)):
         load(ConversationEncoder(tokenizer, config), path, config)
     assert len(list(cache.iterdir())) == 1
 
 
-def test_rows_that_were_skipped_once_end_the_run_that_is_to_stop_at_them(tokenizer, tmp_path):
+def test_rows_that_one_run_skipped_end_a_later_run_that_stops_at_bad_rows(tokenizer, tmp_path):
     """What is in the cache was made by another policy."""
     encoder, path = ConversationEncoder(tokenizer, SFT), write(tmp_path / "a.jsonl")
     assert len(load(encoder, path)) == 50
@@ -162,7 +162,7 @@ def test_the_sequences_of_a_group_keep_the_numbers_of_their_own():
     assert [[each.numbers["number"] for each in group.examples] for group in kept] == [[2.5, 3.5], [3.5, 2.5]]
 
 
-def test_what_the_chat_template_is_given_is_part_of_the_name(tokenizer, tmp_path, cache):
+def test_variables_of_the_chat_template_are_part_of_the_fingerprint(tokenizer, tmp_path, cache):
     tokenizer.chat_template = "{{ x }}{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
     path, config = write(tmp_path / "a.jsonl", tools=[{"name": "add"}]), replace(SFT, apply_chat_template=True)
     found = []
@@ -173,14 +173,14 @@ def test_what_the_chat_template_is_given_is_part_of_the_name(tokenizer, tmp_path
     assert len(list(cache.iterdir())) == 4
 
 
-def test_another_number_of_rows_is_another_set(tokenizer, tmp_path):
+def test_another_number_of_rows_is_another_cache_entry(tokenizer, tmp_path):
     path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
     assert [len(load(encoder, path, max_samples=number)) for number in (None, 10, 20)] == [50, 10, 20]
 
 
 @pytest.mark.parametrize("file", [store.ROWS, store.COUNTS, store.SUMMARY])
 @pytest.mark.parametrize("left", [0, 0.5, None])
-def test_a_broken_set_is_encoded_again(tokenizer, tmp_path, cache, file, left):
+def test_a_broken_cache_entry_is_encoded_again(tokenizer, tmp_path, cache, file, left):
     encoder, path = Counting(ConversationEncoder(tokenizer, SFT)), write(tmp_path / "a.jsonl")
     whole = list(load(encoder, path))
     (folder,) = cache.iterdir()
@@ -201,7 +201,7 @@ def test_a_run_that_ends_while_encoding_leaves_nothing(tokenizer, tmp_path, cach
         assert list(cache.iterdir()) == []
 
 
-def test_what_a_killed_run_began_is_swept_once_it_is_old(tokenizer, tmp_path, cache):
+def test_leftovers_of_a_killed_run_are_removed_once_they_are_old(tokenizer, tmp_path, cache):
     path, old, new = write(tmp_path / "a.jsonl"), cache / ".abc.new.1", cache / ".abc.new.2"
     for folder in (old, new):
         folder.mkdir(parents=True)
@@ -267,7 +267,7 @@ def test_the_share_that_the_message_names_is_enough(tokenizer, tmp_path):
     assert len(load(ConversationEncoder(tokenizer, config), path, config)) == 20
 
 
-def test_rows_that_are_too_long_are_told_apart_from_bad_ones(tokenizer, tmp_path):
+def test_rows_that_are_too_long_are_counted_apart_from_bad_ones(tokenizer, tmp_path):
     path, bad = write(tmp_path / "a.jsonl", count=10, prompt="hello " * 50), BadRows("skip")
     path.write_text(path.read_text() + json.dumps(ROW) + "\n")
     assert len(load(ConversationEncoder(tokenizer, replace(SFT, max_len=30)), path, bad=bad)) == 1
@@ -283,7 +283,7 @@ def test_rows_that_are_too_long_are_told_apart_from_bad_ones(tokenizer, tmp_path
         )
 
 
-def test_a_set_that_another_node_does_not_see_is_an_error(tokenizer, tmp_path, cache):
+def test_a_cache_entry_that_another_node_does_not_see_is_an_error(tokenizer, tmp_path, cache):
     pickled = pickle.dumps(load(ConversationEncoder(tokenizer, SFT), write(tmp_path / "a.jsonl")))
     cache.rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="Set XDG_CACHE_HOME to a folder that all nodes see"):
@@ -298,14 +298,14 @@ def test_token_counts_are_known_without_reading_the_items(tokenizer, tmp_path):
         assert token_counts(items).tolist() == [len(item) for item in items] == token_counts(list(items)).tolist()
 
 
-def test_progress_is_told(tokenizer, tmp_path):
+def test_progress_is_reported(tokenizer, tmp_path):
     seen = []
     path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
     Loader(encoder, SFT, 0, BadRows("skip"), lambda *told: seen.append(told)).load(Sources(str(path), "train"))
     assert seen == [(str(path), number) for number in range(1, 52)]
 
 
-def test_the_identity_of_sources_is_that_of_their_contents(tmp_path, tokenizer):
+def test_the_contents_digest_depends_on_the_contents_of_the_files(tmp_path, tokenizer):
     def contents_digest(path, cache=True):
         loader = Loader(ConversationEncoder(tokenizer, SFT), replace(SFT, cache_enable=cache), 0, BadRows("skip"))
         loader.load(Sources(str(path), "train"))

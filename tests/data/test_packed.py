@@ -16,7 +16,7 @@ def rows_of(lengths, capacity):
     return [part.tolist() for part in np.split(members, ends[:-1])]
 
 
-def test_each_goes_into_the_fullest_row_with_room():
+def test_each_item_goes_into_the_fullest_row_with_space_for_it():
     # 7 and 6 open rows of 10; 4 fills the second; 3 the first; 2 and 2 open a third.
     assert rows_of([2, 6, 3, 7, 4, 2], 10) == [[0, 5], [1, 4], [2, 3]]
     assert rows_of([10, 10], 10) == [[0], [1]]
@@ -40,7 +40,7 @@ def by_the_book(lengths, capacity):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_item_is_in_one_row_and_as_few_rows_as_by_the_book(seed):
+def test_every_item_is_in_one_row_and_there_are_as_few_rows_as_defined(seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, rng.choice([5, 60])) for _ in range(rng.randint(1, 300))]
     rows = rows_of(lengths, 60)

@@ -1,4 +1,4 @@
-"""Pairs: two sequences with one prompt, kept together, dropped when nothing tells them apart."""
+"""Pairs: two sequences with one prompt stay together, and are dropped if they are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parts(tokenizer, example):
     return tokenizer.decode(example.ids[:split]), tokenizer.decode(example.ids[split:])
 
 
-def test_a_prompt_column_goes_before_both_answers(tokenizer):
+def test_a_prompt_column_comes_before_both_responses(tokenizer):
     values = {"prompt": "what is the capital?", "chosen": "Paris.", "rejected": "hello"}
     pair = encode(tokenizer, values, prompt_key="prompt", input_template="User: {}\n")
     assert [parts(tokenizer, example) for example in pair.examples] == [
@@ -43,7 +43,7 @@ def test_without_a_prompt_column_the_common_words_are_the_prompt(tokenizer):
         encode(tokenizer, {"chosen": "yes", "rejected": "no"})
 
 
-def test_conversations_end_with_their_answer(tokenizer):
+def test_conversations_end_with_their_response(tokenizer):
     question = {"role": "user", "content": "hello there"}
     values = {
         name: [question, {"role": "assistant", "content": text}]
@@ -53,7 +53,7 @@ def test_conversations_end_with_their_answer(tokenizer):
     assert [parts(tokenizer, example)[1] for example in pair.examples] == ["hi<|im_end|>", "no<|im_end|>"]
 
 
-def test_pairs_that_the_cut_makes_alike_are_dropped_and_counted(tokenizer):
+def test_pairs_that_are_equal_after_the_cut_are_dropped_and_counted(tokenizer):
     same = {"prompt": "hello", "chosen": "a b c", "rejected": "a b c"}
     long = {"prompt": "hello", "chosen": "a " * 50 + "x", "rejected": "a " * 50 + "y"}
     good = {"prompt": "hello", "chosen": "yes", "rejected": "no"}
@@ -77,7 +77,7 @@ def test_a_margin_is_a_number_of_both_sequences(tokenizer):
 
 
 @pytest.mark.parametrize("key", ["chosen", "rejected"])
-def test_an_empty_answer_is_refused(tokenizer, key):
+def test_an_empty_response_is_refused(tokenizer, key):
     values = {"prompt": "hello", "chosen": "yes", "rejected": "no"} | {key: " "}
     with pytest.raises(RowError, match=f"column '{key}' is empty"):
         encode(tokenizer, values, prompt_key="prompt")

@@ -36,7 +36,7 @@ def test_a_chat_prompt_ends_with_the_generation_prompt(tokenizer, given):
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_prompt_is_what_supervised_tuning_put_before_the_answer(bos_tokenizer, chat):
+def test_the_prompt_is_that_of_supervised_tuning(bos_tokenizer, chat):
     template = "User: {}\nAssistant: "
     tuned = ConversationEncoder(
         bos_tokenizer, SFTDataConfig(apply_chat_template=chat, output_key="output", input_template=template)

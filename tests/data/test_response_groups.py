@@ -1,4 +1,5 @@
-"""What a loop trains on: whole answers only, the first of equals, and a reason for every prompt that is left out."""
+"""The rows that a loop trains on: complete responses only, the first of equals, and a reason for each
+omitted prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def output(path, *rows):
     return path
 
 
-def test_groups_are_prompts_without_answers_that_are_cut_off_or_empty(tmp_path):
+def test_groups_have_no_responses_that_are_cut_off_or_empty(tmp_path):
     first, second = {"question": "a"}, {"question": [{"role": "user", "content": "b"}]}
     path = output(
         tmp_path / "out.jsonl",
@@ -43,7 +44,7 @@ def test_groups_are_prompts_without_answers_that_are_cut_off_or_empty(tmp_path):
     ]
 
 
-def test_groups_are_told_apart_where_answers_are_missing(tmp_path):
+def test_groups_are_separated_also_if_responses_are_missing(tmp_path):
     rows = [("a", 1), ("a", 2), ("b", 3), ("c", 0), ("c", 1)]
     made = [{"q": q, "prompt": q, "sample": s, "response": "x", "score": s, "finish_reason": "stop"} for q, s in rows]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
@@ -62,11 +63,11 @@ def test_the_prompt_is_found_under_the_name_that_the_output_gives_it(tmp_path, g
     assert next(response_groups(path, key)).prompt == "a"
 
 
-def test_the_best_answer_is_the_first_of_equals():
+def test_the_best_response_is_the_first_of_equals():
     assert best_response(group(0.0, 1.0, 1.0), None) == [{"input": "q", "output": "a1", "score": 1.0}]
 
 
-def test_a_prompt_without_a_good_enough_answer_is_left_out():
+def test_a_prompt_without_a_good_enough_response_is_left_out():
     assert best_response(group(0.25, 0.5), 0.75) == "no response scores 0.75 or more"
     assert best_response(group(0.25, 0.75), 0.75)[0]["output"] == "a1"
     assert best_response(group(), None) == "every response is cut off or empty"
@@ -78,13 +79,13 @@ def test_a_pair_is_the_first_best_and_the_first_worst():
     ]
 
 
-def test_a_prompt_whose_answers_are_all_as_good_is_left_out():
+def test_a_prompt_whose_responses_all_score_the_same_is_left_out():
     assert best_and_worst_responses(group(1.0, 1.0)) == "all responses score the same"
     assert best_and_worst_responses(group(1.0)) == "all responses score the same"
     assert best_and_worst_responses(group()) == "every response is cut off or empty"
 
 
-def test_all_answers_are_rows_with_their_scores():
+def test_all_responses_are_rows_with_their_scores():
     rows = all_responses(group(0.0, 1.0))
     assert [(row["output"], row["score"]) for row in rows] == [("a0", 0.0), ("a1", 1.0)]
     assert all_responses(group()) == "every response is cut off or empty"

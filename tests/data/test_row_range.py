@@ -1,4 +1,4 @@
-"""Ranges of rows: shards that cover all rows once, chunks that know their numbers, groups that stay whole."""
+"""Ranges of rows: shards cover all rows once, chunks have the numbers of their rows, and groups are not split."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_rows_are_left_out_at_the_start_and_at_the_end(source):
     assert [source.part(part, 2) for part in (0, 1)] == [range(3, 5), range(5, 7)]
 
 
-def test_a_range_behind_the_last_row_is_told(source):
+def test_a_range_after_the_last_row_is_an_error(source):
     with pytest.raises(UserError, match=r"no rows are left of 8 \(data.skip_samples=8\)"):
         replace(source, skip=8).part(0, 1)
 
 
-def test_chunks_know_the_numbers_of_their_rows(source):
+def test_chunks_have_the_numbers_of_their_rows(source):
     found = list(source.chunks(range(1, 7), 4))
     assert [numbers for numbers, _ in found] == [range(1, 5), range(5, 7)]
     assert [isinstance(row, RowError) for row in found[0][1]] == [False, True, False, False]

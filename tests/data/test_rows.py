@@ -1,4 +1,4 @@
-"""Sources of every kind to rows: malformed rows are named, missing things are errors with a remedy."""
+"""Sources of every type to rows: malformed rows are named, and missing things are errors with a remedy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def test_each_epoch_sees_every_row_once_and_drops_none():
         assert sorted(index for batch in batches for index in batch) == list(range(10))
 
 
-def test_a_step_is_the_same_whatever_was_asked_before():
+def test_a_step_is_the_same_whatever_was_read_before():
     forward = [BatchOrder(50, 8, 7).indices(step) for step in range(20)]
     again = BatchOrder(50, 8, 7)
     assert [again.indices(step) for step in reversed(range(20))] == forward[::-1]

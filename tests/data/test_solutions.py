@@ -1,4 +1,4 @@
-"""A solution to be scored has the tokens, and the placeholders, that a row of training has."""
+"""A solution to be scored has the same tokens and placeholders as a row of training."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_without_a_separator_every_character_is_a_step(tokenizer):
         assert (found.ids, found.mask) == (example.ids, example.mask)
 
 
-def test_a_prompt_that_is_rendered_has_no_template_put_around_it(tokenizer):
+def test_a_rendered_prompt_is_not_rendered_again(tokenizer):
     _, scored = encoders(tokenizer, steps_key="steps", input_template="Q: {} A:")
     assert scored.encode(f"Q: {QUESTION} A:", "so 3", is_rendered=True).ids == scored.encode(QUESTION, "so 3").ids
 
 
-def test_blank_steps_are_none(tokenizer):
+def test_blank_steps_are_not_steps(tokenizer):
     _, scored = encoders(tokenizer, steps_key="steps")
     plain = scored.encode(QUESTION, "\n".join(STEPS))
     assert scored.encode(QUESTION, "\n\n" + " \n\n".join(STEPS) + "\n \n").ids == plain.ids

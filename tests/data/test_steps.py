@@ -100,7 +100,7 @@ def test_steps_that_do_not_fit_are_bad_rows(tokenizer, values, reason):
         listed(tokenizer, **values)
 
 
-def test_a_blank_step_is_left_out_with_its_label_and_said(tokenizer):
+def test_a_blank_step_is_dropped_with_its_label_and_noted(tokenizer):
     steps, labels = ["hello; there", " \n", "the user", "0"], [1, 0, 0, 1]
     example, same = listed(tokenizer, steps=steps, labels=labels), listed(tokenizer)
     assert (example, example.notes) == (same, ("a blank step dropped with its label, as in scoring",))

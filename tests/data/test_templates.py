@@ -1,4 +1,4 @@
-"""Templates of models that people train: each answer is learned behind the very prompt that the model is asked with."""
+"""Templates of widely used models: each response is trained on after exactly the prompt of inference."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_answer_is_learned_behind_the_prompt_that_the_model_is_asked_with(tokenizer, case):
+def test_every_response_is_trained_on_after_the_prompt_of_inference(tokenizer, case):
     template, messages, tools, num_examples, answers = CASES[case]
     examples = encode(tokenizer, template, messages, tools=tools)
     found = [run for example in examples for run in runs(tokenizer, example)]
@@ -118,7 +118,7 @@ def test_every_answer_is_learned_behind_the_prompt_that_the_model_is_asked_with(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_last_answer_alone_is_learned_behind_the_same_prompt(tokenizer, case):
+def test_the_last_response_alone_is_trained_on_after_the_same_prompt(tokenizer, case):
     template, messages, tools, _, answers = CASES[case]
     (example,) = encode(tokenizer, template, messages, multiturn=False, tools=tools)
     ((before, answer),) = runs(tokenizer, example)
@@ -127,7 +127,7 @@ def test_the_last_answer_alone_is_learned_behind_the_same_prompt(tokenizer, case
     assert example.ids[: len(alone)] == alone and example.mask == [0] * len(alone) + [1] * (len(example) - len(alone))
 
 
-def test_what_is_made_otherwise_is_said_once_for_each_row(tokenizer):
+def test_each_difference_from_the_row_is_noted_once_per_row(tokenizer):
     tokenizer.chat_template = R1
     encoder = ConversationEncoder(tokenizer, SFTDataConfig(apply_chat_template=True, multiturn=True))
     bad = BadRows("skip")
@@ -141,7 +141,7 @@ def test_what_is_made_otherwise_is_said_once_for_each_row(tokenizer):
     assert bad.count == 0 and bad.rows == 3
 
 
-def test_a_template_that_only_appends_gives_one_example_and_nothing_to_say(tokenizer):
+def test_a_template_that_only_appends_gives_one_example_without_notes(tokenizer):
     (example,) = encode(tokenizer, LLAMA3, PLAIN)
     assert example.notes == ()
 
@@ -160,7 +160,7 @@ def test_variables_of_the_template_are_given_to_it(tokenizer):
     assert "Today: 1 May 2026\n" in tokenizer.decode(example.ids)
 
 
-def test_reasoning_beside_the_content_is_learned(tokenizer):
+def test_reasoning_beside_the_content_is_trained_on(tokenizer):
     chat = [user("1+1?"), assistant("2", reasoning_content="add them")]
     for template, answer in ((QWEN3, "<think>\nadd them\n</think>\n\n2"), (R1, "add them\n</think>\n\n2")):
         (example,) = encode(tokenizer, template, chat)
@@ -169,13 +169,13 @@ def test_reasoning_beside_the_content_is_learned(tokenizer):
     assert example.notes == ("reasoning_content dropped: the chat template does not render it",)
 
 
-def test_reasoning_that_a_template_cuts_off_is_learned_all_the_same(tokenizer):
+def test_reasoning_that_a_template_cuts_off_is_still_trained_on(tokenizer):
     template = R1.replace("<think>\\n", "")  # the generation prompt opens nothing
     (example,) = encode(tokenizer, template, THOUGHT[2:])
     assert runs(tokenizer, example) == [("<User>1+1?<Assistant>", f"<think>\nadd\n</think>\n\n2{END}")]
 
 
-def test_a_template_that_renders_the_opened_reasoning_too_goes_on_from_there(tokenizer):
+def test_a_template_that_renders_the_opened_reasoning_continues_it(tokenizer):
     template = QWEN3.replace(
         "<|im_start|>assistant\\n' }}\n{%- if enable", "<|im_start|>assistant\\n<think>\\n' }}\n{%- if enable"
     )
@@ -186,7 +186,7 @@ def test_a_template_that_renders_the_opened_reasoning_too_goes_on_from_there(tok
     assert not any("put behind" in note for each in examples for note in each.notes)
 
 
-def test_answers_whose_prompts_have_no_room_are_left_out_and_said(tokenizer):
+def test_responses_whose_prompts_do_not_fit_are_dropped_and_noted(tokenizer):
     long = [user("hello"), assistant("hi"), user("word " * 60), assistant("2"), user("and?"), assistant("3")]
     (example,) = encode(tokenizer, R1, long, max_len=60)
     assert runs(tokenizer, example)[0][0] == "<User>hello<Assistant><think>\n"
@@ -218,7 +218,7 @@ def test_arguments_of_tools_may_be_json_text(tokenizer):
         encode(tokenizer, QWEN3, text)
 
 
-def test_names_without_a_value_are_not_given_to_the_template(tokenizer):
+def test_keys_without_a_value_are_not_passed_to_the_template(tokenizer):
     """Rows of a parquet file have every name in every message."""
     names = ("content", "tool_calls", "reasoning_content", "name")
     full = [dict.fromkeys(names) | message for message in WITH_TOOLS]
@@ -259,7 +259,7 @@ def test_pairs_labelled_answers_and_steps_use_the_same_prompts(tokenizer):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rollouts_are_asked_with_the_same_prompts(tokenizer, case):
+def test_rollouts_have_the_same_prompts(tokenizer, case):
     template, messages, tools, _, _ = CASES[case]
     tokenizer.chat_template = template
     config = PromptDataConfig(apply_chat_template=True, tools_key="tools")

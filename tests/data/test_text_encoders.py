@@ -1,4 +1,4 @@
-"""Conversations to ids: exactly the model's own tokens are trained on, and prompts are what inference will see."""
+"""Conversations to ids: exactly the model's own tokens are trained on, and prompts are those of inference."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_multiturn_trains_on_every_assistant_turn(tokenizer):
     assert tokenizer.decode(example.ids) == full.removesuffix("\n")
 
 
-def test_multiturn_leaves_tool_and_system_turns_alone_and_ends_at_the_last_answer(tokenizer):
+def test_multiturn_trains_on_no_tool_or_system_turn_and_ends_at_the_last_response(tokenizer):
     chat = [
         {"role": "system", "content": "be kind"},
         *CHAT[:2],
@@ -133,7 +133,7 @@ CHANGES_PROMPT = (  # the rendering of a finished conversation begins differentl
 )
 
 
-def test_a_template_that_rewrites_earlier_turns_gives_an_example_for_each_answer(tokenizer):
+def test_a_template_that_rewrites_earlier_turns_gives_one_example_per_response(tokenizer):
     tokenizer.chat_template = DROPS_HISTORY
     examples = ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=CHAT))
     assert [trained_pieces(tokenizer, each) for each in examples] == [["hello user<|im_end|>"], ["Paris.<|im_end|>"]]
@@ -147,20 +147,20 @@ def test_the_last_turn_alone_may_use_such_a_template(tokenizer):
     assert "assistant\n...<|im_end|>" in tokenizer.decode(example.ids)
 
 
-def test_an_answer_is_rendered_as_at_its_own_turn_whatever_follows(tokenizer):
+def test_a_response_is_rendered_as_at_its_own_turn_whatever_follows(tokenizer):
     tokenizer.chat_template = DROPS_HISTORY
     example = ConversationEncoder(tokenizer, chat_config(multiturn=True)).encode(row(input=[*CHAT[:2], user("thanks")]))
     assert trained_pieces(tokenizer, example) == ["hello user<|im_end|>"]
 
 
-def test_an_answer_goes_behind_the_prompt_that_the_model_is_asked_with(tokenizer):
+def test_a_response_comes_after_the_prompt_of_inference(tokenizer):
     tokenizer.chat_template = CHANGES_PROMPT
     example = ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
     assert tokenizer.decode(example.ids).startswith("ask: hello there\nhello user\nwhat is the capital?\n")
     assert trained_pieces(tokenizer, example) == ["Paris.\n<|im_end|>"]
 
 
-def test_a_template_without_the_text_of_the_answer_is_refused(tokenizer):
+def test_a_template_without_the_text_of_the_response_is_refused(tokenizer):
     tokenizer.chat_template = "{{ messages[0]['content'] }}{% if add_generation_prompt %} assistant: {% endif %}"
     with pytest.raises(RowError, match="the chat template does not render the text of the response"):
         ConversationEncoder(tokenizer, chat_config()).encode(row(input=CHAT))
@@ -230,7 +230,7 @@ def test_a_sample_of_exactly_max_len_is_whole(tokenizer):
     assert exact.ids == whole.ids and not exact.truncated
 
 
-def test_a_prompt_needs_room_for_two_tokens_of_answer(tokenizer):
+def test_a_prompt_needs_room_for_two_tokens_of_response(tokenizer):
     prompt = len(tokenizer("User: hello\nAssistant: ", add_special_tokens=False)["input_ids"])
     example = ConversationEncoder(tokenizer, plain_config(max_len=prompt + 2)).encode(
         row(input="hello", output="9 9 9")
@@ -267,13 +267,13 @@ def test_a_prompt_needs_room_for_two_tokens_of_answer(tokenizer):
         (chat_config(multiturn=True), {"input": [assistant("a"), user("b")]}, "begins with an assistant"),
     ],
 )
-def test_a_row_that_cannot_be_used_says_why(tokenizer, config, values, reason):
+def test_a_row_that_cannot_be_used_has_a_reason(tokenizer, config, values, reason):
     with pytest.raises(RowError) as caught:
         ConversationEncoder(tokenizer, config).encode(row(**values))
     assert str(caught.value).startswith("set.jsonl:7: ") and reason in str(caught.value)
 
 
-def test_an_assistant_message_with_only_tool_calls_is_an_answer(tokenizer):
+def test_an_assistant_message_with_only_tool_calls_is_a_response(tokenizer):
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message['role'] }}: {{ message['content'] or message['tool_calls'] }}\n"
         "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"

@@ -1,4 +1,4 @@
-"""Real engines in real Ray actors: what they sample, and that they hold what the trainer sends.
+"""Real engines in real Ray actors: what they sample, and that they have the weights that the trainer sends.
 
 The engines start at once when the module begins; each test waits for the one it needs. The tests of faults come last,
 because a fault ends its engine.
@@ -53,7 +53,7 @@ PROMPT = [3 + (7 * i) % 60 for i in range(40)]  # longer than one block of the p
 
 
 class ProbedEngine(Engine):
-    """An engine that can be looked into, and damaged."""
+    """An engine whose weights a test can read and damage."""
 
     async def rss(self) -> int:
         return psutil.Process().memory_info().rss
@@ -221,7 +221,7 @@ def test_temperature_zero_is_the_most_likely_token(tied):
         ids = [*ids, token]
 
 
-def test_the_length_limit_is_said(tied):
+def test_the_length_limit_is_the_finish_reason(tied):
     (answer,) = tied.generate(requests(1, tokens=MAX_LEN - len(PROMPT)))
     assert (answer.finish_reason, len(answer.ids)) == ("length", MAX_LEN - len(PROMPT))
 
@@ -235,7 +235,7 @@ def test_stop_ids_end_a_response_and_stay_in_it(tied):
     assert answer.finish_reason == "stop"
 
 
-def test_the_models_own_eos_ends_nothing_unless_asked(tied):
+def test_the_models_own_eos_ends_a_response_only_if_requested(tied):
     answers = tied.generate(requests(60, tokens=80))
     assert any(EOS in answer.ids for answer in answers)
     assert {len(answer.ids) for answer in answers} == {80}
@@ -256,7 +256,7 @@ def tied_folder(pool: EnginePool) -> Path:
     return pool._members[0].log.parent / "tied"
 
 
-def test_a_request_that_does_not_fit_names_the_flag_and_spoils_nothing(tied):
+def test_a_request_that_does_not_fit_names_the_flag_and_affects_no_other(tied):
     with pytest.raises(UserError, match=r"request 0: .*data.max_len=128"):
         tied.generate(requests(1, tokens=MAX_LEN))
     assert len(tied.generate(requests(2))) == 2
@@ -280,7 +280,7 @@ def test_a_sync_replaces_the_weights_of_a_tied_model(tied):
     assert gap(make_model("tied", 5), asked, answers) > 0.1
 
 
-def test_a_sync_forgets_cached_prefixes(tied):
+def test_a_sync_clears_cached_prefixes(tied):
     group = [GenerationRequest(i, PROMPT, 8, i, SamplingSettings()) for i in range(4)]
     tied.generate(group)
     sync(tied, make_model("tied", 5), version=2)
@@ -337,7 +337,7 @@ def test_two_engines_sample_what_one_does(pools, tied):
         assert np.abs(one.log_probs - other.log_probs).max() < 1e-5
 
 
-def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
+def test_an_engine_with_random_weights_gets_real_ones_by_stream(pools):
     """A model with its own head and with experts."""
     pool, trainer = pools["experts"], Trainer.remote()
     member = Member("trainer", Path("trainer.log"))
@@ -357,7 +357,7 @@ def test_an_engine_born_with_random_weights_gets_real_ones_by_stream(pools):
         assert answers[0].weight_version == version
 
 
-def test_the_attestation_notices_a_head_that_kept_the_old_embedding(pools):
+def test_the_verification_finds_a_head_that_kept_the_old_embedding(pools):
     (handle,) = pools["uncured"]._handles
     ray.get(handle.without_head_cure.remote())
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""How requests are assign_requests over engines."""
+"""How requests are distributed over engines."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_scores_that_need_more_than_a_scale_are_refused(argument):
         varlen_attention(nn.Module(), query, key, value, None, sequences=sequences, **{argument: 30.0})
 
 
-def test_a_model_that_does_not_hand_the_borders_on_is_refused():
+def test_a_model_that_does_not_pass_the_borders_on_is_refused():
     query, key, value = states(4)
     with pytest.raises(UserError, match="sequence borders"):
         varlen_attention(nn.Module(), query, key, value, None)

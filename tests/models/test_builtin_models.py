@@ -1,4 +1,4 @@
-"""Models made on the spot."""
+"""Models that need no download."""
 
 from __future__ import annotations
 

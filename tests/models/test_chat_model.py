@@ -1,4 +1,4 @@
-"""Streamed answers are those of transformers' own generate on the whole prompt, and the prompt is read only once."""
+"""Streamed responses are those of transformers' generate on the whole prompt, and the prompt is read only once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prompts(talker):
 
 
 @pytest.mark.parametrize("kind", ["model", "windowed"])
-def test_answers_are_those_of_a_model_that_reads_everything_anew(kind, request):
+def test_responses_are_those_of_a_model_that_reads_everything_again(kind, request):
     path = request.getfixturevalue(kind)
     talker = ChatModel(str(path), GREEDY, ChatTextConfig(), "cpu")
     for ids in prompts(talker):
@@ -89,7 +89,7 @@ def test_what_was_read_or_written_is_not_read_again(model):
     assert read[0] == 1, "the last token of a prompt is read for what comes after it"
 
 
-def test_an_interrupted_answer_keeps_what_was_written_and_harms_none_after_it(model):
+def test_an_interrupted_response_keeps_its_text_and_does_not_affect_later_ones(model):
     talker = ChatModel(str(model), GREEDY, ChatTextConfig(), "cpu")
     first, longer, _ = prompts(talker)
     layer, calls = talker.model.model.layers[0], []
@@ -110,7 +110,7 @@ def test_an_interrupted_answer_keeps_what_was_written_and_harms_none_after_it(mo
     )
 
 
-def test_sampling_is_as_the_flags_say_whatever_the_model_suggests(model):
+def test_sampling_follows_the_flags_and_not_the_model(model):
     config = ChatConfig(temperature=0.5, top_p=0.9, max_new_tokens=5)
     found = ChatModel(str(model), config, ChatTextConfig(), "cpu").model.generation_config
     assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.5, 0.9, 0)

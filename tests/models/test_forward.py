@@ -243,7 +243,7 @@ def test_packing_without_borders_in_the_attention_is_refused(load):
         check_layout(model, packed=True)
 
 
-def test_layers_that_are_no_attention_are_refused_where_they_would_mix_sequences(load):
+def test_layers_without_attention_are_refused_where_they_would_mix_sequences(load):
     model = load(packed=False).model
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(UserError, match="linear_attention"):
@@ -279,7 +279,7 @@ def test_the_router_loss_of_a_scored_model_is_that_of_the_same_layers(load, batc
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_what_is_read_of_logits_and_its_gradient_do_not_depend_on_the_chunks(load, batch, monkeypatch, chunk):
+def test_values_read_from_logits_and_their_gradients_do_not_depend_on_the_chunks(load, batch, monkeypatch, chunk):
     model = load()
     at = torch.tensor([0, 4, 7, 8])
     plain = torch.nn.Linear.forward(model.model.get_output_embeddings(), hidden_of(model, batch)[at]).log_softmax(-1)

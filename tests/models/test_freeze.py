@@ -1,4 +1,4 @@
-"""What `actor.freeze` names takes no gradient, and nothing else; names that mean nothing are refused."""
+"""The parameters that `actor.freeze` names get no gradient, all others do; patterns without a match are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: tokenizers that are safe to save, heads that start small, mistakes that are named."""
+"""Loading: tokenizers that are safe to save, new heads with small weights, and mistakes that are named."""
 
 from __future__ import annotations
 

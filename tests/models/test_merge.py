@@ -1,4 +1,4 @@
-"""An adapter merged into its base is the model with the adapter; what does not fit is refused."""
+"""An adapter merged into its base is the model with the adapter; an adapter that does not fit is refused."""
 
 from __future__ import annotations
 

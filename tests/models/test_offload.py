@@ -1,4 +1,4 @@
-"""A model streamed from host memory computes what it computes on the device, and holds nothing there in between."""
+"""A model streamed from host memory computes what it computes on the device, and keeps nothing there in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_suite.models.prepare import stream_from_host
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
-def test_a_streamed_model_says_the_same_and_holds_nothing_between_passes(load, batch, family):
+def test_a_streamed_model_computes_the_same_and_keeps_nothing_on_the_device(load, batch, family):
     model = load(family).requires_grad_(False)
     expected = token_log_probs(model, batch).log_probs
     streamed = stream_from_host(model, torch.device("cpu"))
@@ -31,7 +31,7 @@ def test_a_streamed_reward_model_scores_the_same(load, batch):
 
 @pytest.mark.gpu
 @torch.no_grad()
-def test_on_a_gpu_only_the_modules_at_work_are_there(load, batch):
+def test_only_the_modules_in_use_are_on_the_gpu(load, batch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     model = load().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""QLoRA: what is trained, exported and published is the 4-bit model with its adapters, in whole precision."""
+"""QLoRA: what is trained, exported and sent to the engines is the 4-bit model with its adapters, dequantised."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def base(load, tokenizer, tmp_path):
     return make
 
 
-def test_matrices_are_held_in_4_bits_and_others_as_they_are(base, load):
+def test_matrices_are_in_4_bits_and_other_tensors_as_they_are(base, load):
     path = base()
     model, exact = quantized(path), load(path=path)
     small = {name for name, p in model.named_parameters() if p.dtype == torch.uint8}
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_dequantised_model(base, load, batch, tokeniz
             assert (parameter.grad - wanted[name]).norm() / wanted[name].norm() < 1e-5, name
 
 
-def test_the_adapter_alone_is_saved_as_ever(base, tokenizer, tmp_path):
+def test_the_adapter_alone_is_saved_as_usual(base, tokenizer, tmp_path):
     save_adapter(adapted(quantized(base())), tokenizer, tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 200_000
 

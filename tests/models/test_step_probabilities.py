@@ -1,4 +1,4 @@
-"""Step scores are the model's probabilities at the placeholders, by transformers, whatever shares a micro-batch."""
+"""Step scores are the model's probabilities at the placeholders, as computed by transformers, in any micro-batch."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_scores_are_those_of_the_plain_model(judge, micro_batch_size):
     assert scores[0].aggregated("min") == min(scores[0].scores)
 
 
-def test_a_model_that_does_not_say_how_it_is_asked_is_refused(folder):
+def test_a_model_without_a_step_format_is_refused(folder):
     with pytest.raises(UserError, match=r"reward\.process\.model_name_or_path=.*no process_reward.*task=prm"):
         solution_encoder(str(folder()), "reward.process.model_name_or_path")

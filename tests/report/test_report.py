@@ -56,7 +56,7 @@ def test_samples_are_a_table_whatever_the_text(tmp_path):
     assert lines[-1] == "| `a\\|b` | `line⏎break` | 0 | `'code'` | 0.5 |  |"
 
 
-def test_what_a_model_wrote_acts_neither_on_the_console_nor_in_the_report(tmp_path, capsys):
+def test_text_of_a_model_acts_neither_on_the_console_nor_in_the_report(tmp_path, capsys):
     samples = [Sample("\x1b[2J[/red]", "\x9b31m\r", "\ud800\u202e", "[bold]\x07", (0.0, 1.0))]
     write_samples(RunFolder(tmp_path), samples)
     show_samples(samples)
@@ -71,7 +71,7 @@ def test_a_curve_of_a_data_source_with_a_strange_name_is_drawn(tmp_path):
     assert draw_curves(RunFolder(tmp_path)).exists()
 
 
-def test_the_summary_says_how_each_headline_metric_moved(tmp_path):
+def test_the_summary_has_the_change_of_each_headline_metric(tmp_path):
     rows = [(0, {"eval/pass1": 0.1, "eval/pass1_stderr": 0.05, "eval/loss": 2.0}), (1, {"train/reward": 0.3})]
     rows.append((2, {"eval/pass1": 0.6, "eval/pass1_stderr": 0.06, "eval/loss": 1.0}))
     rows.append((4, {"eval/pass1": 0.5, "eval/pass1_stderr": 0.07, "eval/loss": 1.5, "train/lr": 0.1}))
@@ -83,7 +83,7 @@ def test_the_summary_says_how_each_headline_metric_moved(tmp_path):
     ]
 
 
-def test_the_summary_says_where_the_time_went():
+def test_the_summary_has_the_time_of_each_phase():
     found = {"timing/train": [(1, 2.0), (2, 4.0)], "timing/save": [(2, 2.0)], "timing/step_total": [(1, 2.0), (2, 6.0)]}
     assert time_spent(found) == ["Time in steps: 8.0 s (train 75%, save 25%)"]
 
@@ -97,7 +97,7 @@ def test_a_models_text_is_not_markup_in_the_table():
     assert "0 → 1" in out.getvalue()
 
 
-def test_long_answers_take_few_lines_of_the_console():
+def test_long_responses_take_few_lines_of_the_console():
     out = io.StringIO()
     samples = [Sample("prompt " * 200, "before " * 500, "after " * 500, "label " * 100, (0.0, 1.0))] * 8
     Console(file=out, width=80).print(samples_table(samples, 80))

@@ -1,4 +1,4 @@
-"""What of a step goes on record: every so many steps, each evaluation, and the seconds of each phase once."""
+"""What is recorded of a step: metrics every few steps, each evaluation, and the seconds of each phase once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begun(tmp_path):
     return make
 
 
-def test_the_seconds_of_a_phase_are_on_record_once(begun, tmp_path):
+def test_the_seconds_of_a_phase_are_recorded_once(begun, tmp_path):
     journal = begun()
     with journal.phase("train"):
         pass
@@ -36,7 +36,7 @@ def test_the_seconds_of_a_phase_are_on_record_once(begun, tmp_path):
     assert "timing/train" not in evaluated
 
 
-def test_an_evaluation_is_on_record_also_between_two_logged_steps(begun, tmp_path):
+def test_an_evaluation_is_recorded_also_between_two_logged_steps(begun, tmp_path):
     journal = begun(logging_steps=2)
     for step in (1, 2, 3):
         journal.log(step, {"loss": 1.0 * step})

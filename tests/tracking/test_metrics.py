@@ -31,7 +31,7 @@ def log_steps(folder: RunFolder, start: int, stop: int, value: float, config: Lo
     logger.close()
 
 
-def test_a_row_per_call_is_on_record_at_once(tmp_path):
+def test_each_call_writes_a_row_at_once(tmp_path):
     folder = RunFolder(tmp_path)
     logger = MetricLogger(LoggerConfig(), folder, 0)
     logger.log(1, {"train/loss": 0.5})
@@ -49,7 +49,7 @@ def test_a_resumed_run_has_each_step_once(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_fresh_start_in_an_old_folder_begins_anew(tmp_path):
+def test_a_fresh_start_in_an_old_folder_begins_with_no_rows(tmp_path):
     folder = RunFolder(tmp_path)
     log_steps(folder, 0, 2, 100)
     log_steps(folder, 0, 1, 200)
@@ -66,7 +66,7 @@ def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
     assert [row["step"] for row in rows(folder)] == [1, 2, 3]
 
 
-def test_values_that_are_not_finite_are_null_and_noted(tmp_path):
+def test_values_that_are_not_finite_are_null_and_named(tmp_path):
     folder = RunFolder(tmp_path)
     logger = MetricLogger(LoggerConfig(), folder, 0)
     logger.log(1, {"b": float("nan"), "a": float("inf"), "c": 1.0})
@@ -174,7 +174,7 @@ DAMAGED = [b"{\n", b"[]\n", b"\xff\xfe\x00\n", b'{"loss": 1.0}\n', b'{"step": "1
 
 
 @pytest.mark.parametrize("line", DAMAGED)
-def test_a_damaged_line_is_named_and_left_out_and_the_others_stay(tmp_path, capsys, line):
+def test_a_damaged_line_is_named_and_ignored_and_the_others_stay(tmp_path, capsys, line):
     folder = RunFolder(tmp_path)
     sound = [b'{"step": 1, "train/loss": 3.0}\n', b'{"step": 2, "train/loss": 2.0}\n']
     folder.metrics.write_bytes(sound[0] + line + sound[1] + b'{"step": 3, "tra')

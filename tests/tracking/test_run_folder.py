@@ -1,4 +1,4 @@
-"""status.json through the life of a run."""
+"""The file status.json from the start to the end of a run."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ def folder(tmp_path):
     return RunFolder(tmp_path / "run")
 
 
-def test_a_new_folder_says_so(folder):
+def test_a_new_folder_has_the_state_new(folder):
     assert folder.status() == {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
 
 
@@ -32,7 +32,7 @@ def test_a_run_to_the_end(folder):
     assert status["metrics"] == {"eval/pass1": 0.75, "train/kl": None}
 
 
-def test_a_failed_run_says_why_and_a_resumed_one_forgets_it(folder):
+def test_a_failed_run_records_its_error_and_a_resumed_one_removes_it(folder):
     folder.start("abc")
     folder.record_step(7)
     folder.mark_failed(ValueError("no such file"))
@@ -50,7 +50,7 @@ def test_a_reader_never_sees_half_a_file(folder):
     assert [path.name for path in folder.path.iterdir()] == ["status.json"]
 
 
-def test_what_others_wrote_into_an_error_is_shown_and_bounded(folder):
+def test_foreign_text_in_an_error_is_escaped_and_bounded(folder):
     folder.start("f")
     folder.mark_failed(RuntimeError("\x1b[2J\ud800\nnext line " + "x" * 3_000_000))
     error = json.loads(folder.status_file.read_text())["error"]
@@ -58,7 +58,7 @@ def test_what_others_wrote_into_an_error_is_shown_and_bounded(folder):
     assert error.endswith("characters)") and len(error) < 21_000
 
 
-def test_a_full_disk_still_takes_how_the_run_stands(small):
+def test_the_status_is_written_also_on_a_full_disk(small):
     folder = RunFolder(small / "run")
     folder.start("abc")
     fill(small)
@@ -82,7 +82,7 @@ def test_processes_that_write_the_status_at_once_do_not_disturb_each_other(folde
     folder.start("abc")
     code = (
         "import sys; from pathlib import Path; from rlhf_suite.tracking.run_folder import RunFolder\n"
-        "for step in range(200): RunFolder(Path(sys.argv[1])).step(step)"
+        "for step in range(200): RunFolder(Path(sys.argv[1])).record_step(step)"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, folder.path]) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]

@@ -80,13 +80,13 @@ def test_manifest_survives_plain_values():
     assert entries_from_plain([{**vars(entry), "shape": [2, 3]}]) == [entry]
 
 
-def test_unchecked_publication_has_no_digests():
+def test_an_unchecked_sync_has_no_digests():
     sender = ShmSender(torch.float32, check=False)
     assert sender.send(1, [("a", torch.ones(2))]).entries[0].digest == ""
     sender.release()
 
 
-def test_a_failed_publication_leaves_no_file():
+def test_a_failed_sync_leaves_no_file():
     def weights():
         yield "a", torch.ones(2)
         raise OSError(28, "No space left on device")
@@ -97,7 +97,7 @@ def test_a_failed_publication_leaves_no_file():
     assert set(SHM_FOLDER.glob(f"{SHM_PREFIX}*")) == before
 
 
-def test_files_of_killed_owners_are_swept_and_others_are_not():
+def test_files_of_killed_senders_are_removed_and_others_are_not():
     code = (
         "import torch, os; from rlhf_suite.weight_sync.sender import ShmSender; "
         "print(ShmSender(torch.float32, True).send(1, [('a', torch.ones(2))]).path, flush=True); "
@@ -187,7 +187,7 @@ def test_a_bias_that_the_engines_model_does_not_have_is_an_error():
         list(ModelReader(model, expected).read_back())
 
 
-def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_gpu():
+def test_an_ipc_handle_is_text_and_takes_the_receivers_index_of_the_gpu():
     """The order of arguments is torch's own: a release that changes it fails here."""
     names = list(inspect.signature(rebuild_cuda_tensor).parameters)
     storage = torch.storage.TypedStorage
@@ -200,7 +200,7 @@ def test_a_loan_crosses_processes_as_text_and_takes_the_borrowers_index_of_the_g
     assert borrower == lender | {"storage_device": 0}
 
 
-def test_a_locked_file_is_anothers():
+def test_a_locked_file_belongs_to_another_process():
     path = SHM_FOLDER / f"{SHM_PREFIX}test-{os.getpid()}"
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

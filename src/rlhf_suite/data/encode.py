@@ -34,18 +34,22 @@ class Encoder(Protocol[Encoded_co]):
 
 @dataclass
 class FormattedEncoder(Generic[Encoded]):
-    """Gives an encoder what a user's own function, `data.row_format`, makes of each row.
+    """An encoder whose rows first go through a user's own function, `data.row_format`.
 
-    The function gets the row's columns as a dict, and returns the columns that the encoder reads: a dict, a list of
-    them where a row makes several, or None for a row that is not used.
+    The function gets the columns of a row as a dict and returns the columns that the encoder reads: a dict, a list of
+    dicts if one row gives several, or None to leave the row out.
     """
 
     encoder: Encoder[Encoded]
     name: str
-    digest: str  # of its file; a digest of this encoder is one of the file too
+    digest: str  # the digest of its file, so that the fingerprint of this encoder depends on the file
 
     def encode(self, row: Row) -> list[Encoded]:
-        """Return what the encoder makes of the columns; RowError says why the row cannot be used."""
+        """Return the encoded items of the row.
+
+        Raises:
+            RowError: the row cannot be used, with the reason.
+        """
         try:
             made = row_format.load(self.name)(dict(row.values))
         except Exception as error:
