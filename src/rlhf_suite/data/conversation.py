@@ -97,6 +97,6 @@ class Conversation:
         if self.is_templated:
             return self.template.text(self._with_system(turns), Row({}, HERE, 1), generation_prompt=True)
         questions = [fill(self.config.input_template, str(turn["content"])) for turn in turns[::2]]
-        answers = [*(str(turn["content"]) for turn in turns[1::2]), ""]
-        lines = [question + answer for question, answer in zip(questions, answers, strict=True)]
+        responses = [*(str(turn["content"]) for turn in turns[1::2]), ""]
+        lines = [question + response for question, response in zip(questions, responses, strict=True)]
         return "\n".join([self.system, *lines] if self.system else lines)

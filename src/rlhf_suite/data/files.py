@@ -130,6 +130,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Row | RowError]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row | RowError]:
+    """Yield the rows of a parquet file."""
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import ParquetFile
 

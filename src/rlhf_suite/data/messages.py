@@ -152,7 +152,7 @@ def last_response(text: str, markers: Sequence[str], row: Row) -> tuple[str, str
     last = turn_starts(text, markers, row)[-1]
     if last[1] != markers[1]:
         raise RowError(row.where, f"the last turn of a dialogue does not begin with {markers[1]!r}")
-    prompt, answer = text[: last.end()], text[last.end() :].rstrip()
-    if not answer.strip():
+    prompt, response = text[: last.end()], text[last.end() :].rstrip()
+    if not response.strip():
         raise RowError(row.where, "the response is empty")
-    return prompt, answer
+    return prompt, response

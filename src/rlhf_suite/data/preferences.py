@@ -79,8 +79,8 @@ class PairEncoder:
         common = common.rstrip(" ")  # in most vocabularies the space is a part of the next word's token
         if not common.strip():
             raise RowError(row.where, "the two texts have no beginning in common; name the prompt with data.prompt_key")
-        answers = {key: text[len(common) :] for key, text in zip(keys, (chosen, rejected), strict=True)}
-        return Row({**row.values, PROMPT: common, **answers}, row.source, row.line)
+        responses = {key: text[len(common) :] for key, text in zip(keys, (chosen, rejected), strict=True)}
+        return Row({**row.values, PROMPT: common, **responses}, row.source, row.line)
 
 
 def prompt_ids(example: Example) -> list[int]:
@@ -151,6 +151,6 @@ class MismatchedPairs(LazySequence[Group]):
 
 def mismatched(example: Example, other: Example, prompt: int, other_prompt: int) -> Example:
     """Return the first `prompt` tokens of `example` with the response of `other`, which begins at `other_prompt`."""
-    answer = slice(other_prompt, None)
-    ids, mask = example.ids[:prompt] + other.ids[answer], example.mask[:prompt] + other.mask[answer]
+    response = slice(other_prompt, None)
+    ids, mask = example.ids[:prompt] + other.ids[response], example.mask[:prompt] + other.mask[response]
     return replace(example, ids=ids, mask=mask, truncated=False)

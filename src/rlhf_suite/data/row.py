@@ -175,11 +175,13 @@ class BadRows:
             raise DataError(f"{where}: {reason}. Repair the row, or skip such rows with data.on_bad_row=skip")
 
     def _describe(self, verb: str, reasons: Counter[str]) -> str:
+        """Return `3 of 60 rows <verb>: <reasons>`."""
         total = reasons.total()
         rows = f"{total} of {self.rows} rows" if self.rows else f"{total} row{'s' * (total > 1)}"
         return f"{rows} {verb}: {self._reasons(reasons)}"
 
     def _reasons(self, reasons: Counter[str]) -> str:
+        """Return the most common reasons, each with its count and its first place."""
         listed = [f"{count} x {reason} (first {self.first[reason]})" for reason, count in reasons.most_common(5)]
         more = [f"{len(reasons) - 5} more reasons"] if len(reasons) > 5 else []
         return ", ".join(listed + more)

@@ -15,7 +15,7 @@ from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.sources import PROMPTS, SourceFlags, locate, source_names
 from rlhf_suite.errors import UserError
 
-Given = Row | RowError
+RowOrError = Row | RowError
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class RowSource:
     flags: SourceFlags
     key: Callable[[Row], object] | None = None
 
-    def __iter__(self) -> Iterator[Given]:
+    def __iter__(self) -> Iterator[RowOrError]:
         """Yield the rows of all sources. A malformed row counts as a row."""
         for name in source_names(self.spec):
             yield from locate(name, self.split, self.flags).rows()
 
-    def with_group_starts(self, rows: Iterator[Given]) -> Iterator[tuple[Given, bool]]:
+    def with_group_starts(self, rows: Iterator[RowOrError]) -> Iterator[tuple[RowOrError, bool]]:
         """Yield (row, whether it starts a new group). A malformed row belongs to the group before it."""
         last: object = None
         is_first = True
@@ -71,9 +71,9 @@ class RowSource:
             edges[1:] = [min([*starts, stop][bisect_left(starts, edge)], stop) for edge in edges[1:]]
         return range(edges[part], [*edges, stop][part + 1])
 
-    def chunks(self, rows: range, size: int) -> Iterator[tuple[range, list[Given]]]:
+    def chunks(self, rows: range, size: int) -> Iterator[tuple[range, list[RowOrError]]]:
         """Yield (row numbers, rows) for chunks of `size` rows, or a few more where a group would be split."""
-        start, chunk = rows.start, list[Given]()
+        start, chunk = rows.start, list[RowOrError]()
         for row, is_new in self.with_group_starts(islice(iter(self), rows.start, rows.stop)):
             if len(chunk) >= size and is_new:
                 yield range(start, start + len(chunk)), chunk

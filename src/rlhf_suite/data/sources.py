@@ -73,6 +73,7 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
 
 
 def _files(paths: list[Path], flags: SourceFlags) -> Located:
+    """Return data files as a source."""
     unknown = next((path for path in paths if file_type(path) not in READERS), None)
     if unknown is not None:
         raise UserError(f"{flags.dataset}: cannot read {str(unknown)!r}; known file types: {', '.join(READERS)}")
@@ -96,6 +97,7 @@ def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
 
 
 def _saved(folder: Path, split: str, flags: SourceFlags) -> Located:
+    """Return a data set written by `save_to_disk` as a source."""
     from datasets import DatasetDict, load_from_disk
 
     saved = load_from_disk(str(folder))
@@ -107,6 +109,7 @@ def _saved(folder: Path, split: str, flags: SourceFlags) -> Located:
 
 
 def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
+    """Return a data set of the Hugging Face hub as a source."""
     from datasets import load_dataset
 
     try:
@@ -122,10 +125,12 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
 
 
 def _of_library(name: str, rows: Dataset) -> Located:
+    """Return a data set of the `datasets` library as a source."""
     return Located(lambda: numbered(name, rows), [Path(file["filename"]) for file in rows.cache_files])
 
 
 def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:
+    """Return the error for a split that a source does not have."""
     names = ", ".join(str(name) for name in available)
     return UserError(f"{flags.split}={split}: {source!r} has no such split; available: {names}")
 
@@ -186,6 +191,7 @@ def limited(rows: Iterator[Row | RowError], max_samples: int | None) -> Iterator
 
 
 def _check_probs(probs: Sequence[float], names: Sequence[str], flags: SourceFlags) -> None:
+    """Raise UserError unless there is a positive probability for each source and their sum is 1."""
     given = f"{flags.probs}={list(probs)}"
     if len(probs) != len(names):
         raise UserError(f"{given}: {len(probs)} probabilities for {len(names)} sources in {flags.dataset}")

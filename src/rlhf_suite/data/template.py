@@ -67,35 +67,35 @@ class ChatTemplate:
             raise RowError(row.where, f"the chat template cannot render the conversation: {error}") from error
         return str(text)
 
-    def turn(self, prompt: list[Message], answer: list[Message], row: Row, tools: list[Any] | None = None) -> Turn:
-        """Return the turn in which the model gets `prompt` and writes `answer`, which is one message or several."""
+    def turn(self, prompt: list[Message], response: list[Message], row: Row, tools: list[Any] | None = None) -> Turn:
+        """Return the turn in which the model gets `prompt` and writes `response`, which is one message or several."""
         before = self.text(prompt, row, tools, generation_prompt=True)
-        full = self.text([*prompt, *answer], row, tools)
+        full = self.text([*prompt, *response], row, tools)
         if full.startswith(before):
             written, opened = full[len(before) :], OPENED.search(before[-TAIL:])
             shown = opened[0] + written if opened else written
-            if all(contains_text(shown, message) for message in answer):
-                self.check_calls(written, answer, row)
-                lost = any(lacks_reasoning(written, message) for message in answer)
-                return Turn(before, self.ended(written), (NO_REASONING,) if lost else ())
-        return self.appended(before, prompt, answer, row, tools)
+            if all(contains_text(shown, message) for message in response):
+                self.check_calls(written, response, row)
+                lost = any(lacks_reasoning(written, message) for message in response)
+                return Turn(before, self.up_to_end_token(written), (NO_REASONING,) if lost else ())
+        return self.appended_turn(before, prompt, response, row, tools)
 
-    def appended(
-        self, before: str, prompt: list[Message], answer: list[Message], row: Row, tools: list[Any] | None
+    def appended_turn(
+        self, before: str, prompt: list[Message], response: list[Message], row: Row, tools: list[Any] | None
     ) -> Turn:
         """Return the turn whose response is appended to the generation prompt, with what the template writes around a
         response."""
-        if len(answer) > 1 or called_functions(answer[0]) or not isinstance(answer[0]["content"], str):
-            what = "a response of several messages" if len(answer) > 1 else "a tool call"
+        if len(response) > 1 or called_functions(response[0]) or not isinstance(response[0]["content"], str):
+            what = "a response of several messages" if len(response) > 1 else "a tool call"
             raise RowError(row.where, f"the chat template does not render {what} after its own generation prompt")
         rendered = self.text([*prompt, {"role": "assistant", "content": MARK}], row, tools)
         head, mark, tail = rendered.rpartition(MARK)
         if not mark:
             raise RowError(row.where, "the chat template does not render the text of the response")
-        body, notes = continue_prompt(before, head, answer[0], row)
-        return Turn(before, body + self.ended(tail), (APPENDED, *notes))
+        body, notes = continue_prompt(before, head, response[0], row)
+        return Turn(before, body + self.up_to_end_token(tail), (APPENDED, *notes))
 
-    def ended(self, text: str) -> str:
+    def up_to_end_token(self, text: str) -> str:
         """Return `text` up to its end-of-sequence token, if the template ends the turn with one.
 
         White space after that token is a separator, which belongs to the next turn and not to the model's response.
@@ -103,9 +103,9 @@ class ChatTemplate:
         end = str(self.tokenizer.eos_token)
         return text.rstrip() if text.rstrip().endswith(end) else text
 
-    def check_calls(self, written: str, answer: list[Message], row: Row) -> None:
+    def check_calls(self, written: str, response: list[Message], row: Row) -> None:
         """Raise RowError unless the rendering contains the names of all called functions."""
-        if not all(name in written for message in answer for name in called_functions(message)):
+        if not all(name in written for message in response for name in called_functions(message)):
             raise RowError(row.where, "the chat template does not render tool_calls; set data.tokenizer_chat_template")
 
 

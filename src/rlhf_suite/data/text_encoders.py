@@ -105,17 +105,17 @@ class ConversationEncoder:
         if self.config.output_key is None:
             assert self.config.turn_markers is not None
             dialogue = text_of(row, self.config.input_key)
-            before, answer = last_response(dialogue, self.config.turn_markers, row)
-            return [Segment(before, False), Segment(answer, True)]
+            before, response = last_response(dialogue, self.config.turn_markers, row)
+            return [Segment(before, False), Segment(response, True)]
         prompt = self.rewards.prompt(text_of(row, self.config.input_key), self._reward(row))
         prompt = fill(self.config.input_template, prompt)
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
     def _last_turn(self, row: Row) -> Turn:
         """Return the turn whose prompt is the whole conversation and whose response is all messages of `output_key`."""
-        prompt, answer = self._conversation(row)
+        prompt, response = self._conversation(row)
         prompt = self.rewards.messages(prompt, self._reward(row), row)
-        for message in answer:
+        for message in response:
             if message["role"] != "assistant":
                 raise RowError(
                     row.where,
@@ -125,7 +125,7 @@ class ConversationEncoder:
             check_response(message, row)
         if not prompt:
             raise RowError(row.where, "the prompt is empty")
-        return self.template.turn(prompt, answer, row, tools_of(row, self.config.tools_key))
+        return self.template.turn(prompt, response, row, tools_of(row, self.config.tools_key))
 
     def _reward(self, row: Row) -> float | None:
         """Return the reward to write into the prompt, or None."""
@@ -137,8 +137,8 @@ class ConversationEncoder:
         If the template does not render the conversation by appending to the turns before, each response becomes an
         example of its own.
         """
-        prompt, answer = self._conversation(row)
-        messages, tools = [*prompt, *answer], tools_of(row, self.config.tools_key)
+        prompt, response = self._conversation(row)
+        messages, tools = [*prompt, *response], tools_of(row, self.config.tools_key)
         places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not places:
             raise RowError(row.where, "no assistant message to train on")
@@ -177,8 +177,8 @@ class ConversationEncoder:
         """Return the prompt messages and the response messages of a row."""
         given = joined_columns(row, self.config.input_key)
         if self.config.output_key is not None:
-            answer = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
-            return messages_of(given, self.config.input_key, "user", row), answer
+            response = messages_of(required(row, self.config.output_key), self.config.output_key, "assistant", row)
+            return messages_of(given, self.config.input_key, "user", row), response
         if isinstance(given, str) and self.config.turn_markers is not None:
             given = messages_in(given, self.config.turn_markers, row)
         if isinstance(given, str):
@@ -200,7 +200,7 @@ class ConversationEncoder:
             ids += piece
             mask += [int(segment.trained)] * len(piece)
             if not ids:
-                raise RowError(where, "the prompt has no tokens, so nothing predicts the first token of the answer")
+                raise RowError(where, "the prompt has no tokens, so nothing predicts the first token of the response")
             if index == 0 and len(ids) >= self.config.max_len - 1:
                 raise LeftOut(where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
         if ids[-1] != self.tokenizer.eos_token_id:
@@ -236,10 +236,12 @@ class PromptEncoder:
         return Prompt(ids, text, label, "default" if source is None else str(source), row.where, columns)
 
     def _plain(self, row: Row) -> str:
+        """Return the prompt text, without a chat template."""
         prompt = self.rewards.prompt(text_of(row, self.config.input_key), self.target)
         return fill(self.config.input_template, prompt)
 
     def _chat(self, row: Row) -> str:
+        """Return the prompt text rendered by the chat template."""
         messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to respond to")

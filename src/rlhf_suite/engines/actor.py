@@ -122,6 +122,7 @@ class Engine:
         await asyncio.to_thread(self._loop.close)
 
     def _build(self) -> LLMEngine:
+        """Build the engine and measure how long that takes."""
         began = time.perf_counter()
         engine = build_engine(self._spec)
         self._startup_s = time.perf_counter() - began
@@ -244,6 +245,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
 
 
 def _add(engine: LLMEngine, name: str, job: Job[Any]) -> None:
+    """Add a request to the engine."""
     from vllm import TokensPrompt
 
     engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params)

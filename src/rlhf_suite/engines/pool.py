@@ -164,7 +164,7 @@ class Dispatcher:
         self.waiting.extend(requests)
         self._feed()
 
-    def collect(self) -> list[Generation]:
+    def wait_for_responses(self) -> list[Generation]:
         """Wait until some responses are ready, and return them."""
         result: list[Generation] = []
         for ref, generations in self.pool.done(self.in_flight).items():

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, Row, RowError
-from rlhf_suite.data.row_range import Given
+from rlhf_suite.data.row_range import RowOrError
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
@@ -52,7 +52,7 @@ class Answerer:
         self.sampling = replace(sampling, log_probs=False)
         self.samples = config.rollout.n_samples_per_prompt
 
-    def answer(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
+    def answer(self, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[Done]:
         """Yield the finished chunks in order. Later chunks are sent to the engines while the first are under way."""
         source, in_flight, has_more = iter(chunks), deque[Work](), True
         while has_more or in_flight:
@@ -65,9 +65,9 @@ class Answerer:
             if in_flight and len(in_flight[0].answers) == len(in_flight[0].rows) * self.samples:
                 yield self.finished(in_flight.popleft())
             elif in_flight:
-                self.hand_over(self.dispatcher.collect(), list(in_flight))
+                self.hand_over(self.dispatcher.wait_for_responses(), list(in_flight))
 
-    def begin(self, numbers: range, rows: Sequence[Given]) -> Work:
+    def begin(self, numbers: range, rows: Sequence[RowOrError]) -> Work:
         """Encode a chunk and submit its requests."""
         work = Work(numbers, [])
         for number, row in zip(numbers, rows, strict=True):

@@ -13,7 +13,7 @@ from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import columns_text, label_text, text_of
 from rlhf_suite.data.row import BadRows, Row, RowError, joined_columns, required
-from rlhf_suite.data.row_range import Given, RowSource
+from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.models.process_reward_model import StepScores
@@ -142,12 +142,12 @@ class RowScorer:
         self.config, self.rows, self.judge, self.journal = config, rows, judge, journal
         self.bad = BadRows(config.data.on_bad_row)
 
-    def score(self, chunks: Iterable[tuple[range, list[Given]]]) -> Iterator[Done]:
+    def score(self, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[Done]:
         """The chunks with their scores, in order."""
         for numbers, rows in chunks:
             yield self.scored(numbers, rows)
 
-    def scored(self, numbers: range, given: Sequence[Given]) -> Done:
+    def scored(self, numbers: range, given: Sequence[RowOrError]) -> Done:
         """A chunk. The rows of a prompt one of whose scores failed are left out (reward.on_error=drop)."""
         groups = self.groups(given)
         outcomes = self.judge.judge([item for group in groups for _, item in group]) if groups else []
@@ -173,7 +173,7 @@ class RowScorer:
         }
         return Done(numbers.stop, written, sums)
 
-    def groups(self, given: Sequence[Given]) -> list[list[tuple[Row, Any]]]:
+    def groups(self, given: Sequence[RowOrError]) -> list[list[tuple[Row, Any]]]:
         """The rows that can be scored with what the judge reads of them, those of one prompt together."""
         groups: list[list[tuple[Row, Any]]] = []
         is_new = True

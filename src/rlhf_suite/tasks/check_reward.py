@@ -18,7 +18,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import CheckRewardRun
 from rlhf_suite.data.row import RowError
-from rlhf_suite.data.row_range import Given, RowSource
+from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
@@ -79,7 +79,7 @@ def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
     ]
 
 
-def rows(config: CheckRewardRun) -> list[Given]:
+def rows(config: CheckRewardRun) -> list[RowOrError]:
     """The first `data.max_samples` rows after `data.skip_samples`."""
     data = config.data
     assert data.dataset is not None
@@ -90,7 +90,7 @@ def rows(config: CheckRewardRun) -> list[Given]:
     return found
 
 
-def scored_alone(config: CheckRewardRun, given: Sequence[Given], rewards: Rewards) -> Iterator[Checked]:
+def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
     """The rows one at a time. Without a column of responses the label is the response."""
     for row in given:
         try:

@@ -11,7 +11,7 @@ from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
-from rlhf_suite.data.row_range import Given, RowSource, prompt_rows
+from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.engines.start import start_generators
@@ -69,7 +69,7 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
 
 
-def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[Given]]], on_bad_row: str) -> None:
+def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowOrError]]], on_bad_row: str) -> None:
     """Refuse rows of which none is a prompt, before any engine starts. The first that is one ends the search."""
     bad = BadRows(on_bad_row)
     for row in chain.from_iterable(rows for _, rows in chunks):

@@ -65,6 +65,7 @@ class Progress:
             self._open_bar()
 
     def _open_bar(self) -> None:
+        """Start the progress bar."""
         columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn()
         extra = TimeRemainingColumn(), TextColumn("{task.fields[phase]}"), TextColumn("{task.fields[numbers]}")
         self._bar = Bar(*columns, *extra, console=self._console, redirect_stdout=False, redirect_stderr=False)

@@ -65,14 +65,21 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
         self.expected: dict[str, TensorEntry] = {}
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
+        """Connect to the trainer; backends that need no connection do not implement this."""
         raise NotImplementedError(f"{type(self).__name__} needs no connection")
 
     def start_weight_update(self) -> None:
+        """Prepare the model for new weights."""
         if self.device.type == "cpu":
             drop_moe_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receive all tensors, compare them with their digests, and load them.
+
+        Raises:
+            WeightSyncError: a tensor differs from what the trainer sent.
+        """
         self.expected, wrong = {}, list[str]()
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
@@ -85,6 +92,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
             raise WeightSyncError(f"weights {update_info.version}: {wrong[0]}")
 
     def finish_weight_update(self) -> None:
+        """Complete the model from the loaded tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             repack_heads(self.model)

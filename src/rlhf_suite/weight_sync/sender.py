@@ -71,6 +71,7 @@ class ShmSender:
         return Manifest(version, tuple(entries), str(path))
 
     def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
+        """Append a tensor to the file and return its entry."""
         payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
         file.write(b"\0" * (-file.tell() % ALIGNMENT))
         entry = _entry(name, payload, file.tell(), self._check)
@@ -135,6 +136,7 @@ class StreamSender:
         return torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
 
     def _announce(self, version: int, entries: list[TensorEntry]) -> None:
+        """Put the description of the next bucket into the store."""
         key = header_key(version, len(self._headers))
         self._store.set(key, json.dumps([asdict(entry) for entry in entries]))
         self._headers.append(key)
