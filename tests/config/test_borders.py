@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_suite.config.checks.run import check
+from rlhf_suite.config.check import check
 from rlhf_suite.config.generate import shard_of
 from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.config.runs import DPORun, PPORun, Run, ScoreRun, SFTRun

@@ -52,7 +52,7 @@ def problems(checked, folder: Path, before: str, now: str) -> list[str]:
 def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name(checked, tmp_path, more, said):
     key = said.partition(":")[0]
     (problem,) = problems(checked, tmp_path, PPO, f"{PPO} {more}")
-    assert said in problem and "step_000003 is of a run with other flags" in problem
+    assert said in problem and "step_000003 belongs to a run with other flags" in problem
     assert f"ckpt.allow_changes=[{key}]" in problem
     assert ("schedule" in problem) == (key == "train.max_steps")
     assert problems(checked, tmp_path, PPO, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from rlhf_suite import config
+from rlhf_suite.config.check import run_type
 from rlhf_suite.config.flags import declared, kind, walk
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed
+from rlhf_suite.config.problems import RULES
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import value_problems
 
@@ -72,3 +77,10 @@ def test_defaults_that_openrlhf_has_under_the_same_names():
         for task, value in by_task.items():
             defaults = {info.key: info.default for info in walk(TASKS[task])}
             assert defaults[key] == value, (task, key)
+
+
+def test_every_rule_is_found_by_its_signature():
+    declared_rules = sum(file.read_text().count("\n@rule\n") for file in Path(config.__file__).parent.glob("*.py"))
+    assert len(RULES) == declared_rules
+    for function in RULES:
+        assert any(issubclass(root, run_type(function)) for root in TASKS.values()), function.__name__

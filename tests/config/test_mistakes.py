@@ -68,7 +68,7 @@ MISTAKES = [
     ("task=sft --config-dir /nowhere", "--config-dir", "is no folder"),
     # tools
     (MERGE, "lora.path", "add lora.path=<folder of a LoRA adapter>"),
-    (MERGE + "lora.path=/nowhere", "lora.path", "holds no adapter_config.json"),
+    (MERGE + "lora.path=/nowhere", "lora.path", "has no adapter_config.json"),
     (CHAT + "chat.max_len=512", "chat.max_len", "write chat.max_len=2048, or a smaller chat.max_new_tokens"),
     (CHAT + "chat.temperature=0 chat.top_p=0.9", "chat.top_p", "has no effect with chat.temperature=0"),
     (CHAT + "chat.temperature=-1", "chat.temperature", "is not >= 0"),
@@ -93,8 +93,8 @@ MISTAKES = [
     (PPO + "algo.kl={init_coef:0,foo:1}", "algo.kl.foo", "task=ppo has no such flag"),
     (PPO + "optimizer/adam=x", "optimizer/adam", "no group of presets"),
     # shapes of data
-    (DPO + "data.turn_markers=[Human]", "data.turn_markers", "are two texts that differ"),
-    (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "are two texts that differ"),
+    (DPO + "data.turn_markers=[Human]", "data.turn_markers", "must be two different texts"),
+    (DPO + "data.turn_markers=[Human,Human]", "data.turn_markers", "must be two different texts"),
     (DPO + "data.turn_markers=[Q,A] data.prompt_key=prompt", "data.turn_markers", "add data.prompt_key=null"),
     (SFT + "data.turn_markers=[Q,A] data.output_key=output", "data.turn_markers", "add data.output_key=null"),
     (SFT + "data.pack_to_max_len=true ds.packing_samples=false", "data.pack_to_max_len", "add ds.packing_samples=true"),
@@ -153,8 +153,8 @@ MISTAKES = [
         "train.max_tokens_per_gpu",
         "do not hold one sequence",
     ),
-    (SFT + "ckpt.save_steps=0", "ckpt.save_steps", "0 is no interval"),
-    (SFT + "'actor.adam.betas=[0.9]'", "actor.adam.betas", "1 values, not 2"),
+    (SFT + "ckpt.save_steps=0", "ckpt.save_steps", "0 is not an interval"),
+    (SFT + "'actor.adam.betas=[0.9]'", "actor.adam.betas", "has 1 values, and AdamW needs 2"),
     (SFT + "actor.optim=muon actor.max_norm=0 ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
     (SFT + "ds.zero_stage=0 ds.param_dtype=fp32 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
     (SFT + "ds.zpg=2", "ds.zpg", "write ds.zero_stage=3"),
@@ -173,7 +173,7 @@ MISTAKES = [
     (DISTILL + "teacher.offload=true launch.device=cpu", "teacher.offload", "write teacher.offload=false"),
     (PPO + "reward.offload=true", "reward.offload", "add reward.model_name_or_path=<reward model>"),
     (SFT + "actor.freeze=[model.embed_tokens] ds.lora.rank=8", "actor.freeze", "choose with ds.lora.target_modules"),
-    (PPO + "'critic.freeze=[\"*x\"]'", "critic.freeze", "is no regular expression"),
+    (PPO + "'critic.freeze=[\"*x\"]'", "critic.freeze", "is not a regular expression"),
     (
         SFT + "actor.aux_loss_coef=0.01 actor.gradient_checkpointing_enable=true "
         "actor.gradient_checkpointing_reentrant=true",
@@ -285,7 +285,7 @@ MISTAKES = [
     (PPO + "experiment=rloo algo.advantage.estimator=remax algo.advantage.gamma=0.9", "algo.advantage.gamma", "has no"),
     (PPO + "reward.rule=null", "reward", "nothing scores the samples"),
     (PPO + "reward.model_name_or_path=rm", "reward", "several sources"),
-    (PPO + "reward.rule=null reward.remote_url=none.py", "reward.remote_url", "is no Python file"),
+    (PPO + "reward.rule=null reward.remote_url=none.py", "reward.remote_url", "is not a Python file"),
     (PPO + "reward.rule=null reward.remote_url=http:///score", "reward.remote_url", "http:///score is not a URL"),
     (PPO + "reward.rule=null 'reward.remote_url=\"http://a/s,b/s\"'", "reward.remote_url", "b/s is not a URL"),
     (PPO + "reward.rule=null reward.remote_url=http://a:abc/s", "reward.remote_url", "a number from 1 to 65535"),
@@ -302,7 +302,7 @@ MISTAKES = [
     (sources("{a: {rule: math, wait: 1}}"), "reward.sources", "Key 'wait' not in 'NamedSourceConfig'"),
     (sources("{a: {weight: 1}}"), "reward.sources.a", "nothing scores the samples"),
     (sources("{a: {rule: math, remote_url: http://b/c}}"), "reward.sources.a", "several sources"),
-    (sources("{a: {remote_url: none.py}}"), "reward.sources.a.remote_url", "is no Python file"),
+    (sources("{a: {remote_url: none.py}}"), "reward.sources.a.remote_url", "is not a Python file"),
     (sources("{a: {rule: math, weight: 0}}"), "reward.sources", "every weight is 0"),
     (sources("{a/b: {rule: math}}"), "reward.sources", "use letters, digits"),
     (sources("{a: {rule: math}}") + "reward.rule=math", "reward.sources", "would be the only sources"),
@@ -317,7 +317,7 @@ MISTAKES = [
         "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse reward.rule=format "
         "'reward.rules.format_pattern=\"(\"'",
         "reward.rules.format_pattern",
-        "is no regular expression",
+        "is not a regular expression",
     ),
     ("task=serve_rm", "reward.model_name_or_path", "no model is named"),
     (SERVE + "ds.attn_implementation=sdpa", "ds.attn_implementation", "write ds.attn_implementation=varlen"),
@@ -443,7 +443,7 @@ MISTAKES = [
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
     (GENERATE + "launch.device=cpu vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size", "raise vllm.num_engines"),
     # loops: every stage is checked before the first one starts, in the names of the loop's flags
-    (REJECTION + "train.batch_size=100", "train.batch_size", "100 is no multiple of train.micro_batch_size"),
+    (REJECTION + "train.batch_size=100", "train.batch_size", "100 is not a multiple of train.micro_batch_size"),
     (REJECTION + "data.input_template=Q", "data.input_template", "must have one {}"),
     (REJECTION + "eval.dataset=nowhere.jsonl", "eval.dataset", "there is no file nowhere.jsonl"),
     (REJECTION + "data.prompt_dataset=nowhere.jsonl", "data.prompt_dataset", "there is no file nowhere.jsonl"),
@@ -493,7 +493,7 @@ MISTAKES = [
     (CHECK + "data.label_key=output", "reward", "nothing scores"),
     (CHECK + "reward.rule=math data.output_key=output", "data.label_key", "compares with a label"),
     (CHECK + "reward.rule=length", "data.output_key", "there is nothing to score"),
-    (CHECK + "reward.rule=code data.label_key=output", "data.output_key", "holds tests, which are no answer"),
+    (CHECK + "reward.rule=code data.label_key=output", "data.output_key", "contains tests, which are not an answer"),
     (CHECK + "data.output_key=output reward.model_name_or_path=rm", "reward.model_name_or_path", "use task=score"),
     (CHECK + "data.output_key=output reward.on_error=drop", "reward.on_error", "it belongs to task="),
     (
@@ -515,7 +515,7 @@ MISTAKES = [
     (SLURM + "hydra.launcher.nodes=2 " + ITERATIVE, "hydra.launcher.nodes", "run the stages one by one"),
     (SLURM + "hydra.launcher.nodes=2 " + SFT, "hydra.launcher.nodes", "write hydra.launcher.nodes=1"),
     ("-m " + PPO + "experiment=grpo,grp", "experiment", "there is no preset experiment/grp"),
-    ("-m " + SFT + "train.batch_size=128,100", "train.batch_size", "100 is no multiple"),
+    ("-m " + SFT + "train.batch_size=128,100", "train.batch_size", "100 is not a multiple"),
 ]
 
 
@@ -527,7 +527,7 @@ def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.checks.run.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.ds.find_spec", lambda _: None)
     for flags, extra in ((FOUR_BITS + "ds.lora.rank=8", "qlora"), ("ds.use_liger_kernel=true", "liger")):
         (problem,) = checked(SFT + flags).problems
         assert problem.key == flags.partition("=")[0] and f"pip install 'rlhf-suite[{extra}]'" in problem.fix

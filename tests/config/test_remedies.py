@@ -14,8 +14,8 @@ from rlhf_suite.cli.overrides import parser
 from rlhf_suite.cli.presets import group_names
 from rlhf_suite.config.flags import kind
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.paths import is_path
 from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.validate import is_path
 
 # `write a=1`, `add 'a=[1,2]'`, `did you mean a=1?`: up to the next space outside of quotes.
 ADVICE = re.compile(r"(?:write|add|did you mean|quote the value twice:|a list is) ((?:'[^']*'|[^\s'])+)")

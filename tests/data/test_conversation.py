@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rlhf_suite.config.chat import ChatTextConfig
 from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.tools import ChatTextConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.text_encoders import ConversationEncoder

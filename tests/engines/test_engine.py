@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlhf_suite.config.vllm import VLLMConfig
+from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.generation import EngineSpec, GenerationRequest, SamplingSettings
 from rlhf_suite.engines.pool import EnginePool

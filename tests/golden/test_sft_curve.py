@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.optim import AdamConfig
+from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.tasks import sft
@@ -27,8 +26,11 @@ def run_sft(world, folder, **changes):
     """`python run.py task=sft` of five steps; the loss of each, and of the evaluation after the last."""
     train = {name: value for name, value in changes.items() if name != "packing"}
     config = SFTRun(
-        actor=SFTActorConfig(
-            model_name_or_path="builtin:tiny", adam=AdamConfig(lr=1e-3), lr_scheduler="constant_with_warmup"
+        actor=replace(
+            SFTRun().actor,
+            model_name_or_path="builtin:tiny",
+            adam=AdamConfig(lr=1e-3),
+            lr_scheduler="constant_with_warmup",
         ),
         data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_len=64),
         train=replace(TrainConfig(batch_size=64, micro_batch_size=64, max_steps=5), **train),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.chat_model import ChatModel
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.head import check_head

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import Shape, create
 from rlhf_suite.models.forward import sequence_scores, token_log_probs

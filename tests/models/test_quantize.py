@@ -7,7 +7,7 @@ import torch
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer

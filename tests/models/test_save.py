@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.disk import DiskError, written_aside
 from rlhf_suite.errors import UserError

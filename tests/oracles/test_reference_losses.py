@@ -11,8 +11,8 @@ from reference import ROWS, SEGMENTS, STEPS, Case, cases, check, gap
 
 from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
-from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum

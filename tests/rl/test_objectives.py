@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model

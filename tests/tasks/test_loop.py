@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.actor import SupervisedActorConfig
 from rlhf_suite.config.data import ConditionalDataConfig, RowRangeConfig
 from rlhf_suite.config.eval import LoopEvalConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.loop import ConditionalLoopConfig, LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.resolve import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, RejectionSamplingRun
@@ -25,7 +25,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 DATA = RowRangeConfig(prompt_dataset="builtin:reverse", label_key="label")  # 2048 rows
 SECTIONS = {
-    "actor": SupervisedActorConfig(model_name_or_path="org/first"),
+    "actor": TrainedModelConfig(model_name_or_path="org/first"),
     "data": DATA,
     "reward": RewardConfig(rule="exact_match"),
     "logger": LoggerConfig(progress=False),

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
 from rlhf_suite.config.ds import ServedModelConfig
-from rlhf_suite.config.serve import ServeConfig
+from rlhf_suite.config.tools import ServeConfig
 from rlhf_suite.models.builtin import builtin_folder
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.http_server import BadRequest

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.resolve import fingerprint, load, save
 from rlhf_suite.config.runs import SFTRun
@@ -15,7 +14,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import failure, stages
 from rlhf_suite.tracking.run_folder import RunFolder
 
-RUN = SFTRun(actor=SFTActorConfig(model_name_or_path="builtin:tiny"))
+RUN = SFTRun(actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny"))
 NO_GPU = LaunchConfig(device="cuda")  # refused before anything heavy is imported
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
+from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.data.conversation import Conversation
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.chat_model import ChatModel

@@ -2,12 +2,12 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.resolve import save
 from rlhf_suite.config.runs import SFTRun
@@ -95,7 +95,7 @@ def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = RunFolder(tmp_path / "my-run")
     folder.path.mkdir()
-    save(SFTRun(actor=SFTActorConfig(model_name_or_path="some/model")), folder.config)
+    save(SFTRun(actor=replace(SFTRun().actor, model_name_or_path="some/model")), folder.config)
     log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
     (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
     assert poll_until(lambda: b"train/loss" in record.read_bytes(), 60), "a process of W&B's own writes the file"

@@ -18,7 +18,7 @@ from policy_formulas import OBJECTIVES, TEMPERATURE, Sequence, formula, head_of
 from splits import Split
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience

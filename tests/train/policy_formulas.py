@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.language import next_token_loss

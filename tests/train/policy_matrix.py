@@ -17,14 +17,13 @@ from plain_models import Gradients, formula_gradients, outputs, reference_model
 from policy_formulas import CLIP, HORIZON, TAU, TEMPERATURE, VALUE_CLIP, Sequence, corrected_loss, formula
 from splits import Split
 
-from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import (
     AdvantageConfig,
     AlgoConfig,
     DistillTermConfig,
     KLConfig,
 )
-from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch

@@ -12,7 +12,7 @@ from plain_models import LORA
 from policy_formulas import NextToken, policy
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
-from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
 from rlhf_suite.distributed.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,6 @@ import task_formulas as formulas
 import torch
 from task_formulas import BETA, DESIRABLE, GAMMA, HEAT, KD, NLL, SMOOTHING, Plain
 
-from rlhf_suite.config.actor import (
-    DPOActorConfig,
-    KTOActorConfig,
-    PRMActorConfig,
-    RMActorConfig,
-    SFTActorConfig,
-    StudentConfig,
-)
 from rlhf_suite.config.algo_supervised import (
     DistillAlgoConfig,
     DPOAlgoConfig,
@@ -35,9 +27,11 @@ from rlhf_suite.config.data import (
     SFTDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ref import PreferenceReferenceConfig
+from rlhf_suite.config.models import (
+    PreferenceReferenceConfig,
+    TeacherConfig,
+)
 from rlhf_suite.config.runs import DistillRun, DPORun, KTORun, PRMRun, RMRun, SFTRun, SupervisedRun
-from rlhf_suite.config.teacher import TeacherConfig
 from rlhf_suite.data.batch import Item
 
 ROWS = 7
@@ -96,19 +90,19 @@ def step_rows(rng: random.Random, soft: bool = False) -> Values:
 
 def sft_config(folder: Path, common: Common) -> SFTRun:
     data = SFTDataConfig(output_key="output", max_len=MAX_LEN)
-    return SFTRun(actor=SFTActorConfig(model_name_or_path=str(folder / "lm")), data=data, **common)
+    return SFTRun(actor=replace(SFTRun().actor, model_name_or_path=str(folder / "lm")), data=data, **common)
 
 
 def rm_config(folder: Path, common: Common, loss: str, margin: bool) -> RMRun:
     data = RewardPairDataConfig(prompt_key="prompt", margin_key="margin" if margin else None, max_len=MAX_LEN)
-    actor = RMActorConfig(model_name_or_path=str(folder / "value"))
+    actor = replace(RMRun().actor, model_name_or_path=str(folder / "value"))
     return RMRun(actor=actor, data=data, algo=RMAlgoConfig(loss=loss), **common)
 
 
 def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
     without = not DPOAlgoConfig(loss=loss).needs("reference") or common["ds"].lora.rank > 0
     return DPORun(
-        actor=DPOActorConfig(model_name_or_path=str(folder / "lm")),
+        actor=replace(DPORun().actor, model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if without else str(folder / "reference")),
         data=PairDataConfig(prompt_key="prompt", max_len=MAX_LEN),
         algo=DPOAlgoConfig(
@@ -124,7 +118,7 @@ def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
 
 def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
     return KTORun(
-        actor=KTOActorConfig(model_name_or_path=str(folder / "lm")),
+        actor=replace(KTORun().actor, model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if common["ds"].lora.rank > 0 else str(folder / "reference")),
         data=LabelledDataConfig(max_len=MAX_LEN),
         algo=KTOAlgoConfig(loss=loss, beta=BETA, desirable_loss_weight=DESIRABLE),
@@ -134,7 +128,7 @@ def kto_config(folder: Path, common: Common, loss: str) -> KTORun:
 
 def prm_config(folder: Path, common: Common, names: list[str] | None) -> PRMRun:
     return PRMRun(
-        actor=PRMActorConfig(model_name_or_path=str(folder / "lm")),
+        actor=replace(PRMRun().actor, model_name_or_path=str(folder / "lm")),
         data=StepDataConfig(max_len=MAX_LEN),
         algo=PRMAlgoConfig(placeholder_token=";", reward_tokens=names),
         **common,
@@ -143,7 +137,7 @@ def prm_config(folder: Path, common: Common, names: list[str] | None) -> PRMRun:
 
 def distill_config(folder: Path, common: Common, divergence: str, top_k: int | None) -> DistillRun:
     return DistillRun(
-        actor=StudentConfig(model_name_or_path=str(folder / "lm")),
+        actor=replace(DistillRun().actor, model_name_or_path=str(folder / "lm")),
         teacher=TeacherConfig(str(folder / ("lm" if common["ds"].lora.rank > 0 else "reference"))),
         data=SFTDataConfig(output_key="output", max_len=MAX_LEN),
         algo=DistillAlgoConfig(kd_coef=KD, temperature=HEAT, divergence=divergence, top_k=top_k),

@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PretrainedConfig
 
-from rlhf_suite.config.actor import DPOActorConfig, PolicyConfig, SFTActorConfig, StudentConfig
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.critic import CriticConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import (
+    PolicyConfig,
+    TrainedModelConfig,
+)
+from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.builtin import byte_tokenizer
@@ -93,5 +95,5 @@ def test_rates_of_inner_configurations_are_found_and_put_back():
 
 
 def test_only_imitation_keeps_dropout_by_default():
-    assert [section().disable_dropout for section in (PolicyConfig, CriticConfig, DPOActorConfig)] == [True] * 3
-    assert [section().disable_dropout for section in (SFTActorConfig, StudentConfig)] == [False] * 2
+    assert [section.disable_dropout for section in (PPORun().actor, PPORun().critic, DPORun().actor)] == [True] * 3
+    assert [section.disable_dropout for section in (SFTRun().actor, DistillRun().actor)] == [False] * 2

@@ -9,7 +9,7 @@ from plain_models import relative_error
 from splits import Split
 from steps import Setup, one_step, train
 
-from rlhf_suite.config.optim import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
 from rlhf_suite.train.schedules import learning_rate_factor

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from killed_run import THOROUGH, steps_of
 
-from rlhf_suite.config.actor import SFTActorConfig
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.optim import AdamConfig
+from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.runs import TASKS, SFTRun, SupervisedRun
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.distributed.mesh import Rank
@@ -115,7 +115,7 @@ def command(folder: Path, *more: str) -> list[str]:
 def never_killed(world, folder):
     """The same run on two ranks without Ray: the losses and the model."""
     config = SFTRun(
-        actor=SFTActorConfig(model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
+        actor=replace(SFTRun().actor, model_name_or_path="builtin:tiny", num_gpus_per_node=2, adam=AdamConfig(lr=1e-2)),
         data=SFTDataConfig(dataset="builtin:reverse", output_key="output", input_template=None, max_samples=36),
         train=TrainConfig(batch_size=8, micro_batch_size=2, max_steps=5),
         ds=DeepSpeedConfig(param_dtype="fp32", zero_stage=2),

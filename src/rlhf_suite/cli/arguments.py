@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.names import did_you_mean, flags_of
+from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 

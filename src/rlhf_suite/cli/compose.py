@@ -17,7 +17,7 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.cli.presets import group_names
-from rlhf_suite.config.names import did_you_mean
+from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run

@@ -9,8 +9,8 @@ import textwrap
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, by_section
-from rlhf_suite.config.formatting import described, spelled
-from rlhf_suite.config.names import did_you_mean, flags_of
+from rlhf_suite.config.formatting import described, did_you_mean, spelled
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 
 INTRODUCTION = """\

@@ -21,7 +21,7 @@ from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, prese
 from rlhf_suite.cli.nodes import node_problem
 from rlhf_suite.cli.overrides import Overrides
 from rlhf_suite.cli.values import Value, flattened, name_problems
-from rlhf_suite.config.checks.run import check
+from rlhf_suite.config.check import check
 from rlhf_suite.config.flags import kind
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.cli.sweep import Job, Sweep
-from rlhf_suite.config.run import ResumableRun
-from rlhf_suite.config.runs import TASKS
+from rlhf_suite.config.runs import TASKS, ResumableRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.tracking.run_folder import RunFolder

@@ -8,7 +8,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override, OverrideType
 
 from rlhf_suite.config.flags import FlagInfo
-from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
+from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
 
 Value = tuple[str, Any]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import flag
+from rlhf_suite.config.problems import Problem, rule
+
+if TYPE_CHECKING:
+    from rlhf_suite.config.runs import DPORun, PRMRun, RMRun
 
 
 @dataclass
@@ -68,3 +74,37 @@ class DistillAlgoConfig:
     top_k: int | None = flag(
         None, "The teacher's likeliest tokens, and one bucket for all others; null: the whole vocabulary", ge=1
     )
+
+
+@rule
+def margins_are_read(run: RMRun) -> Iterator[Problem]:
+    if run.data.margin_key is not None and not registry.reward_loss.needs(run.algo.loss, "margin"):
+        what = f"algo.loss={run.algo.loss} takes no margins"
+        readers = " or ".join(registry.reward_loss.that_need("margin"))
+        yield Problem("data.margin_key", what, f"write data.margin_key=null, or algo.loss={readers}")
+
+
+@rule
+def preference_loss_fits(run: DPORun) -> Iterator[Problem]:
+    loss = run.algo.loss
+    if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
+        what = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
+        yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
+    if not run.algo.needs("reference"):
+        for key in ("model_name_or_path", "cache_enable", "offload"):
+            if getattr(run.ref, key):
+                what = f"algo.loss={loss} has no reference"
+                yield Problem(
+                    f"ref.{key}",
+                    what,
+                    f"remove it, or write algo.loss={' or '.join(registry.preference_loss.that_need('reference'))}",
+                )
+
+
+@rule
+def reward_tokens_differ(run: PRMRun) -> Iterator[Problem]:
+    if run.algo.reward_tokens is not None:
+        names = run.algo.reward_tokens
+        if len(names) < 2 or len(set(names)) < len(names):
+            what = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
+            yield Problem("algo.reward_tokens", what, "write 'algo.reward_tokens=[+,-]', or null")

@@ -11,7 +11,7 @@ PERIODIC = is_positive(".save_steps", "<steps>")
 
 @dataclass
 class ResumeConfig:
-    """Going on where an earlier run stopped"""
+    """Continuing an earlier run"""
 
     load_enable: bool = flag(
         False,
@@ -43,7 +43,7 @@ class CheckpointConfig(ResumeConfig):
         "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh",
         resume=FREE,
     )
-    save_steps: int = flag(-1, "Every so many steps; -1: never", ge=-1, resume=FREE)
+    save_steps: int = flag(-1, "Save every so many steps; -1: never", ge=-1, resume=FREE)
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
     max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE, when=PERIODIC)
     max_mem: float | None = flag(

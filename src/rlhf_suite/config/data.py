@@ -247,12 +247,12 @@ class LabelledDataConfig(AnswerDataConfig):
         "label", "Column that is 1 (true, yes) for a desirable answer, 0 (false, no) for another one", when=SINGLE
     )
     prompt_key: str | None = flag(
-        None, "Of pairs: column (or comma list) of the prompt; null: it is in both answers", when=PAIRED
+        None, "Column (or comma list) of the prompt of pairs; null: it is in both answers", when=PAIRED
     )
     chosen_key: str | None = flag(
         None, "Learn from pairs, without labels: column of the desirable answer, as task=dpo reads it"
     )
-    rejected_key: str | None = flag(None, "Of pairs: column of the undesirable answer", when=PAIRED)
+    rejected_key: str | None = flag(None, "Column of the undesirable answer of pairs", when=PAIRED)
 
 
 @dataclass

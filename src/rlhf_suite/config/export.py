@@ -24,7 +24,7 @@ NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.e
 
 
 def markdown() -> str:
-    """Every flag of every task, by section; a section that several tasks have alike is written once."""
+    """Return the table of every flag of every task by section; a section that several tasks share is written once."""
     lines = [NOTE, "", "# Flags", "", "`python run.py --help task=<task> [prefix]` prints the same."]
     for (key, rows), tasks in sorted(sections().items(), key=lambda item: item[0][0]):
         names = ", ".join(f"task={task}" for task in tasks)
@@ -53,7 +53,7 @@ def algorithms(algorithm: Kind) -> Iterator[str]:
 
 
 def sections() -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """(Section, its table) -> the tasks that have it."""
+    """Return the tasks that have a section, by the key of the section and its table."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for task, root in TASKS.items():
         for key, infos in by_section(info for info in walk(root) if info.key != "task").items():
@@ -67,7 +67,7 @@ def row(info: FlagInfo) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of a whole configuration; `$defs` has one for each task."""
+    """Return the JSON schema of a whole configuration; `$defs` has one for each task."""
     tasks = {task: {**nested(walk(root)), "description": root.__doc__} for task, root in TASKS.items()}
     for task in tasks.values():
         task["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
@@ -80,7 +80,7 @@ def schema() -> dict[str, Any]:
 
 
 def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
-    """Flags as objects within objects, in which no other keys are allowed."""
+    """Return flags as nested objects, in which no other keys are allowed."""
     root: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {}}
     for info in infos:
         *sections, name = info.key.split(".")
@@ -93,7 +93,7 @@ def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
 
 
 def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
-    """What a value may look like: itself, an interpolation, null where allowed."""
+    """Yield the forms of a value: the value itself, an interpolation, and null where it is allowed."""
     expected = kind(info.type)
     if expected.base is dict:
         yield {"type": "object", "additionalProperties": nested(walk(expected.section))}

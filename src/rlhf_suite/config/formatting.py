@@ -1,8 +1,10 @@
-"""Values and bounds as one writes them on the command line and in messages."""
+"""Values and bounds as one writes them on the command line and in messages, and the nearest of several names."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, Meta, kind
@@ -16,7 +18,7 @@ BOUNDS = (
 
 
 def spelled(value: Any) -> str:
-    """null, true, [0.9,0.95], {a: {b: 1}}, text."""
+    """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -27,18 +29,18 @@ def spelled(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """As `spelled`, with quotes around a text so that its ends are seen."""
+    """Return a value like `spelled`, with quotes around a text so that its ends are visible."""
     return spelled(value) if not isinstance(value, str) else repr(value)
 
 
 def bounds(meta: Meta) -> str:
-    """E.g. ` > 0 and <= 1`; empty without bounds."""
+    """Return the bounds in words, e.g. ` > 0 and <= 1`; an empty text without bounds."""
     parts = [f"{sign}{getattr(meta, name)}" for name, sign, _ in BOUNDS if getattr(meta, name) is not None]
     return f" {' and '.join(parts)}" if parts else ""
 
 
 def described(info: FlagInfo) -> str:
-    """Type and allowed values, e.g. `float > 0` or `k1 | k2 | k3`."""
+    """Return the type and the allowed values, e.g. `float > 0` or `k1 | k2 | k3`."""
     expected = kind(info.type)
     if info.meta.choices is None:
         return expected.name + bounds(info.meta)
@@ -47,7 +49,7 @@ def described(info: FlagInfo) -> str:
 
 
 def literal(text: str) -> object:
-    """The value that a text spells: true, false, null, a number, or text."""
+    """Return the value that a text stands for: true, false, null, a number, or the text itself."""
     words: dict[str, object] = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -55,3 +57,22 @@ def literal(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.6) -> list[str]:
+    """Return the names most like `word`: 0.6 x likeness of the whole + 0.4 x that of the part after the last dot."""
+
+    def likeness(name: str) -> float:
+        whole = SequenceMatcher(None, word, name).ratio()
+        return 0.6 * whole + 0.4 * SequenceMatcher(None, word.rpartition(".")[2], name.rpartition(".")[2]).ratio()
+
+    scored = sorted(((likeness(name), name) for name in names), key=lambda pair: -pair[0])
+    return [name for score, name in scored[:count] if score >= least]
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str | None:
+    """Return `did you mean a? (also close: b, c)`, or None when no name is near."""
+    close = nearest(word, names)
+    if not close:
+        return None
+    return f"did you mean {close[0]}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")

@@ -21,7 +21,7 @@ class LaunchConfig:
     object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80, resume=FREE)
     umask: str | None = flag(
         None,
-        "Who else may read what the run writes: 027 its group only, 077 nobody; null: as the process's umask says",
+        "Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process",
         choices=("007", "027", "077"),
         resume=FREE,
     )

@@ -31,7 +31,7 @@ class WandbConfig:
 class LoggerConfig:
     """Metrics"""
 
-    logging_steps: int = flag(1, "Every so many steps", ge=1, resume=FREE)
+    logging_steps: int = flag(1, "Log every so many steps", ge=1, resume=FREE)
     tensorboard_dir: str | None = flag(None, "TensorBoard root; null: off", resume=FREE)
     wandb: WandbConfig = group(WandbConfig)
     progress: bool = flag(True, "Progress bar and tables on the console", resume=FREE)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlhf_suite.config.actor import SupervisedActorConfig
 from rlhf_suite.config.ckpt import ResumeConfig
-from rlhf_suite.config.flags import FREE, flag, group
-from rlhf_suite.config.optim import DISABLE_DROPOUT, AdamConfig
+from rlhf_suite.config.flags import FREE, flag
+from rlhf_suite.config.problems import Problem, rule
+
+if TYPE_CHECKING:
+    from rlhf_suite.config.runs import IterativeDPORun, RejectionSamplingRun
 
 
 @dataclass
@@ -46,31 +50,22 @@ class ConditionalLoopConfig(LoopConfig):
 
 
 @dataclass
-class ConditionalActorConfig(SupervisedActorConfig):
-    """The model that answers and learns from all its answers, good and bad"""
-
-    adam: AdamConfig = group(AdamConfig, {"lr": 5e-6})
-    disable_dropout: bool = flag(False, DISABLE_DROPOUT)
-
-
-@dataclass
-class RejectionActorConfig(SupervisedActorConfig):
-    """The model that answers and learns from its best answers"""
-
-    adam: AdamConfig = group(AdamConfig, {"lr": 2e-6})
-    disable_dropout: bool = flag(False, DISABLE_DROPOUT)
-
-
-@dataclass
-class PreferenceLoopActorConfig(SupervisedActorConfig):
-    """The model that answers and learns which of its answers are better"""
-
-    adam: AdamConfig = group(AdamConfig, {"lr": 5e-7})
-
-
-@dataclass
 class LoopCheckpointConfig(ResumeConfig):
     """Checkpoints within an iteration's training, and the final model"""
 
     output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
-    save_steps: int = flag(-1, "Every so many steps of a training; -1: never", ge=-1, resume=FREE)
+    save_steps: int = flag(-1, "Save every so many steps of a training; -1: never", ge=-1, resume=FREE)
+
+
+@rule
+def there_is_a_choice(run: RejectionSamplingRun | IterativeDPORun) -> Iterator[Problem]:
+    if run.rollout.n_samples_per_prompt < 2:
+        what = "there is only one answer to each prompt, so none can be better"
+        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+
+
+@rule
+def there_is_one_reference(run: IterativeDPORun) -> Iterator[Problem]:
+    if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
+        what = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
+        yield Problem("loop.fixed_reference_enable", what, "remove one of the two")

@@ -1,16 +1,18 @@
-"""The runs that a loop consists of, made of the loop's own sections."""
+"""The runs that a loop consists of, made of the loop's own sections, and the problems that they would have."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlhf_suite.config.actor import DPOActorConfig, SFTActorConfig
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, ScoreDataConfig, SFTDataConfig
 from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
-from rlhf_suite.config.generate import GeneratorConfig
+from rlhf_suite.config.generate import ScoreConfig
+from rlhf_suite.config.models import ModelConfig, SFTActorConfig, TrainedModelConfig
+from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig
 from rlhf_suite.config.runs import (
     ConditionalSFTRun,
@@ -18,11 +20,11 @@ from rlhf_suite.config.runs import (
     GenerateRun,
     IterativeDPORun,
     LoopRun,
+    Run,
     ScoreRun,
     SFTRun,
     SupervisedRun,
 )
-from rlhf_suite.config.score import ScoreConfig
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SupervisedRun)
@@ -39,14 +41,16 @@ class Share:
 
 
 def generate_run(run: LoopRun, model: str, iteration: int, share: Share, target: float | None = None) -> GenerateRun:
-    """Several answers to each prompt of an iteration's share, scored; `target` is the reward that they are asked for.
-    Prompts that come again get other answers."""
+    """Return the run that answers each prompt of an iteration's share several times and scores the answers.
+
+    `target` is the reward that the prompts ask for. Prompts that come again get different answers.
+    """
     data = like(GenerateDataConfig, run.data, skip_samples=share.start, max_samples=share.count, target_reward=target)
     return _answers(run, model, data=data, rollout=replace(run.rollout, seed=run.rollout.seed + iteration))
 
 
 def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> GenerateRun:
-    """The likeliest answer to each held-out prompt, scored."""
+    """Return the run that scores the likeliest answer to each held-out prompt."""
     held_out = run.eval
     data = like(
         GenerateDataConfig,
@@ -63,8 +67,10 @@ def evaluate_run(run: LoopRun, model: str, target: float | None = None) -> Gener
 
 
 def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> SFTRun:
-    """Supervised tuning of `model` on rows with INPUT and OUTPUT, and SCORE where prompts say it. `output`: the folder
-    of the trained model, if not in that of the run."""
+    """Return the run that tunes `model` on rows with INPUT and OUTPUT, and SCORE where prompts state it.
+
+    `output` is the folder of the trained model; None: in the folder of the run.
+    """
     data = like(
         SFTDataConfig, run.data, dataset=str(rows), max_samples=None, input_key=INPUT, output_key=OUTPUT,
         reward_key=SCORE if isinstance(run, ConditionalSFTRun) else None,
@@ -73,19 +79,21 @@ def sft_run(run: LoopRun, model: str, rows: Path | str, output: str | None) -> S
 
 
 def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | str, output: str | None) -> DPORun:
-    """Preference optimisation of the first of `models` on rows with INPUT, CHOSEN and REJECTED; the second is the
-    reference, null: the first."""
+    """Return the run that optimises preferences of the first of `models` on rows with INPUT, CHOSEN and REJECTED.
+
+    The second model is the reference; None: the first one is.
+    """
     model, reference = models
     data = like(
         PairDataConfig, run.data, dataset=str(rows), max_samples=None,
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref = replace(run.ref, model_name_or_path=reference)
-    return DPORun(**_training(run, DPOActorConfig, model, output), data=data, algo=run.algo, ref=ref)
+    return DPORun(**_training(run, TrainedModelConfig, model, output), data=data, algo=run.algo, ref=ref)
 
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
-    """The scores of a reward model for an output of `generate_run`."""
+    """Return the run in which a reward model scores an output of `generate_run`."""
     data = ScoreDataConfig(dataset=str(answers), max_len=run.data.max_len, on_bad_row=run.data.on_bad_row)
     score = ScoreConfig()
     score.max_tokens_per_gpu = max(score.max_tokens_per_gpu, run.data.max_len)
@@ -94,7 +102,7 @@ def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:
 
 
 def like(cls: type[T], section: object, **changes: Any) -> T:
-    """A section of class `cls` with the flags that `section` has too, and `changes`."""
+    """Return a section of class `cls` with the flags that it shares with `section`, and `changes`."""
     shared = {field.name: getattr(section, field.name) for field in fields(cls) if hasattr(section, field.name)}  # type: ignore[arg-type]
     return cls(**shared | changes)
 
@@ -104,13 +112,58 @@ def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
         run.reward if run.reward.model_name_or_path is None else RewardConfig()
     )  # a model scores in a stage of its own
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
-    return GenerateRun(actor=GeneratorConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
+    return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 
 
 def _training(run: LoopRun, actor: type, model: str, output: str | None) -> dict[str, Any]:
-    """The sections that every training stage has. One checkpoint is enough to go on from."""
+    """Return the sections of every training stage. One checkpoint is enough to continue from."""
     return {
         "actor": like(actor, run.actor, model_name_or_path=model),
         "ckpt": CheckpointConfig(output_dir=output, save_steps=run.ckpt.save_steps, max_num=1),
         **{name: getattr(run, name) for name in ("train", "ds", "logger", "launch")},
     }
+
+
+ROWS = "builtin:reverse_pairs"  # stands for the rows that a loop will write
+OF_FIXED_REFERENCE = {"ref.model_name_or_path": "loop.fixed_reference_enable"}
+HELD_OUT = {"data.prompt_dataset": "eval.dataset", "data.prompt_split": "eval.split"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage as far as it is known before the loop starts. `names`: its flags that have another name in the loop."""
+
+    run: Run
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def planned(run: LoopRun) -> Iterator[Planned]:
+    """Yield one stage of each kind."""
+    model = run.actor.model_name_or_path or "builtin:tiny"
+    yield Planned(generate_run(run, model, 0, Share(run.data.skip_samples, 1)))
+    if run.reward.model_name_or_path is not None:
+        yield Planned(score_run(run, ROWS))
+    if isinstance(run, IterativeDPORun):
+        is_fixed = run.loop.fixed_reference_enable
+        reference = model if is_fixed else run.ref.model_name_or_path
+        yield Planned(dpo_run(run, (model, reference), ROWS, None), OF_FIXED_REFERENCE if is_fixed else {})
+    else:
+        yield Planned(sft_run(run, model, ROWS, None))
+    if run.eval.dataset is not None:
+        own = {f"data.{name}": f"eval.{name}" for name in ("input_key", "label_key") if getattr(run.eval, name)}
+        yield Planned(evaluate_run(run, model), HELD_OUT | own)
+
+
+def stage_problems(run: LoopRun, check: Callable[[Run], Iterable[Problem]], known: set[str]) -> Iterator[Problem]:
+    """Yield what is wrong with any stage that can be said in the names of the loop's flags, which are `known`."""
+    for stage in planned(run):
+        for problem in check(stage.run):
+            key = stage.names.get(problem.key, problem.key)
+            if key in known:
+                yield replace(problem, key=key, what=renamed(problem.what, stage), fix=renamed(problem.fix, stage))
+
+
+def renamed(text: str, stage: Planned) -> str:
+    for theirs, ours in stage.names.items():
+        text = text.replace(theirs, ours)
+    return text

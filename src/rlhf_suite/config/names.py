@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from difflib import SequenceMatcher
+from collections.abc import Collection
 from functools import cache
 
 from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
@@ -77,13 +77,13 @@ SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
 @cache
 def flags_of(task: str | None) -> dict[str, FlagInfo]:
-    """The flags of a task by key, in the order of their declaration; of all tasks together for None."""
+    """Return the flags of a task by key, in the order of their declaration; None: those of all tasks together."""
     tasks = [task] if task else list(TASKS)
     return {info.key: info for name in tasks for info in walk(TASKS[name])}
 
 
 def renamed(key: str, known: Collection[str]) -> str | None:
-    """The present name of a flag that OpenRLHF spells `key`, if `known` has it."""
+    """Return the present name of the flag that OpenRLHF calls `key`, if `known` has it."""
     key = key.replace("-", "_")
     candidates = [RENAMED.get(key)]
     if key.startswith(MOVED):
@@ -95,27 +95,8 @@ def renamed(key: str, known: Collection[str]) -> str | None:
     return next((name for name in candidates if name in known), None)
 
 
-def nearest(word: str, names: Iterable[str], count: int = 3, least: float = 0.6) -> list[str]:
-    """The names most like `word`: 0.6 x likeness of the whole + 0.4 x likeness of the part after the last dot."""
-
-    def likeness(name: str) -> float:
-        whole = SequenceMatcher(None, word, name).ratio()
-        return 0.6 * whole + 0.4 * SequenceMatcher(None, word.rpartition(".")[2], name.rpartition(".")[2]).ratio()
-
-    scored = sorted(((likeness(name), name) for name in names), key=lambda pair: -pair[0])
-    return [name for score, name in scored[:count] if score >= least]
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str | None:
-    """`did you mean a? (also close: b, c)`, or nothing when no name is near."""
-    close = nearest(word, names)
-    if not close:
-        return None
-    return f"did you mean {close[0]}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")
-
-
 def unknown_flag(key: str, task: str | None) -> Problem:
-    """The problem of a key that is no flag of `task` (or of no task at all, as long as none is chosen)."""
+    """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:
         return Problem(
             key, "keys are not taken from the command line", "export WANDB_API_KEY, and set logger.wandb.enable=true"

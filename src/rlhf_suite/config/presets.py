@@ -8,7 +8,7 @@ import rlhf_suite
 
 
 def conf_dir() -> Path:
-    """conf/ inside the installed package, else next to src/ in the repository."""
+    """Return conf/ inside the installed package, or next to src/ in the repository."""
     package = Path(rlhf_suite.__file__).parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"

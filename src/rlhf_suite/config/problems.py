@@ -1,9 +1,10 @@
-"""A mistake in the configuration: which flag, what is wrong, how to mend it."""
+"""A mistake in the configuration: which flag, what is wrong, how to correct it; and the rules that find mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,22 @@ class Problem:
 
 
 def report(problems: Sequence[Problem]) -> str:
-    """All problems as one text for the console."""
+    """Return all problems as one text for the console."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([f"{count} in the configuration:", *map(str, problems)])
 
 
 def distinct(problems: Iterable[Problem]) -> list[Problem]:
-    """Without repetitions, in order of first appearance."""
+    """Return problems without repetitions, in the order of their first appearance."""
     return list(dict.fromkeys(problems))
+
+
+# Every rule between flags, by declaration. `config.check` runs those that fit a run.
+RULES: list[Callable[..., Iterable[Problem]]] = []
+Rule = TypeVar("Rule", bound=Callable[..., Iterable[Problem]])
+
+
+def rule(function: Rule) -> Rule:
+    """Declare a rule between flags. It holds for every run of the type that its parameter is annotated with."""
+    RULES.append(function)
+    return function

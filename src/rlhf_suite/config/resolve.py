@@ -31,7 +31,7 @@ def load(path: Path) -> Run:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys."""
+    """Return nested values under dotted keys."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -65,6 +65,6 @@ def resume_of(key: str, task: str) -> str:
 
 
 def fingerprint(run: Run) -> str:
-    """Equal for two runs that would train the same: a digest of every flag that a continuation may not change."""
+    """Return a digest of every flag that a continued run may not change: equal for two runs that train the same."""
     values = {key: value for key, value in flat(recorded_values(run)).items() if resume_of(key, run.task) != FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -16,7 +16,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat, load, recorded_values, resume_of
 from rlhf_suite.config.runs import Run
 
-# They decide how many steps a run has, and so the learning rate of each of them.
+# These flags decide how many steps a run has, and so the learning rate of each of them.
 LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")
 # Where a checkpoint was found does not change what is in it.
 PLACE = "ckpt.path"
@@ -59,7 +59,7 @@ def refusal(found: Collection[Change], allowed: Collection[str], source: Path) -
     refused = [change for change in found if not is_allowed(change, allowed)]
     if not refused:
         return None
-    what = f"{source.parent} is of a run with other flags: {'; '.join(map(str, refused))}"
+    what = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
     back = "continue it with the earlier values"
     if any(change.is_fixed for change in refused):
         fixed = ", ".join(change.key for change in refused if change.is_fixed)

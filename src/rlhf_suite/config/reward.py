@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import When, flag, group, is_one_of, is_set, is_true
+
+if TYPE_CHECKING:
+    pass
+
 
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
@@ -13,7 +18,7 @@ TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of 
 
 
 def is_http(remote_url: str | None) -> bool:
-    """Whether reward.remote_url names servers rather than a file."""
+    """Return whether reward.remote_url names servers rather than a file."""
     return remote_url is not None and remote_url.startswith(("http://", "https://"))
 
 
@@ -147,17 +152,17 @@ class RLRewardConfig(JudgeConfig):
 
 
 def urls(remote_url: str | None) -> list[str]:
-    """The servers of reward.remote_url."""
+    """Return the servers of reward.remote_url."""
     return [url.strip() for url in (remote_url or "").split(",") if url.strip()]
 
 
 def has_source(config: TextRewardConfig) -> bool:
-    """Whether anything scores."""
+    """Return whether anything gives scores."""
     process = isinstance(config, JudgeConfig) and config.process.enable
     return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
 
 
 def reward_model(config: RewardConfig) -> str | None:
-    """The reward model that runs beside the policy, if a source is one."""
+    """Return the reward model that runs beside the policy, if a source is one."""
     paths = [config.model_name_or_path, *(source.model_name_or_path for source in config.sources.values())]
     return next((path for path in paths if path is not None), None)

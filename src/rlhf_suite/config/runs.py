@@ -1,4 +1,4 @@
-"""One root dataclass per task: the sections its command line has."""
+"""One root dataclass per task: the sections that its command line has."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_suite import registry
-from rlhf_suite.config.actor import (
-    DPOActorConfig,
-    KTOActorConfig,
-    PolicyConfig,
-    PRMActorConfig,
-    RMActorConfig,
-    SFTActorConfig,
-    StudentConfig,
-    SupervisedActorConfig,
-)
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.algo_supervised import (
     DistillAlgoConfig,
@@ -24,8 +14,9 @@ from rlhf_suite.config.algo_supervised import (
     PRMAlgoConfig,
     RMAlgoConfig,
 )
-from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.ckpt import CheckpointConfig, ResumeConfig
 from rlhf_suite.config.data import (
+    CheckedDataConfig,
     ConditionalDataConfig,
     GenerateDataConfig,
     LabelledDataConfig,
@@ -38,7 +29,13 @@ from rlhf_suite.config.data import (
     SourceDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.config.ds import DeepSpeedConfig, PrecisionConfig, RewardModelConfig
+from rlhf_suite.config.ds import (
+    DeepSpeedConfig,
+    OwnPrecisionConfig,
+    PrecisionConfig,
+    RewardModelConfig,
+    ServedModelConfig,
+)
 from rlhf_suite.config.eval import (
     AnswerEvalConfig,
     EvalConfig,
@@ -49,35 +46,82 @@ from rlhf_suite.config.eval import (
     RLEvalConfig,
     StepEvalConfig,
 )
-from rlhf_suite.config.flags import flag, group, is_positive, needs
-from rlhf_suite.config.generate import GenerateConfig, GeneratorConfig
+from rlhf_suite.config.flags import FREE, flag, group, is_positive, needs
+from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
+from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.loop import (
-    ConditionalActorConfig,
     ConditionalLoopConfig,
     LoopCheckpointConfig,
     LoopConfig,
-    PreferenceLoopActorConfig,
     PreferenceLoopConfig,
-    RejectionActorConfig,
     RejectionLoopConfig,
 )
-from rlhf_suite.config.ref import PreferenceReferenceConfig, ReferenceConfig
-from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig
-from rlhf_suite.config.rollout import GenerationConfig, RolloutConfig
-from rlhf_suite.config.run import ResumableRun, Run, TrainedRun
-from rlhf_suite.config.runs_tools import ChatRun, CheckRewardRun, MergeLoRARun, ServeRMRun
-from rlhf_suite.config.score import ScoreConfig
-from rlhf_suite.config.teacher import RLTeacherConfig, TeacherConfig
+from rlhf_suite.config.models import (
+    CriticConfig,
+    ModelConfig,
+    PolicyConfig,
+    PreferenceReferenceConfig,
+    ReferenceConfig,
+    RLTeacherConfig,
+    SFTActorConfig,
+    TeacherConfig,
+    TrainedModelConfig,
+)
+from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
+from rlhf_suite.config.rollout import EngineConfig, GenerationConfig, RolloutConfig, VLLMConfig
+from rlhf_suite.config.tools import (
+    AdapterConfig,
+    ChatConfig,
+    ChatTextConfig,
+    MergedConfig,
+    ServeConfig,
+    ServedRewardConfig,
+)
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
-from rlhf_suite.config.vllm import EngineConfig, VLLMConfig
+
+
+@dataclass
+class Run:
+    """What every task has"""
+
+    MODEL: ClassVar[str] = "actor.model_name_or_path"  # the flag without which there is nothing to run
+    HAS_DEMO: ClassVar[bool] = True  # whether conf/demo has a preset that names one
+
+    task: str = flag("", "The task; chosen with task=<name>")
+    explain: bool = flag(
+        False, "Print the batch arithmetic, the placement and the origin of each value, and run nothing", resume=FREE
+    )
+    run_dir: str | None = flag(
+        None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>", resume=FREE
+    )
+    own_code: list[str] = flag(
+        [], "The files of the user's own functions and their SHA-256, as the run found them; it writes them itself"
+    )
+    launch: LaunchConfig = group(LaunchConfig)
+
+
+@dataclass
+class ResumableRun(Run):
+    """What every task that can be continued has"""
+
+    ckpt: ResumeConfig = group(ResumeConfig)
+
+
+@dataclass
+class TrainedRun(ResumableRun):
+    """What every task that trains a model has"""
+
+    ds: DeepSpeedConfig = group(DeepSpeedConfig)
+    ckpt: CheckpointConfig = group(CheckpointConfig)
+    logger: LoggerConfig = group(LoggerConfig)
 
 
 @dataclass
 class SupervisedRun(TrainedRun):
     """What every task on the supervised trainer has"""
 
-    actor: SupervisedActorConfig = group(SupervisedActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig)
     data: SourceDataConfig = group(SourceDataConfig)
     train: TrainConfig = group(TrainConfig)
     eval: EvalConfig = group(EvalConfig)
@@ -88,7 +132,7 @@ class SFTRun(SupervisedRun):
     """Supervised fine-tuning and continued pre-training"""
 
     task: str = flag("sft", "The task; chosen with task=<name>")
-    actor: SFTActorConfig = group(SFTActorConfig)
+    actor: SFTActorConfig = group(SFTActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: SFTDataConfig = group(SFTDataConfig)
     eval: AnswerEvalConfig = group(AnswerEvalConfig)
 
@@ -98,7 +142,7 @@ class RMRun(SupervisedRun):
     """Reward model from pairs of answers"""
 
     task: str = flag("rm", "The task; chosen with task=<name>")
-    actor: RMActorConfig = group(RMActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 9e-6})
     data: RewardPairDataConfig = group(RewardPairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
     eval: RewardPairEvalConfig = group(RewardPairEvalConfig)
@@ -110,7 +154,7 @@ class DPORun(SupervisedRun):
     """Preference optimisation from pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO"""
 
     task: str = flag("dpo", "The task; chosen with task=<name>")
-    actor: DPOActorConfig = group(DPOActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: PairDataConfig = group(PairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
@@ -123,7 +167,7 @@ class KTORun(SupervisedRun):
     """Preference optimisation from single answers, each desirable or not"""
 
     task: str = flag("kto", "The task; chosen with task=<name>")
-    actor: KTOActorConfig = group(KTOActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     data: LabelledDataConfig = group(LabelledDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
@@ -136,7 +180,7 @@ class PRMRun(SupervisedRun):
     """Process reward model from solutions with a label for every step"""
 
     task: str = flag("prm", "The task; chosen with task=<name>")
-    actor: PRMActorConfig = group(PRMActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
     data: StepDataConfig = group(StepDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1, "micro_batch_size": 1})
     eval: StepEvalConfig = group(StepEvalConfig, {"split": "test"})
@@ -148,7 +192,7 @@ class DistillRun(SupervisedRun):
     """Distillation from a teacher's token probabilities on given answers"""
 
     task: str = flag("distill", "The task; chosen with task=<name>")
-    actor: StudentConfig = group(StudentConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
@@ -179,7 +223,7 @@ class GenerateRun(ResumableRun):
     """Answers of a model to the prompts of a file"""
 
     task: str = flag("generate", "The task; chosen with task=<name>")
-    actor: GeneratorConfig = group(GeneratorConfig)
+    actor: ModelConfig = group(ModelConfig)
     ds: PrecisionConfig = group(PrecisionConfig)
     data: GenerateDataConfig = group(GenerateDataConfig)
     rollout: GenerationConfig = group(GenerationConfig)
@@ -205,7 +249,7 @@ class ScoreRun(ResumableRun):
 class LoopRun(ResumableRun):
     """What every loop over answering, scoring and training has: the sections of those tasks"""
 
-    actor: SupervisedActorConfig = group(SupervisedActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     data: RowRangeConfig = group(RowRangeConfig)
     rollout: GenerationConfig = group(GenerationConfig, {"n_samples_per_prompt": 8})
@@ -223,7 +267,7 @@ class RejectionSamplingRun(LoopRun):
     """Rejection sampling: supervised tuning on the best of the model's own answers, again and again"""
 
     task: str = flag("rejection_sampling", "The task; chosen with task=<name>")
-    actor: RejectionActorConfig = group(RejectionActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 2e-6, "disable_dropout": False})
     loop: RejectionLoopConfig = group(RejectionLoopConfig)
 
 
@@ -232,7 +276,7 @@ class IterativeDPORun(LoopRun):
     """Iterative DPO: preferring the best of the model's own answers to the worst, again and again"""
 
     task: str = flag("iterative_dpo", "The task; chosen with task=<name>")
-    actor: PreferenceLoopActorConfig = group(PreferenceLoopActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-7})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
     loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
@@ -243,30 +287,79 @@ class ConditionalSFTRun(LoopRun):
     """Conditional SFT: supervised tuning on all of the model's own answers, with their rewards in the prompts"""
 
     task: str = flag("conditional_sft", "The task; chosen with task=<name>")
-    actor: ConditionalActorConfig = group(ConditionalActorConfig)
+    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: ConditionalDataConfig = group(ConditionalDataConfig)
     loop: ConditionalLoopConfig = group(ConditionalLoopConfig, {"num_iterations": 1})
+
+
+@dataclass
+class CheckRewardRun(Run):
+    """The reward of a few rows, shown row by row before any GPU is used"""
+
+    MODEL: ClassVar[str] = "data.dataset"
+
+    task: str = flag("check_reward", "The task; chosen with task=<name>")
+    data: CheckedDataConfig = group(CheckedDataConfig)
+    reward: TextRewardConfig = group(TextRewardConfig)
+
+
+@dataclass
+class MergeLoRARun(Run):
+    """A LoRA adapter merged into its base model; trains nothing"""
+
+    HAS_DEMO: ClassVar[bool] = False
+
+    task: str = flag("merge_lora", "The task; chosen with task=<name>")
+    actor: ModelConfig = group(ModelConfig)
+    lora: AdapterConfig = group(AdapterConfig)
+    ckpt: MergedConfig = group(MergedConfig)
+    ds: OwnPrecisionConfig = group(OwnPrecisionConfig)
+
+
+@dataclass
+class ServeRMRun(Run):
+    """A reward model behind HTTP"""
+
+    MODEL = "reward.model_name_or_path"
+    HAS_DEMO = False  # there is no built-in reward model
+
+    task: str = flag("serve_rm", "The task; chosen with task=<name>")
+    reward: ServedRewardConfig = group(ServedRewardConfig)
+    ds: ServedModelConfig = group(ServedModelConfig, {"packing_samples": True})
+    serve: ServeConfig = group(ServeConfig)
+
+
+@dataclass
+class ChatRun(Run):
+    """A conversation with a model in the terminal; trains nothing"""
+
+    task: str = flag("chat", "The task; chosen with task=<name>")
+    actor: ModelConfig = group(ModelConfig)
+    data: ChatTextConfig = group(ChatTextConfig)
+    chat: ChatConfig = group(ChatConfig)
 
 
 SamplingRun = PPORun | GenerateRun  # what has engines
 RewardedRun = SamplingRun | ScoreRun
 ScoredTextRun = RewardedRun | CheckRewardRun
-
-TASKS: dict[str, type[Run]] = {
-    "sft": SFTRun,
-    "rm": RMRun,
-    "dpo": DPORun,
-    "kto": KTORun,
-    "prm": PRMRun,
-    "distill": DistillRun,
-    "ppo": PPORun,
-    "generate": GenerateRun,
-    "score": ScoreRun,
-    "check_reward": CheckRewardRun,
-    "merge_lora": MergeLoRARun,
-    "rejection_sampling": RejectionSamplingRun,
-    "iterative_dpo": IterativeDPORun,
-    "conditional_sft": ConditionalSFTRun,
-    "serve_rm": ServeRMRun,
-    "chat": ChatRun,
-}
+AnyTrainedRun = SupervisedRun | PPORun
+TextRun = AnyTrainedRun | GenerateRun | ScoreRun | ChatRun
+ROOTS: tuple[type[Run], ...] = (
+    SFTRun,
+    RMRun,
+    DPORun,
+    KTORun,
+    PRMRun,
+    DistillRun,
+    PPORun,
+    GenerateRun,
+    ScoreRun,
+    CheckRewardRun,
+    MergeLoRARun,
+    RejectionSamplingRun,
+    IterativeDPORun,
+    ConditionalSFTRun,
+    ServeRMRun,
+    ChatRun,
+)
+TASKS = {root.task: root for root in ROOTS}

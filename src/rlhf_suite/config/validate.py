@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,13 +14,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FlagInfo, Kind, Meta, kind, walk
-from rlhf_suite.config.formatting import BOUNDS, bounds, shown, spelled
-from rlhf_suite.config.names import did_you_mean, flags_of, unknown_flag
-from rlhf_suite.config.paths import expand_home, is_path
+from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
+from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.python_source import SourceError
-from rlhf_suite.registry import is_own
+from rlhf_suite.registry import absolute, is_own
 
 NULLS = ("none", "null", "nil", "")
 
@@ -38,12 +39,12 @@ def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
 
 
 def loses_its_spelling(value: Any, expected: Kind, meta: Meta) -> bool:
-    """1e-6 or true for a text would arrive as `1e-06` or `True`."""
+    """Return whether a text would arrive changed: 1e-6 as `1e-06`, or true as `True`."""
     return expected.base is str and meta.choices is None and isinstance(value, bool | float)
 
 
 def is_odd_bool(value: Any, expected: Kind) -> bool:
-    """OmegaConf takes any number for a bool; 2 is hardly meant as true."""
+    """Return whether a number other than 0 and 1 is given for a bool: OmegaConf would take it as true."""
     return expected.base is bool and isinstance(value, int | float) and value not in (0, 1)
 
 
@@ -52,7 +53,7 @@ def wrong_type(info: FlagInfo, value: Any, expected: Kind) -> Problem:
 
 
 def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
-    """What the user most likely meant by a value of the wrong type."""
+    """Return what the user most likely meant by a value of the wrong type."""
     text = str(value)
     if text.lower() in NULLS and expected.optional:
         return f"write {info.key}=null"
@@ -69,7 +70,7 @@ def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
 
 
 def example(info: FlagInfo) -> str:
-    """A value that the flag takes."""
+    """Return a value that the flag takes."""
     if info.default is not None:
         return spelled(info.default)
     if info.meta.choices:
@@ -82,7 +83,7 @@ def article(noun: str) -> str:
 
 
 def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
-    """Allowed values and bounds; each item of a list is held to them, and each entry of a table to its section's."""
+    """Yield what is wrong with a value: each item of a list, and each flag in an entry of a table, is checked too."""
     if value is None:
         return
     if isinstance(value, dict):
@@ -101,7 +102,7 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
 
 
 def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
-    """What is wrong with a value, or with one of a list."""
+    """Yield what is wrong with a value, or with one of a list."""
     if info.meta.algorithms is not None and (is_own(item) or not info.meta.choices):
         yield from own_problems(info, info.meta.algorithms, item)
         return
@@ -119,7 +120,7 @@ def item_problems(info: FlagInfo, item: Any) -> Iterator[Problem]:
 
 
 def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterator[Problem]:
-    """What is wrong with a function of the user's own: its file is read, not run."""
+    """Yield what is wrong with a function of the user's own: its file is read, not run."""
     try:
         declared = algorithms.declared(name)
     except SourceError as error:
@@ -134,7 +135,7 @@ def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterat
 
 
 def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
-    """What is wrong with the values of a table's entries."""
+    """Yield what is wrong with the values of a table's entries."""
     for name, entry in table.items():
         for field in walk(kind(info.type).section, f"{info.key}.{name}."):
             word = field.key.rpartition(".")[2]
@@ -183,7 +184,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
 
 
 def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of all values of a configuration; a list is one value, and so is a table that is a flag."""
+    """Yield the dotted keys of all values of a configuration; a list is one value, and so is a table of a flag."""
     for name in config:
         child = config._get_node(name)
         if f"{prefix}{name!s}" in flags:
@@ -192,3 +193,39 @@ def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Itera
             yield from leaves(child, flags, f"{prefix}{name!s}.")
         else:
             yield f"{prefix}{name!s}"
+
+
+# By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...
+PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template)")
+
+
+HOME = re.compile(r"(^|,)(\s*)(~[^/,]*)(?=/|,|$)")
+
+
+def is_path(info: FlagInfo) -> bool:
+    """Return whether a flag holds a path, or a comma list of paths."""
+    return kind(info.type).base is str and PATH.fullmatch(info.key) is not None
+
+
+def with_home(text: str) -> str:
+    """Return a path or a comma list of paths, with `~` or `~user` at a beginning replaced by the home folder."""
+    return HOME.sub(lambda match: match[1] + match[2] + os.path.expanduser(match[3]), text)  # noqa: PTH111
+
+
+def expand_home(section: Any) -> None:
+    """Replace `~` in every path of a section, of the sections in it, and of the entries of its tables.
+
+    The file of a user's own function becomes an absolute path: processes in other folders import it.
+    """
+    for info in walk(section):
+        *parents, name = info.key.split(".")
+        owner = section
+        for parent in parents:
+            owner = getattr(owner, parent)
+        if isinstance(info.default, dict):
+            for entry in info.default.values():
+                expand_home(entry)
+        elif is_path(info) and info.default is not None:
+            setattr(owner, name, with_home(info.default))
+        elif info.meta.algorithms is not None and info.default is not None:
+            setattr(owner, name, absolute(info.default))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.chat import ChatTextConfig
+from rlhf_suite.config.tools import ChatTextConfig
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import begin_ids, fill, tokens
 from rlhf_suite.data.row import Row, RowError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.template_variables import variables_of
+from rlhf_suite.config.templates import variables_of
 from rlhf_suite.data.messages import Message, called_functions
 from rlhf_suite.data.row import Row, RowError
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.rollout import SamplingConfig
-from rlhf_suite.config.vllm import EngineConfig
+from rlhf_suite.config.rollout import EngineConfig, SamplingConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlhf_suite.config.checks.rl import RankedConfig
+from rlhf_suite.config.placement import RankedConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError

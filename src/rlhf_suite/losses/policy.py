@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_suite.config.actor import PolicyConfig
+from rlhf_suite.config.models import PolicyConfig
 from rlhf_suite.losses.reduce import (
     LossSum,
     Mean,

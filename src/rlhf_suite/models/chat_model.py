@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_suite.config.chat import ChatConfig, ChatTextConfig
 from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model, load_tokenizer, loading, model_folder
 

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
-from rlhf_suite.config.teacher import TeacherConfig
+from rlhf_suite.config.models import TeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
-from rlhf_suite.config.actor import PolicyConfig
 from rlhf_suite.config.algo import KLConfig
-from rlhf_suite.config.critic import CriticConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term

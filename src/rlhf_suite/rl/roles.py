@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import TokenBatch, take

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.serve import ServeConfig
+from rlhf_suite.config.tools import ServeConfig
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.serving.batcher import Batcher

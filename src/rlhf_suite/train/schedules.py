@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.registry import schedule
 
 ROUNDING = 1e-9  # 0.07 * 100 steps is 7.000000000000001

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.optim import TrainedModelConfig
+from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError

@@ -7,11 +7,9 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.checks.reward import named
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http
-from rlhf_suite.config.runs import Run
-from rlhf_suite.config.runs_tools import ServeRMRun
+from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, named
+from rlhf_suite.config.runs import Run, ServeRMRun
 
 VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
 

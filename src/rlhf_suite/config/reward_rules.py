@@ -1,14 +1,14 @@
-"""Rules about where rewards come from."""
+"""Rules about where rewards come from, and how they are shaped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlhf_suite.config.formatting import spelled
-from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import (
     JudgeConfig,
     NamedSourceConfig,
@@ -28,14 +28,14 @@ FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_
 
 
 def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
-    """Every source by the key of its section: `reward` itself, or the entries of reward.sources."""
+    """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
     if run.reward.sources:
         return {f"reward.sources.{name}": source for name, source in run.reward.sources.items()}
     return {"reward": run.reward}
 
 
 def given(key: str, source: SourceConfig) -> list[str]:
-    """What a source says that it is, as on the command line."""
+    """Return the flags by which a source says what it is, as on the command line."""
     flags = {"rule": source.rule, "remote_url": source.remote_url, "model_name_or_path": source.model_name_or_path}
     chosen = [f"{key}.{name}={value}" for name, value in flags.items() if value is not None]
     if isinstance(source, NamedSourceConfig) and source.process:
@@ -45,15 +45,25 @@ def given(key: str, source: SourceConfig) -> list[str]:
     return chosen
 
 
+@rule
+def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
+    if has_source(run.reward) or run.algo.advantage.needs("rewards"):
+        yield from one_reward(run)
+    elif run.eval.dataset is not None:
+        what = "nothing scores the samples of eval.dataset"
+        yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
+
+
+@rule
+def rows_have_a_reward(run: ScoreRun | CheckRewardRun | LoopRun) -> Iterator[Problem]:
+    yield from one_reward(run)
+
+
 def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
-    if not has_source(run.reward) and isinstance(run, PPORun) and not run.algo.advantage.needs("rewards"):
-        if run.eval.dataset is not None:
-            what = "nothing scores the samples of eval.dataset"
-            yield Problem("reward", what, "add reward.rule=exact_match (it is not trained on), or eval.dataset=null")
-        return
+    """Yield what keeps a run from having one source of rewards, or several that are named."""
     beside = given("reward", run.reward)
     if run.reward.sources and beside:
-        fix = "set it to null, or leave reward.sources away"
+        fix = "set it to null, or remove reward.sources"
         yield Problem("reward.sources", f"would be the only sources, but there is {' and '.join(beside)} too", fix)
     for key, source in named(run).items():
         chosen = given(key, source)
@@ -61,14 +71,17 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
             fix = FIX if key == "reward" else "give it one of rule, remote_url, model_name_or_path and process"
             yield Problem(key, "nothing scores the samples", fix)
         elif len(chosen) > 1:
-            yield Problem(key, f"several sources: {' and '.join(chosen)}", "keep one, set the others to null")
+            yield Problem(
+                key, f"there are several sources: {' and '.join(chosen)}", "keep one, and set the others to null"
+            )
 
 
-def sources_fit_together(run: ScoredTextRun) -> Iterator[Problem]:
+@rule
+def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     sources = run.reward.sources
     models = [name for name, source in sources.items() if source.model_name_or_path is not None]
     if len(models) > 1:
-        what = f"{' and '.join(models)} are reward models, and one can run beside the policy"
+        what = f"{' and '.join(models)} are reward models, and only one can run beside the policy"
         yield Problem("reward.sources", what, "serve the others with task=serve_rm, and name them by remote_url")
     of_steps = [name for name, source in sources.items() if source.process]
     enabled = isinstance(run.reward, JudgeConfig) and run.reward.process.enable
@@ -81,22 +94,23 @@ def sources_fit_together(run: ScoredTextRun) -> Iterator[Problem]:
         yield Problem("reward.sources", "every weight is 0, so nothing is trained on", "give one a weight above 0")
     for name in sources:
         if not NAME.fullmatch(name):
-            what = f"{name!r} is part of names of metrics"
-            yield Problem("reward.sources", what, "use letters, digits, - and _ in names of sources")
+            what = f"{name!r} becomes part of the names of metrics"
+            yield Problem("reward.sources", what, "use only letters, digits, - and _ in the names of sources")
 
 
+@rule
 def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         yield from url_problems(f"{key}.remote_url", source.remote_url)
 
 
 def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
-    """What is wrong with a file or a list of servers."""
+    """Yield what is wrong with a file or a list of servers."""
     if remote_url is None:
         return
     if not is_http(remote_url):
         if not (remote_url.endswith(".py") and Path(remote_url).is_file()):
-            what = f"{remote_url} is no Python file (seen from {Path.cwd()})"
+            what = f"{remote_url} is not a Python file (seen from {Path.cwd()})"
             fix = "give a .py file with reward_func(queries, prompts, labels), or http://<host>:<port>/<path>"
             yield Problem(key, what, fix)
         return
@@ -107,7 +121,7 @@ def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
             yield Problem(key, f"{printable(url)} {wrong}", fix)
         elif urlsplit(url).username is not None or urlsplit(url).password is not None:
             what = "holds a user name or password, which would be written into the run folder"
-            yield Problem(key, what, "leave it away, and export RLHF_SUITE_REWARD_TOKEN")
+            yield Problem(key, what, "remove it, and export RLHF_SUITE_REWARD_TOKEN")
 
 
 def what_is_wrong(url: str) -> str | None:
@@ -126,6 +140,7 @@ def what_is_wrong(url: str) -> str | None:
     return "has a port that is not a number from 1 to 65535" if port == 0 else None
 
 
+@rule
 def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
@@ -133,57 +148,100 @@ def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
             yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
 
 
+@rule
 def rule_is_installed(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         if source.rule == GYM_PACKAGE:
             yield from gym_problems(f"{key}.rule")
 
 
-def process_has_a_model(run: RewardedRun) -> Iterator[Problem]:
+@rule
+def process_has_a_model(run: PPORun | ScoreRun) -> Iterator[Problem]:
     key = "reward.process.model_name_or_path"
-    if not isinstance(run, GenerateRun) and run.reward.process.enable and run.reward.process.model_name_or_path is None:
+    if run.reward.process.enable and run.reward.process.model_name_or_path is None:
         yield Problem(key, "no process reward model is named", f"add {key}=<folder that task=prm wrote>")
 
 
+@rule
 def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
     if run.reward.normalize_enable and reward_model(run.reward) is None:
-        what = "the constants are stored in a reward model, and there is none"
-        yield Problem("reward.normalize_enable", what, "leave it away, or name reward.model_name_or_path")
+        what = "the constants are stored in a reward model, and no reward model is named"
+        yield Problem("reward.normalize_enable", what, "remove it, or name reward.model_name_or_path")
 
 
+@rule
 def model_stays(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
-    """Nothing is there to make room for."""
+    """Refuse to move the reward model to host memory where no other model needs the room."""
     if run.reward.offload:
         yield Problem("reward.offload", "there is no other model to make room for", "write reward.offload=false")
 
 
+@rule
 def pattern_is_one(run: ScoredTextRun) -> Iterator[Problem]:
     try:
         re.compile(run.reward.rules.format_pattern)
     except re.error as error:
-        yield Problem("reward.rules.format_pattern", f"is no regular expression: {error}", "mend it")
+        yield Problem("reward.rules.format_pattern", f"is not a regular expression: {error}", "correct it")
 
 
+@rule
 def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     for name, source in run.reward.sources.items():
         if source.model_name_or_path is not None or source.process:
-            what = "several sources score text here, and a reward model is none of them"
+            what = "several sources can only score text here, which a reward model does not do"
             fix = "serve it with task=serve_rm and name it by remote_url, or give reward.model_name_or_path alone"
-            if isinstance(run, CheckRewardRun):
-                fix = "serve it with task=serve_rm and name it by remote_url, or leave it away for this check"
+            if not isinstance(run.reward, JudgeConfig):
+                fix = "serve it with task=serve_rm and name it by remote_url, or remove it for this check"
             yield Problem(f"reward.sources.{name}", what, fix)
 
 
-OF_TEXT: tuple[Callable[[ScoredTextRun], Iterable[Problem]], ...] = (
-    one_reward,
-    sources_fit_together,
-    remote_url_is_usable,
-    rule_has_labels,
-    rule_is_installed,
-    pattern_is_one,
-)
-RULES: tuple[Callable[[RewardedRun], Iterable[Problem]], ...] = (
-    *OF_TEXT,
-    process_has_a_model,
-    constants_have_a_model,
-)
+@rule
+def no_model_scores(run: CheckRewardRun) -> Iterator[Problem]:
+    key = "reward.model_name_or_path"
+    if run.reward.model_name_or_path is not None:
+        yield Problem(
+            key, "this task loads no model", "use task=score, or a served one: task=serve_rm, reward.remote_url"
+        )
+
+
+@rule
+def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
+    """Check that there is a response, or a label that can be scored as its own answer."""
+    if run.data.output_key is not None:
+        return
+    key, fix = "data.output_key", "add data.output_key=<column of the responses>"
+    if run.data.label_key is None:
+        yield Problem(key, "there is nothing to score: no response, and no label to take for one", fix)
+    for name, source in named(run).items():
+        if source.rule == "code":
+            yield Problem(key, f"a label of {name}.rule=code contains tests, which are not an answer", fix)
+
+
+@rule
+def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
+    if reward_model(run.reward) is not None:
+        what = "samples are scored by rules, files and servers only"
+        fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
+        yield Problem("reward.model_name_or_path", what, fix)
+    elif has_source(run.reward):
+        yield from one_reward(run)
+
+
+@rule
+def penalties_fit(run: PPORun) -> Iterator[Problem]:
+    buffer, longest = run.reward.overlong_buffer_len, run.rollout.max_new_tokens or run.data.max_len
+    if buffer is not None and buffer >= longest:
+        what = f"{buffer} tokens would penalise every response: the longest has {longest}"
+        yield Problem("reward.overlong_buffer_len", what, f"write reward.overlong_buffer_len={max(1, longest // 5)}")
+
+
+@rule
+def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
+    clip = run.reward.clip_range
+    if len(clip) != 2 or clip[0] >= clip[1]:
+        fix = "write 'reward.clip_range=[-10,10]'"
+        yield Problem("reward.clip_range", f"{clip} is not [low, high] with low < high", fix)
+    low_high = run.actor.eps_clip_low_high
+    if low_high is not None and len(low_high) != 2:
+        key = "actor.eps_clip_low_high"
+        yield Problem(key, f"{len(low_high)} values, not [low, high]", f"write '{key}=[0.2,0.28]'")

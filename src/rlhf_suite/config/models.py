@@ -1,0 +1,226 @@
+"""The models of a run: those that are trained (`actor`, `critic`), those that are only read (`ref`, `teacher`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlhf_suite import registry
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.flags import FIXED, flag, group, is_null, is_one_of, is_true
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.train import RLTrainConfig
+
+if TYPE_CHECKING:
+    from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, SupervisedRun
+
+
+DISABLE_DROPOUT = "Train without the dropout that the model's own configuration asks for; LoRA has ds.lora.dropout"
+
+
+@dataclass
+class AdamConfig:
+    """AdamW"""
+
+    lr: float = flag(1e-6, "Peak learning rate; with optim=muon the rate of the parameters Muon does not take", ge=0)
+    betas: list[float] = flag([0.9, 0.95], "Decay rates of the two moments", ge=0, lt=1)
+    eps: float = flag(1e-8, "Added to the denominator", gt=0)
+    weight_decay: float = flag(0.0, "Decoupled weight decay; biases and norms are exempt", ge=0)
+
+
+@dataclass
+class MuonConfig:
+    """Muon: orthogonalised momentum for matrices; embeddings, heads and vectors use AdamW"""
+
+    lr: float = flag(0.02, "Peak learning rate of the Muon group", ge=0)
+    momentum: float = flag(0.95, "Momentum", ge=0, lt=1)
+
+
+@dataclass
+class TrainedModelConfig:
+    """A model that is trained: where it starts, how it is optimised, on how many ranks"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=FIXED)
+    num_gpus_per_node: int = flag(
+        1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=FIXED
+    )
+    optim: str = flag("adam", "Optimiser", choices=("adam", "muon"), resume=FIXED)
+    adam: AdamConfig = group(AdamConfig)
+    muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
+    lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", algorithms=registry.schedule)
+    lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
+    min_lr_ratio: float = flag(0.1, "Final over peak rate", ge=0, le=1)
+    lr_cycles: int = flag(1, "How often the rate falls from the peak", ge=1)
+    lr_decay_ratio: float = flag(0.1, "Share of the optimiser steps at the end in which the rate falls", gt=0, le=1)
+    max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
+    freeze: list[str] = flag(
+        [], "Modules or parameters that are not trained, as regular expressions of their whole names", resume=FIXED
+    )
+    disable_dropout: bool = flag(True, DISABLE_DROPOUT)
+    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
+    gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
+    gradient_checkpointing_reentrant: bool = flag(
+        False, "Use the re-entrant variant of checkpointing", when=is_true(".gradient_checkpointing_enable")
+    )
+
+
+@dataclass
+class SFTActorConfig(TrainedModelConfig):
+    """The model that SFT trains"""
+
+    pretrain_mode_enable: bool = flag(False, "Continued pre-training: loss on every token, no template, no EOS")
+
+
+@dataclass
+class PolicyConfig(TrainedModelConfig):
+    """The policy that PPO trains"""
+
+    policy_loss_type: str = flag(
+        "ppo", "The policy loss: how the ratio of new to old probabilities is bounded", algorithms=registry.policy_loss
+    )
+    eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))
+    eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
+    dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages", gt=1)
+    sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
+    sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
+    entropy_coef: float | None = flag(None, "null: entropy not computed; 0: logged only; > 0: bonus", ge=0)
+    loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
+
+
+@dataclass
+class CriticConfig(TrainedModelConfig):
+    """The value model; its path defaults to the reward model's, else the actor's"""
+
+    adam: AdamConfig = group(AdamConfig, {"lr": 9e-6})
+    value_clip: float = flag(0.5, "Clip range of the value around its old value", gt=0)
+    freezing_steps: int = flag(0, "RL steps at the start in which the critic alone is trained", ge=0)
+    save_value_network: bool = flag(False, "Save the critic in HF format at the end")
+
+
+@dataclass
+class ModelConfig:
+    """A model that is only read"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+
+
+@dataclass
+class ReferenceConfig:
+    """The frozen reference; exists when algo.kl.init_coef > 0"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
+    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+
+
+@dataclass
+class PreferenceReferenceConfig:
+    """The frozen reference that preferences are measured against"""
+
+    model_name_or_path: str | None = flag(
+        None, "HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"
+    )
+    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+    cache_enable: bool = flag(
+        False, "Compute its log-probs once before training, keep them on disk by content, and hold no reference model"
+    )
+
+
+@dataclass
+class TeacherConfig:
+    """The teacher; it has the student's vocabulary"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
+    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+
+
+@dataclass
+class RLTeacherConfig(TeacherConfig):
+    """The teacher of on-policy distillation; exists when algo.distill.coef > 0"""
+
+    num_nodes: int = flag(1, "Nodes of the teacher's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+
+
+@rule
+def actor_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
+    yield from training_problems("actor", run.actor, run.ds)
+
+
+@rule
+def critic_can_be_trained(run: PPORun) -> Iterator[Problem]:
+    yield from training_problems("critic", run.critic, run.ds)
+
+
+def training_problems(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the flags of one trained model."""
+    if len(section.adam.betas) != 2:
+        what = f"has {len(section.adam.betas)} values, and AdamW needs 2"
+        yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
+    yield from muon_fits(name, section, ds)
+    yield from experts_keep_their_gradient(name, section)
+    yield from frozen_names_fit(name, section, ds)
+
+
+def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield what does not fit Muon: it takes whole matrices, and DeepSpeed clips its orthogonalised update."""
+    if section.optim != "muon":
+        return
+    if ds.lora.rank > 0:
+        what = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
+        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
+    if section.max_norm > 0:
+        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
+        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
+
+
+def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    key = f"{name}.freeze"
+    if section.freeze and ds.lora.rank > 0:
+        what = "LoRA trains only its adapters; everything else is frozen already"
+        yield Problem(key, what, "remove it, and choose with ds.lora.target_modules")
+    for pattern in section.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Problem(
+                key, f"{pattern!r} is not a regular expression: {error}", f"write '{key}=[model.embed_tokens]'"
+            )
+
+
+def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
+    """Refuse re-entrant checkpointing with a loss of the router: its logits would have no gradient."""
+    if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
+        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
+        key = f"{name}.gradient_checkpointing_reentrant"
+        yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
+    for name in ("ref", "teacher", "reward"):
+        section = getattr(run, name, None)
+        if section is None or not section.offload:
+            continue
+        key = f"{name}.offload"
+        own = not isinstance(run.train, RLTrainConfig) and run.ds.lora.rank > 0
+        if run.launch.device == "cpu":
+            what = "there is no GPU to bring the weights to (launch.device=cpu)"
+        elif own and section.model_name_or_path in (None, run.actor.model_name_or_path):
+            what = "with LoRA this model is the actor without its adapters, and no copy is held"
+        elif name == "ref" and run.ds.load_in_4bit:
+            what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
+        else:
+            continue
+        yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def teacher_is_named(run: DistillRun) -> Iterator[Problem]:
+    if run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")

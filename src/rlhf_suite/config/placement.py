@@ -1,0 +1,82 @@
+"""Which models a run has, on how many ranks each, and the rules about what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite.config.models import ReferenceConfig, RLTeacherConfig, TrainedModelConfig
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig, reward_model
+from rlhf_suite.config.runs import PPORun
+
+RankedConfig = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
+
+
+def ranks(run: PPORun) -> dict[str, int]:
+    """Return the number of ranks of each model that this run has."""
+    sections: dict[str, RankedConfig] = {"actor": run.actor}
+    if run.algo.advantage.needs("values"):
+        sections["critic"] = run.critic
+    if run.algo.kl.init_coef > 0:
+        sections["ref"] = run.ref
+    if run.algo.distill.coef > 0:
+        sections["teacher"] = run.teacher
+    if reward_model(run.reward) is not None:
+        sections["reward"] = run.reward
+    if run.reward.process.enable:
+        sections["reward.process"] = run.reward.process
+    return {name: section.num_nodes * section.num_gpus_per_node for name, section in sections.items()}
+
+
+@rule
+def rollouts_divide(run: PPORun) -> Iterator[Problem]:
+    """Check that a step has a whole number of optimiser steps, and that the ranks of each model get equal shares."""
+    samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
+    if samples % run.train.batch_size:
+        fix = "make rollout.batch_size x rollout.n_samples_per_prompt a multiple of train.batch_size"
+        yield Problem(
+            "rollout.batch_size", f"{said} are not a multiple of train.batch_size={run.train.batch_size}", fix
+        )
+    for name, count in ranks(run).items():
+        if samples % count:
+            fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
+            yield Problem(f"{name}.num_gpus_per_node", f"{said} cannot be shared evenly by {count} ranks", fix)
+
+
+@rule
+def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
+    """Check a critic with another number of ranks than the actor; `batches_divide` checks the actor's."""
+    count = ranks(run).get("critic")
+    if count in (None, ranks(run)["actor"]):
+        return
+    share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
+    if run.train.batch_size % share:
+        what = (
+            f"train.batch_size={run.train.batch_size} is not a multiple of the critic's ranks x micro-batch = {share}"
+        )
+        yield Problem("critic.num_gpus_per_node", what, "give the critic as many ranks as the actor")
+
+
+@rule
+def shared_devices_match(run: PPORun) -> Iterator[Problem]:
+    sizes = ranks(run)
+    engines = run.vllm.num_engines * run.vllm.tensor_parallel_size
+    groups = (
+        ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
+        ("colocate_actor_ref", run.train.colocate_actor_ref, subset(sizes, "actor", "ref")),
+        ("colocate_critic_reward", run.train.colocate_critic_reward, subset(sizes, "critic", "reward")),
+    )
+    for name, is_on, members in groups:
+        if is_on and len(set(members.values())) > 1:
+            said = ", ".join(f"{member} {count}" for member, count in members.items())
+            fix = "make num_nodes x num_gpus_per_node (vllm: num_engines x tensor_parallel_size) equal"
+            yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
+    if run.train.colocate_all and run.vllm.tensor_parallel_size > 1:
+        what = f"an engine on {run.vllm.tensor_parallel_size} devices cannot share each with one actor rank"
+        fix = "write vllm.tensor_parallel_size=1 and as many vllm.num_engines as the actor has ranks"
+        yield Problem("vllm.tensor_parallel_size", f"{what} (train.colocate_all=true)", fix)
+
+
+def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: sizes[name] for name in names if name in sizes}

@@ -1,0 +1,93 @@
+"""The sections of the tasks that train nothing and write no rows: chat, merge_lora, serve_rm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.flags import flag, is_false, is_positive
+from rlhf_suite.config.problems import Problem, rule
+
+if TYPE_CHECKING:
+    from rlhf_suite.config.runs import ChatRun, MergeLoRARun
+
+
+SAMPLED = is_positive(".temperature", "1")
+
+
+@dataclass
+class ChatTextConfig(RenderConfig):
+    """How turns become text"""
+
+    apply_chat_template: bool = flag(True, "Render the conversation with the tokenizer's chat template, if it has one")
+    input_template: str | None = flag(
+        "User: {}\nAssistant: ", "Template of a turn with one {}", when=is_false(".apply_chat_template")
+    )
+
+
+@dataclass
+class ChatConfig:
+    """The conversation"""
+
+    system: str | None = flag(None, "System message; /system changes it")
+    max_new_tokens: int = flag(512, "Cap of an answer in tokens", ge=1)
+    max_len: int = flag(
+        2048, "Longest conversation in tokens, with max_new_tokens for its next answer; the oldest turns are dropped"
+    )
+    temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
+    top_p: float = flag(1.0, "Nucleus sampling", gt=0, le=1, when=SAMPLED)
+    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
+
+
+@dataclass
+class AdapterConfig:
+    """The adapter"""
+
+    path: str | None = flag(None, "Folder of a LoRA adapter in peft's format (ckpt.save_adapter writes one)")
+
+
+@dataclass
+class MergedConfig:
+    """The merged model"""
+
+    output_dir: str | None = flag(None, "The merged model in HF format; null: <run folder>/model")
+
+
+@dataclass
+class ServedRewardConfig:
+    """The reward model"""
+
+    model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model; its own tokenizer is used")
+    normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
+
+
+@dataclass
+class ServeConfig:
+    """The server"""
+
+    host: str = flag("127.0.0.1", "Address to listen at; other machines need a token (RLHF_SUITE_REWARD_TOKEN)")
+    port: int = flag(5000, "Port; 0: a free one, see server.json in the run folder", ge=0, le=65535)
+    batch_size: int = flag(64, "Texts of all waiting requests in one forward at most", ge=1)
+    max_tokens: int = flag(16384, "Tokens in one forward at most", ge=1)
+    max_len: int = flag(4096, "Longest text in tokens; a longer one is not scored", ge=1)
+    max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)
+
+
+@rule
+def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
+    key, path = "lora.path", run.lora.path
+    if path is None:
+        yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
+    elif not (Path(path).expanduser() / "adapter_config.json").is_file():
+        yield Problem(key, f"{path} has no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
+
+
+@rule
+def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
+    if run.chat.max_len <= run.chat.max_new_tokens:
+        what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
+        fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
+        yield Problem("chat.max_len", what, fix)
