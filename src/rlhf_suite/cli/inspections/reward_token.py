@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, named
+from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http
+from rlhf_suite.config.reward_rules import named
 from rlhf_suite.config.runs import Run, ServeRMRun
 
 VISIBLE = frozenset(string.ascii_letters + string.digits + string.punctuation)

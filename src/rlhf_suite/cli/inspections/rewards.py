@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.reward import is_http, named, urls
+from rlhf_suite.config.reward import is_http, urls
+from rlhf_suite.config.reward_rules import named
 from rlhf_suite.config.runs import LoopRun, Run, ScoredTextRun
 from rlhf_suite.launch.slurm import allocation
 
