@@ -36,7 +36,7 @@ RL = [
     ),
     Mutation(
         "the value clip is left out",
-        "losses/value.py",
+        "losses/tokens.py",
         "(values - old_values).clamp(-clip, clip)",
         "(values - old_values)",
         ("tests/losses/test_value.py",),
@@ -127,7 +127,7 @@ RL = [
     ),
     Mutation(
         "the filter drops the groups that it should keep",
-        "algo/filters.py",
+        "algo/scores.py",
         "    return low < mean < high and",
         "    return not low < mean < high and",
         ("tests/algo/test_shaping.py",),

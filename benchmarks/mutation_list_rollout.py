@@ -77,7 +77,7 @@ ROLLOUT = [
     ),
     Mutation(
         "the standard error is the deviation",
-        "algo/passk.py",
+        "algo/scores.py",
         "math.sqrt(variance / count)",
         "math.sqrt(variance)",
         ("tests/algo/test_passk.py",),

@@ -194,7 +194,7 @@ divergence = Kind("divergence", "divergence", ("losses.distillation",), ("teache
 kl_estimator = Kind("kl_estimator", "KL estimator", ("algo.kl",), ("log_ratio",), ("reward",))
 schedule = Kind("schedule", "learning-rate schedule", ("train.schedules",), ("moment", "config"))
 reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), ("label", "locked_process"), below="rules.")
-step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.step_scores",), ("scores",))
+step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.scores",), ("scores",))
 dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
 row_format = Kind("row_format", "row format", (), ("row",))
 

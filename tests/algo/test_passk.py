@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from rlhf_suite.algo.passk import over_prompts, pass_at_k
+from rlhf_suite.algo.scores import over_prompts, pass_at_k
 
 
 @pytest.mark.parametrize("num_correct", range(6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlhf_suite.algo.ragged import pad, unpad
+from rlhf_suite.algo.advantage import pad, unpad
 
 
 def test_pad_puts_each_sequence_in_its_row_and_fills_the_rest():

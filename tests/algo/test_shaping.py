@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.algo.filters import teaches
-from rlhf_suite.algo.shaping import clip_scores, normalize_scores, overlong_penalty, stop_properly
+from rlhf_suite.algo.scores import clip_scores, normalize_scores, overlong_penalty, stop_properly, teaches
 
 
 def test_scores_are_standardised_with_the_constants_of_the_reward_model():

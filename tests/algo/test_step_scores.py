@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.algo.step_scores import aggregated
+from rlhf_suite.algo.scores import aggregated
 from rlhf_suite.registry import step_aggregate
 
 SCORES = [0.5, 0.8, 0.25, 0.9]

@@ -19,15 +19,8 @@ LONGER: dict[str, str] = {}
 STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py", "rlhf_suite/cli/stage.py")
 # Short modules with one importer, to go back to it. This list only shrinks.
 SHORT = {
-    "rlhf_suite/algo/filters.py",
-    "rlhf_suite/algo/passk.py",
-    "rlhf_suite/algo/ragged.py",
-    "rlhf_suite/algo/step_scores.py",
     "rlhf_suite/cli/inspections/reward_token.py",
     "rlhf_suite/cli/versions.py",
-    "rlhf_suite/losses/language.py",
-    "rlhf_suite/losses/steps.py",
-    "rlhf_suite/losses/value.py",
 }
 
 

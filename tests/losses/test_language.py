@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.tokens import next_token_loss
 
 LOG_PROBS = torch.tensor([0.0, math.log(0.5), math.log(0.25), math.log(0.1)])
 MASK = torch.tensor([0.0, 1, 1, 0])

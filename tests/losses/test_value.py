@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_suite.losses.value import value_loss
+from rlhf_suite.losses.tokens import value_loss
 
 ONE = torch.ones(1)
 

@@ -13,10 +13,9 @@ from rlhf_suite.algo.correction import CorrectionInput, correction_weights
 from rlhf_suite.algo.kl import estimate_kl, unbiased_kl
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.config.models import PolicyConfig
-from rlhf_suite.losses.language import next_token_loss
 from rlhf_suite.losses.policy import PolicyTokens, policy_term
 from rlhf_suite.losses.reduce import num_units, token_weights, weighted_sum
-from rlhf_suite.losses.value import value_loss
+from rlhf_suite.losses.tokens import next_token_loss, value_loss
 
 TOKEN, SEQUENCE, NORMED = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 

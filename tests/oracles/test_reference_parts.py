@@ -9,9 +9,9 @@ from reference import supervised_cases as cases
 
 from rlhf_suite.algo.advantage import CreditInput, token_rewards
 from rlhf_suite.algo.kl import estimate_kl
-from rlhf_suite.algo.shaping import clip_scores
+from rlhf_suite.algo.scores import clip_scores
 from rlhf_suite.data.packing import balance, micro_batches
-from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.tokens import next_token_loss
 from rlhf_suite.models.head import ChunkedLogProbs, HeadSettings
 
 

@@ -10,9 +10,8 @@ from reference import supervised_cases as cases
 from rlhf_suite import registry
 from rlhf_suite.config.algo_supervised import DPOAlgoConfig, KTOAlgoConfig
 from rlhf_suite.losses.distillation import forward_kl
-from rlhf_suite.losses.preference import Answers, preference_term, reward_term
-from rlhf_suite.losses.steps import step_loss
-from rlhf_suite.losses.unpaired import kto_loss, reference_point
+from rlhf_suite.losses.preference import Answers, kto_loss, preference_term, reference_point, reward_term
+from rlhf_suite.losses.tokens import step_loss
 
 
 def answers(case, side, log_probs):

@@ -10,7 +10,7 @@ from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience
-from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.tokens import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.train.task import Forward, Objective, StepLoss

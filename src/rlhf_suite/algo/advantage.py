@@ -32,6 +32,7 @@ from torch import Tensor
 
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.registry import estimator
+from rlhf_suite.shapes import same_shape
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,8 @@ class CreditInput:
     greedy: Tensor | None = None  # [B] R of the greedy response to the row's prompt; remax only
 
     def __post_init__(self) -> None:
-        rows, shape = self.mask.shape[:1], self.mask.shape
-        assert self.rewards.shape == self.groups.shape == rows, (self.rewards.shape, self.groups.shape, shape)
-        assert self.kl_penalty.shape == shape, (self.kl_penalty.shape, shape)
-        assert self.values is None or self.values.shape == shape, shape
-        assert self.greedy is None or self.greedy.shape == rows, (self.greedy.shape, rows)
+        same_shape(self.mask, self.kl_penalty, *([] if self.values is None else [self.values]), dims=2)
+        same_shape(self.mask.sum(1), self.rewards, self.groups, *([] if self.greedy is None else [self.greedy]))
 
 
 @dataclass(frozen=True)
@@ -228,3 +226,20 @@ def whiten(advantages: Tensor, mask: Tensor, no_std_norm: bool) -> Tensor:
     if no_std_norm:
         return centred
     return centred * chosen.var(correction=0).clamp(min=1e-8).rsqrt()
+
+
+def inside(lengths: Tensor) -> Tensor:
+    """Which cells of the padded layout hold a token, [B, L] bool; L is the longest length."""
+    longest = int(lengths.max()) if len(lengths) else 0
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def pad(values: Tensor, lengths: Tensor, fill: float = 0) -> Tensor:
+    """[T] to [B, L], `fill` behind the end of each sequence."""
+    cells = inside(lengths)
+    return torch.full(cells.shape, fill, dtype=values.dtype, device=values.device).masked_scatter(cells, values)
+
+
+def unpad(padded: Tensor, lengths: Tensor) -> Tensor:
+    """[B, L] to [T]: what `pad` made, undone."""
+    return padded[inside(lengths)]

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.shapes import same_shape
 
 MAX_LOG_WEIGHT = 20.0
 EPSILON = 1e-6  # of probabilities in divergences
@@ -63,6 +64,9 @@ class CorrectionInput:
     mask: Tensor  # [T]
     segments: Tensor  # [T]
     num_sequences: int
+
+    def __post_init__(self) -> None:
+        same_shape(self.old_log_probs, self.engine_log_probs, self.mask, self.segments)
 
 
 def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from rlhf_suite.losses.reduce import log1mexp
 from rlhf_suite.registry import divergence
+from rlhf_suite.shapes import same_shape
 
 FLOOR = -1e4  # a log-prob whose exp is 0 in any precision
 
 
 def kl(first: Tensor, second: Tensor) -> Tensor:
     """KL(first, second) = sum_k exp(first_k) (first_k - second_k); outcomes that a model rules out (-inf) are 0."""
+    same_shape(first, second, dims=2)
     return (first.exp() * (first.clamp(min=FLOOR) - second.clamp(min=FLOOR))).sum(-1)
 
 

@@ -30,6 +30,7 @@ from rlhf_suite.losses.reduce import (
     weighted_sum,
 )
 from rlhf_suite.registry import policy_loss
+from rlhf_suite.shapes import same_shape
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: a ratio beyond it carries no information and would overflow fp32
 
@@ -44,6 +45,9 @@ class PolicyTokens:
     mask: Tensor  # 1 for the tokens the model sampled
     segments: Tensor  # index of each token's sequence
     num_sequences: int
+
+    def __post_init__(self) -> None:
+        same_shape(self.log_probs, self.old_log_probs, self.advantages, self.mask, self.segments)
 
     @property
     def log_ratio(self) -> Tensor:
@@ -70,6 +74,7 @@ def policy_term(
     and, of losses that clip, `ppo_clip_ratio` (share of the tokens where the clip has a hand in it) with its parts
     `ppo_clip_ratio_low` and `ppo_clip_ratio_high`, by the side on which the ratio left the range.
     """
+    same_shape(tokens.mask, weights)
     result = policy_loss.load(config.policy_loss_type)(tokens, config)
     losses = result.losses if correction is None else result.losses * correction
     total = weighted_sum(losses, weights)
@@ -171,6 +176,7 @@ def kl_term(kl: Tensor, mask: Tensor, coef: float) -> LossSum:
 
     Unit: masked tokens. Metric: `kl_loss`, the mean estimate without the coefficient.
     """
+    same_shape(kl, mask)
     return LossSum(coef * masked_sum(kl, mask), {"kl_loss": masked_mean(kl, mask)})
 
 
@@ -179,4 +185,5 @@ def entropy_term(entropy: Tensor, mask: Tensor, coef: float) -> LossSum:
 
     Unit: masked tokens. Metric: `entropy`, the mean itself (positive).
     """
+    same_shape(entropy, mask)
     return LossSum(-coef * masked_sum(entropy, mask), {"entropy": masked_mean(entropy, mask)})

@@ -1,4 +1,6 @@
-"""Losses of a pair of answers to the same prompt, a better and a worse one. Shapes: P pairs; unit: pairs.
+"""Losses of preferences: of a pair of answers to the same prompt, a better and a worse one, and of single answers.
+
+Shapes: P pairs, unit pairs; KTO: B answers, unit answers.
 
 log pi(y) is the sum of the log-probs of an answer's tokens, |y| their number, and
 
@@ -13,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.config.algo_supervised import DPOAlgoConfig
-from rlhf_suite.losses.metrics import Mean, Metric, Quantile
+from rlhf_suite.config.algo_supervised import DPOAlgoConfig, KTOAlgoConfig
+from rlhf_suite.losses.metrics import Mean, Metric, Quantile, Ranking
 from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
 from rlhf_suite.registry import preference_loss, reward_loss
+from rlhf_suite.shapes import same_shape
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class Answers:
     log_probs: Tensor  # summed over the answer's tokens
     reference: Tensor  # the same of the reference model; 0 without one
     tokens: Tensor  # how many they are
+
+    def __post_init__(self) -> None:
+        same_shape(self.log_probs, self.reference, self.tokens)
 
     @property
     def mean_log_probs(self) -> Tensor:
@@ -83,6 +89,7 @@ def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config:
     reward), `chosen_reward`, `reject_reward` = beta (log pi - log pi_ref), `reward_margin` their difference, and
     `chosen_logps`, `reject_logps` = log pi.
     """
+    same_shape(chosen.log_probs, rejected.log_probs, counted)
     nll = -chosen.mean_log_probs
     losses = preference_loss.load(config.loss)(chosen, rejected, config) + config.nll_loss_coef * nll
     rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
@@ -112,6 +119,7 @@ def reward_term(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
     Metrics, means over pairs: `loss`, `acc`, `chosen_reward`, `reject_reward`, `reward_margin`; over both answers
     `reward_mean`, `reward_std`, and the quantiles `reward_p05` to `reward_p95`, which say how they are spread.
     """
+    same_shape(chosen, rejected, margin, counted)
     losses = reward_loss.load(kind)(chosen, rejected, margin)
     both, of_both = torch.cat([chosen, rejected]).detach(), torch.cat([counted, counted])
     scores: dict[str, Metric] = {
@@ -134,3 +142,35 @@ def pair_metrics(chosen: Tensor, rejected: Tensor, counted: Tensor) -> dict[str,
 
 def pair_means(values: dict[str, Tensor], counted: Tensor) -> dict[str, Mean]:
     return {name: counted_mean(value, counted) for name, value in values.items()}
+
+
+def reference_point(total: Tensor, count: Tensor) -> Tensor:
+    """z = max(0, mean log-ratio), without gradient; 0 where nothing was counted."""
+    return (total / count.clamp(min=1)).clamp(min=0)
+
+
+def kto_loss(log_ratios: Tensor, labels: Tensor, kl: Tensor, counted: Tensor, config: KTOAlgoConfig) -> LossSum:
+    """Sum over counted answers, with r = log pi(y) - log pi_ref(y), of
+
+        desirable (label 1)      w_d (1 - sigmoid(beta (r - z)))
+        undesirable (label 0)    w_u (1 - sigmoid(beta (z - r)))
+
+    All [B]; `kl` holds z, in which no gradient flows. Metrics: `loss`, `kl`, beta r of either class as `chosen_reward`
+    and `reject_reward`, and `auc`: how often a desirable answer's r is above an undesirable one's.
+    """
+    same_shape(log_ratios, labels, kl, counted)
+    desirable = labels > 0.5
+    sign = torch.where(desirable, 1.0, -1.0)
+    weights = torch.where(desirable, config.desirable_loss_weight, config.undesirable_loss_weight)
+    losses = weights * torch.sigmoid(-config.beta * sign * (log_ratios - kl))  # 1 - sigmoid(x) = sigmoid(-x)
+    rewards = config.beta * log_ratios.detach()
+    return LossSum(
+        counted_sum(losses, counted),
+        {
+            "loss": counted_mean(losses, counted),
+            "kl": counted_mean(kl, counted),
+            "chosen_reward": counted_mean(rewards, counted * desirable),
+            "reject_reward": counted_mean(rewards, counted * ~desirable),
+            "auc": Ranking(rewards[counted > 0], desirable[counted > 0]),
+        },
+    )

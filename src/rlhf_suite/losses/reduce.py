@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric
 from rlhf_suite.registry import aggregation
+from rlhf_suite.shapes import same_shape
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def counted_deviation(values: Tensor, counted: Tensor) -> Deviation:
 
 def weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
     """Sum of `weights * values` [T] over the tokens with a weight."""
+    same_shape(values, weights)
     return (weights * torch.where(weights > 0, values, 0)).sum()
 
 
@@ -120,7 +122,7 @@ def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> 
 
 def averaged(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Weights:
     """Return the weights and units of `mode`."""
-    assert mask.shape == segments.shape, (mask.shape, segments.shape)
+    same_shape(mask, segments)
     weights: Weights = aggregation.load(mode)(mask, segments, num_sequences, horizon)
     return weights
 

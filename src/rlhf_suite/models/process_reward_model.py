@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlhf_suite.algo.step_scores import aggregated
+from rlhf_suite.algo.scores import aggregated
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlhf_suite.algo.shaping import normalize_scores
+from rlhf_suite.algo.scores import normalize_scores
 from rlhf_suite.config.data import ScoreDataConfig, ScoredRowsConfig
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.data.batch import Example, TokenBatch, collate

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.advantage import CreditInput, assign_credit, pad, unpad
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
-from rlhf_suite.algo.ragged import pad, unpad
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch, needed
 from rlhf_suite.data.trajectory import Experience

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf_suite.algo.passk import over_prompts, pass_at_k
+from rlhf_suite.algo.scores import over_prompts, pass_at_k
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import write_evaluation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlhf_suite.algo.shaping import normalize_scores
+from rlhf_suite.algo.scores import normalize_scores
 from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.steps import SolutionEncoder

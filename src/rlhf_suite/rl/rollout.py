@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf_suite.algo.filters import teaches
+from rlhf_suite.algo.scores import teaches
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder

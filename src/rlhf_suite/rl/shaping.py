@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rlhf_suite.algo.shaping import clip_scores, overlong_penalty, stop_properly
+from rlhf_suite.algo.scores import clip_scores, overlong_penalty, stop_properly
 from rlhf_suite.config.reward import RLRewardConfig
 from rlhf_suite.data.trajectory import PROMPT, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories

@@ -13,7 +13,7 @@ from rlhf_suite.config.algo_supervised import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, needed, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
-from rlhf_suite.losses.unpaired import kto_loss, reference_point
+from rlhf_suite.losses.preference import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task, Total, counted

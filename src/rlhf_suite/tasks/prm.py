@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.steps import StepEncoder, StepFormat
-from rlhf_suite.losses.steps import step_loss, step_ranking
+from rlhf_suite.losses.tokens import step_loss, step_ranking
 from rlhf_suite.models.forward import map_logits
 from rlhf_suite.models.process_reward_model import KEY
 from rlhf_suite.train.supervised import run_supervised

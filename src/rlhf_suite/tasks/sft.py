@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
-from rlhf_suite.losses.language import next_token_loss
+from rlhf_suite.losses.tokens import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task

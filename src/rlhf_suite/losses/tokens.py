@@ -1,4 +1,7 @@
-"""What a process reward model minimises: cross-entropy of the reward token at every step. Unit: steps."""
+"""Losses of single tokens: next-token prediction, the critic's values, and the reward tokens of steps.
+
+Shapes: T tokens laid end to end, N steps. Each is a sum over its units, with metrics as means over them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,30 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.losses.metrics import Mean, Ranking
-from rlhf_suite.losses.reduce import LossSum
+from rlhf_suite.losses.reduce import LossSum, masked_mean, masked_sum
+from rlhf_suite.shapes import same_shape
+
+
+def next_token_loss(log_probs: Tensor, mask: Tensor) -> LossSum:
+    """sum over masked tokens of -log p(token | earlier tokens of its sequence), in nats. Unit: masked tokens.
+
+    `log_probs` [T], `mask` [T] of 0 and 1. Metric: `gpt_loss`, the mean per masked token.
+    """
+    same_shape(log_probs, mask)
+    return LossSum(-masked_sum(log_probs, mask), {"gpt_loss": masked_mean(-log_probs, mask)})
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> LossSum:
+    """sum over masked tokens of 0.5 max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2). Unit: masked tokens.
+
+    All [T]; c is `critic.value_clip`. The maximum makes the clip pessimistic, as PPO's reference code does.
+    Metrics over masked tokens: `critic_loss`, `values` (mean V).
+    """
+    same_shape(values, old_values, returns, mask)
+    clipped = old_values + (values - old_values).clamp(-clip, clip)  # [T]
+    losses = 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
+    metrics = {"critic_loss": masked_mean(losses, mask), "values": masked_mean(values, mask)}
+    return LossSum(masked_sum(losses, mask), metrics)
 
 
 def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
@@ -15,6 +41,7 @@ def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:
     `targets` [N] int64, `weights` [N]; w < 1 only where R = 2. Metrics, means over steps: `loss`; `acc`, the share
     where the likeliest reward token is the one with the larger label.
     """
+    same_shape(targets, weights, logits[:, 0])
     log_probs = logits.log_softmax(-1)  # [N, R]
     others = (1 - targets).clamp(min=0)
     chosen, other = (log_probs.gather(1, index[:, None]).squeeze(1) for index in (targets, others))  # [N]

@@ -1,0 +1,11 @@
+"""Shapes of the inputs of losses and estimators, asserted in their first line."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def same_shape(*tensors: Tensor, dims: int = 1) -> None:
+    """Assert that all tensors have one shape of `dims` dimensions: broadcasting would hide a mistake."""
+    shapes = [tuple(each.shape) for each in tensors]
+    assert len(set(shapes)) == 1 and len(shapes[0]) == dims, shapes
