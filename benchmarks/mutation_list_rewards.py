@@ -24,8 +24,8 @@ REWARDS = [
     Mutation(
         "scores of several sources are added up, not averaged",
         "rewards/sources.py",
-        "Scored(reward, score / weights, extra, retries)",
-        "Scored(reward, score, extra, retries)",
+        "Scored(reward, score / weights, extra, retries, steps)",
+        "Scored(reward, score, extra, retries, steps)",
         ROUTES,
     ),
     Mutation(

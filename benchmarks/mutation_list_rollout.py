@@ -8,7 +8,7 @@ ANSWERS = ("tests/offline/test_answers.py",)
 COLLECT = ("tests/rl/test_sampling.py",)
 EVALUATION = ("tests/rl/test_evaluation.py",)
 GATHER = ("tests/rl/test_rollout.py",)
-JUDGES = ("tests/rl/test_judges.py",)
+JUDGES = ("tests/rl/test_reward_models.py",)
 SCORING = ("tests/rl/test_scoring.py",)
 
 ROLLOUT = [
@@ -119,14 +119,14 @@ ROLLOUT = [
     ),
     Mutation(
         "a reward model's score is standardised too",
-        "rl/reward_sources.py",
+        "rl/reward_models.py",
         "[Scored(reward, score) for",
         "[Scored(reward, reward) for",
         JUDGES,
     ),
     Mutation(
         "a solution that does not fit is scored by the steps that do",
-        "rl/reward_sources.py",
+        "rl/reward_models.py",
         "if steps.truncated:",
         "if False:",
         JUDGES,

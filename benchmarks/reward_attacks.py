@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
-from rlhf_suite.rewards.base import RewardRow, Scored
+from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 from rlhf_suite.sandbox import jail
 from rlhf_suite.sandbox.programs import Limits, run_checks
@@ -205,7 +205,7 @@ def of_programs(watch: Watch, programs: dict[str, tuple[str, str]], timeout_s: f
             assert rewarder.process is not None
             number = rewarder.process.popen.pid
             program = text.replace("OUTSIDE", str(watch.outside)).replace("REWARDER", str(number))
-            rows = [RewardRow("", "", f"```python\n{each}\n```", label, "") for each in (RIGHT, program, RIGHT)]
+            rows = [Sample("", "", f"```python\n{each}\n```", label, "") for each in (RIGHT, program, RIGHT)]
             result = tried(rewarder, rows, watch, ("program", name, limited), keeps=True)
             if "scored 0" in result.outcome and "longer" not in result.outcome:
                 why = run_checks(program, [CHECK], Limits(timeout_s, MEMORY_MB)).problem
@@ -216,7 +216,7 @@ def of_programs(watch: Watch, programs: dict[str, tuple[str, str]], timeout_s: f
 
 
 def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
-    rows = [RewardRow(query, "", query, "", "") for query in ("good", "attack", "fine")]
+    rows = [Sample(query, "", query, "", "") for query in ("good", "attack", "fine")]
     for name, (limited, attack) in FILES.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "my_reward.py")
@@ -232,7 +232,7 @@ def of_files(watch: Watch, timeout_s: float) -> Iterator[Result]:
 
 
 def tried(
-    rewarder: IsolatedScorer, rows: list[RewardRow], watch: Watch, names: tuple[str, str, str], keeps: bool
+    rewarder: IsolatedScorer, rows: list[Sample], watch: Watch, names: tuple[str, str, str], keeps: bool
 ) -> Result:
     """An attack between two right answers. `keeps`: the reward process serves on; else it is closed before counting."""
     if keeps:

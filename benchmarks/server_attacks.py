@@ -128,10 +128,10 @@ def answered(line: socket.socket, send: Send) -> None:
 def ask(url: str) -> None:
     """Ask the server for the rewards of two rows, and print what they get."""
     from rlhf_suite.config.reward import HttpConfig
-    from rlhf_suite.rewards.base import RewardFailure, RewardRow
+    from rlhf_suite.rewards.base import RewardFailure, Sample
     from rlhf_suite.rewards.remote import RemoteReward
 
-    rows = [RewardRow("query", "prompt", "response", "", "default")] * 2
+    rows = [Sample("query", "prompt", "response", "", "default")] * 2
     reward, before = RemoteReward([url], HttpConfig(num_retries=0, timeout_s=DEADLINE_S)), peak_mib()
     began = time.perf_counter()
     try:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
+from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.rewards.code import code as rule
 from rlhf_suite.sandbox.programs import Limits, run_python
 
@@ -19,7 +19,7 @@ ADDS = "print(sum(map(int, input().split())))"
 
 def scored(response: str, label: object) -> Scored:
     text = label if isinstance(label, str) else json.dumps(label)
-    return rule(RewardRow("", "", response, text, "default"), RuleConfig(code_timeout_s=20.0))
+    return rule(Sample("", "", response, text, "default"), RuleConfig(code_timeout_s=20.0))
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_the_tests_of_a_program_share_its_seconds():
     """Each of them takes more than half of the two seconds: one may pass, two cannot."""
     code = "import time; time.sleep(1.2); print(3)"
     label = json.dumps({"inputs": ["a", "b"], "outputs": ["3", "3"]})
-    result = rule(RewardRow("", "", code, label, "default"), RuleConfig(code_timeout_s=2.0))
+    result = rule(Sample("", "", code, label, "default"), RuleConfig(code_timeout_s=2.0))
     assert (result.reward, result.extra["tests_timed_out"]) == (0.0, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.sources import DATASET, locate
 from rlhf_suite.errors import UserError
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 
 pytestmark = pytest.mark.stack
@@ -25,7 +25,7 @@ def load(source):
 
 
 def scored(label, response):
-    return RewardRow(query=response, prompt="", response=response, label=label, datasource="x")
+    return Sample(query=response, prompt="", response=response, label=label, datasource="x")
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,14 @@ from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.rewards import remote, retry
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward, Server, Servers
 
 DEAD = "http://127.0.0.1:9/get_reward"  # nobody listens at the discard port
 
 
-def row(label: str, response: str = "r") -> RewardRow:
-    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource="default")
+def row(label: str, response: str = "r") -> Sample:
+    return Sample(query="q" + response, prompt="q", response=response, label=label, datasource="default")
 
 
 def lengths(body):

@@ -9,7 +9,7 @@ import pytest
 from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.rewards import retry
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards
 
 pytestmark = pytest.mark.stack
@@ -35,8 +35,8 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def row(label: str, response: str = "r", datasource: str = "default") -> RewardRow:
-    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)
+def row(label: str, response: str = "r", datasource: str = "default") -> Sample:
+    return Sample(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)
 
 
 @pytest.fixture(autouse=True)

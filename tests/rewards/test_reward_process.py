@@ -14,14 +14,14 @@ import pytest
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer
 
 pytestmark = pytest.mark.stack
 
 
-def row(label: str, response: str = "r") -> RewardRow:
-    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource="default")
+def row(label: str, response: str = "r") -> Sample:
+    return Sample(query="q" + response, prompt="q", response=response, label=label, datasource="default")
 
 
 @pytest.fixture
@@ -254,10 +254,10 @@ def test_reward_code_that_loops_does_not_outlive_a_killed_run(tmp_path):
     script = (
         "from pathlib import Path\n"
         "from rlhf_suite.config.reward import RewardConfig\n"
-        "from rlhf_suite.rewards.base import RewardRow\n"
+        "from rlhf_suite.rewards.base import Sample\n"
         "from rlhf_suite.rewards.reward_process import IsolatedScorer\n"
         f"rewarder = IsolatedScorer(RewardConfig(remote_url={str(path)!r}), Path({str(tmp_path / 'log')!r}))\n"
-        "rewarder.score([RewardRow('', '', '', '', '')])"
+        "rewarder.score([Sample('', '', '', '', '')])"
     )
     run = subprocess.Popen([sys.executable, "-c", script])
     try:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
 from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards, check_routes
 
 pytestmark = pytest.mark.stack
 
 
-def row(label: str, response: str, datasource: str = "default") -> RewardRow:
-    return RewardRow(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)
+def row(label: str, response: str, datasource: str = "default") -> Sample:
+    return Sample(query="q" + response, prompt="q", response=response, label=label, datasource=datasource)
 
 
 @pytest.fixture
@@ -108,14 +109,33 @@ def test_a_row_fails_with_the_name_of_the_source_that_failed_for_it(rewards, len
     assert metrics["reward/length/errors"] == 1 and metrics["reward/right/errors"] == 0
 
 
-def test_a_reward_model_beside_the_policy_is_asked_for_its_rows_by_index(rewards):
-    mixed = rewards(
-        right=NamedSourceConfig(rule="exact_match", datasets=["a"]),
-        model=NamedSourceConfig(model_name_or_path="some/model", datasets=["b"]),
-    )
-    rows = [row("x", "x", "b"), row("x", "x", "a"), row("x", "x", "b")]
-    outcomes, _ = mixed.score(rows, lambda source, chosen: [Scored(float(i), float(i)) for i in chosen])
-    assert [outcome.reward for outcome in outcomes] == [0, 1, 2]
+class Numbers:
+    """In place of a reward model: the score of a sample is the sum of its tokens, and each token is a step."""
+
+    closed = False
+
+    def score(self, samples):
+        return [Scored(float(sum(s.ids)), 0.5, steps=[float(each) for each in s.ids]) for s in samples]
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_model_beside_the_policy_is_a_source_like_any_other(tmp_path):
+    """It gets the samples that are its own, with their tokens; its score goes back to their places."""
+    sources = {
+        "right": NamedSourceConfig(rule="exact_match", datasets=["a"]),
+        "model": NamedSourceConfig(model_name_or_path="some/model", datasets=["b"], weight=2.0),
+    }
+    model = Numbers()
+    mixed = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", model)
+    samples = [replace(row("x", "x", source), ids=ids) for source, ids in (("b", [1, 2]), ("a", []), ("b", [4]))]
+    outcomes, _ = mixed.score(samples)
+    mixed.close()
+    assert [outcome.reward for outcome in outcomes] == [6, 1, 8]
+    assert [outcome.score for outcome in outcomes] == [0.5, 1, 0.5]
+    assert [outcome.steps for outcome in outcomes] == [[1, 2], [], [4]]
+    assert model.closed
 
 
 def test_a_row_that_nobody_scores_is_refused_before_training():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.rewards.base import RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.gym import answer_of
 from rlhf_suite.rewards.mathematics import boxed_text, last_boxed
 from rlhf_suite.rewards.rules import make_scorer
 
 
-def row(label: str, response: str) -> RewardRow:
-    return RewardRow(query="prompt " + response, prompt="prompt ", response=response, label=label, datasource="default")
+def row(label: str, response: str) -> Sample:
+    return Sample(query="prompt " + response, prompt="prompt ", response=response, label=label, datasource="default")
 
 
 @pytest.fixture(scope="module")

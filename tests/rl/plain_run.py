@@ -24,7 +24,6 @@ from rlhf_suite.rl.build import wired
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 from rlhf_suite.tracking.journal import Journal
@@ -177,4 +176,4 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
         journal = Journal(config.logger, run_folder, "ppo")
         with closing(journal):
             data = (tokenizer, prompts, order)
-            return wired(config, run_folder, journal, data, actors, TrajectoryRewards(rewards)).run()
+            return wired(config, run_folder, journal, data, actors, rewards).run()

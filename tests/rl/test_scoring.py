@@ -16,7 +16,6 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import FAILURES, Scorer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -44,7 +43,7 @@ def rewards(tmp_path_factory):
     (folder / "digits.py").write_text(REWARD)
     config = RewardConfig(remote_url=str(folder / "digits.py"))
     with closing(Rewards(config, folder / "log")) as sources:
-        yield TrajectoryRewards(sources)
+        yield sources
 
 
 @pytest.fixture

@@ -26,10 +26,9 @@ from rlhf_suite.engines.generation import Generation
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.offline.answers import Answerer, Work
-from rlhf_suite.offline.scores import text_row
-from rlhf_suite.rewards.base import RewardRow
+from rlhf_suite.offline.scores import text_sample
+from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.scoring import Scorer
 from small_runs import batch_run
 
@@ -88,11 +87,9 @@ class Answered:
         result.finish_reason = answer.finish_reason
         return result
 
-    def rollout_rows(self) -> list[RewardRow]:
+    def rollout_rows(self) -> list[Sample]:
         """What rewards are asked in task=ppo."""
-        return Scorer(RewardConfig(), self.prompts, self.tokenizer, TrajectoryRewards(None), None).rows(
-            self.trajectories
-        )
+        return Scorer(RewardConfig(), self.prompts, self.tokenizer, None, None).samples(self.trajectories)
 
     def generated(self, folder, scorer=None):
         """The file that task=generate writes of these answers, and of their scores."""
@@ -203,7 +200,7 @@ def test_the_column_of_scores_means_the_same_on_every_way(answered, tmp_path):
         "    return {'rewards': [-float(len(q)) for q in queries], 'scores': [len(q) % 7 / 7 for q in queries]}\n"
     )
     rewards = Rewards(RewardConfig(remote_url=str(file)), tmp_path / "reward.log")
-    scorer = Scorer(RewardConfig(), [], answered.tokenizer, TrajectoryRewards(rewards), None)
+    scorer = Scorer(RewardConfig(), [], answered.tokenizer, rewards, None)
     path = answered.generated(tmp_path, scorer)
     rewards.close()
     line = f"task=score data.dataset={path} reward.remote_url={file} score.output_path={tmp_path}"
@@ -263,4 +260,4 @@ def test_further_columns_reach_the_reward_alike_in_a_run_and_from_a_file(answere
     asked = [row.columns for row in answered.rollout_rows()]
     assert asked == [{"level": {"n": [number // PER_PROMPT]}} for number in range(COUNT)]
     data, lines = ScoreDataConfig(reward_columns=["level"]), answered.generated(tmp_path).read_text().splitlines()
-    assert [text_row(Row(json.loads(line), "f", 1), data, "response").columns for line in lines] == asked
+    assert [text_sample(Row(json.loads(line), "f", 1), data, "response").columns for line in lines] == asked

@@ -213,8 +213,7 @@ class SolutionEncoder:
 
         `truncated` says that it was cut at the longest sequence of training, so that some steps lack their placeholder.
         """
-        row = Row({self.encoder.config.input_key: prompt}, "prompt", 1)
-        rendered = prompt if is_rendered else self.encoder.text(row, generation_prompt=True)
+        rendered = prompt if is_rendered else self.render(prompt)
         lay_out = self.encoder.append_steps if self.form.listed else self.marked
         ids, places = lay_out(rendered, self.steps(response))
         kept = min(len(ids), self.form.max_len)
@@ -223,6 +222,11 @@ class SolutionEncoder:
             if place < kept:
                 mask[place] = 1
         return Example(ids[:kept], mask, truncated=sum(mask) < len(places))
+
+    def render(self, prompt: str) -> str:
+        """Return a prompt in the template of training."""
+        row = Row({self.encoder.config.input_key: prompt}, "prompt", 1)
+        return self.encoder.text(row, generation_prompt=True)
 
     def marked(self, prompt: str, steps: list[str]) -> tuple[list[int], list[int]]:
         """Return the ids of the prompt and the steps, each followed by its placeholder and the separator, and its

@@ -1,15 +1,23 @@
-"""What goes into a reward and what comes out: a score or a reason why there is none, never a silent zero."""
+"""The one interface of rewards: a source scores a list of samples, and gives each a score or a reason why it has none.
+
+A sample has text, which rules, files, servers and process reward models read, and tokens, which a reward model reads.
+The samples of one call need not belong together: they may be a whole rollout, one group, or rows of a file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class RewardRow:
-    """One response to be scored."""
+class Sample:
+    """One response to be scored. A source reads the text or the tokens; what it does not read may be empty."""
 
     query: str  # prompt and response with special tokens, as the model saw and wrote them
     prompt: str
@@ -17,10 +25,16 @@ class RewardRow:
     label: str
     datasource: str
     columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
+    ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)  # of prompt and response
+
+    def text(self) -> dict[str, Any]:
+        """Return the fields that reward code in another process reads, as JSON values."""
+        values = {name: getattr(self, name) for name in ("query", "prompt", "response", "label", "datasource")}
+        return values | {"columns": self.columns}
 
 
-def columns_of(rows: Sequence[RewardRow]) -> dict[str, list[Any]]:
-    """The further columns of rows by name, one value for each row."""
+def columns_of(rows: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Return the further columns of samples by name, one value for each sample."""
     return {name: [row.columns[name] for row in rows] for name in rows[0].columns} if rows else {}
 
 
@@ -32,6 +46,19 @@ class Scored:
     score: float
     extra: dict[str, float] = field(default_factory=dict)
     retries: int = 0  # tries before this one
+    steps: list[float] = field(default_factory=list)  # scores of the steps, by a process reward model
+
+
+class RewardSource(Protocol):
+    """Scores samples."""
+
+    def score(self, samples: list[Sample]) -> list[Outcome]:
+        """Return one outcome per sample, in their order."""
+        ...
+
+    def close(self) -> None:
+        """End what the source started."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,4 +75,4 @@ class LabelError(ValueError):
 
 
 Outcome = Scored | RewardFailure
-Scorer = Callable[[list[RewardRow]], list[Outcome]]
+Scorer = Callable[[list[Sample]], list[Outcome]]

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
+from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.sandbox.programs import Limits, run_checks, run_python
 
 BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -31,7 +31,7 @@ class Tests:
 
 
 @reward_rule(needs=("label",), reads=("code_timeout_s", "code_memory_mb"))
-def code(row: RewardRow, config: RuleConfig) -> Scored:
+def code(row: Sample, config: RuleConfig) -> Scored:
     """1 when the response's Python program passes all tests of the label, in the sandbox; else 0.
 
     `tests_passed` says which share did. All tests of a response share its seconds.

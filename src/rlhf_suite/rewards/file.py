@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.rewards.base import Outcome, RewardRow, Scorer, columns_of
+from rlhf_suite.rewards.base import Outcome, Sample, Scorer, columns_of
 from rlhf_suite.rewards.reply import outcomes
 
 RewardFunc = Callable[..., Any]
@@ -41,7 +41,7 @@ def make_scorer(path: str) -> Scorer:
 
     takes_columns = accepts_columns(reward_func)
 
-    def score(rows: list[RewardRow]) -> list[Outcome]:
+    def score(rows: list[Sample]) -> list[Outcome]:
         columns = columns_of(rows)
         if columns and not takes_columns:
             raise TypeError("data.reward_columns is set, but reward_func has no argument named columns")

@@ -19,14 +19,14 @@ from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.data.gym import GymTask, make
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, RewardRow, Scored
+from rlhf_suite.rewards.base import LabelError, Sample, Scored
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HELP = "take data.prompt_dataset=reasoning_gym:<task> and data.label_key=label"
 
 
 @reward_rule(name="reasoning_gym", needs=("label", "locked_process"))
-def score_of_task(row: RewardRow, config: RuleConfig) -> Scored:
+def score_of_task(row: Sample, config: RuleConfig) -> Scored:
     """The score that the task of reasoning-gym gives the answer, mostly 0 to 1.
 
     An answer at which its scoring raises is worth 0.

@@ -9,7 +9,7 @@ from math_verify import parse, verify
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, RewardRow
+from rlhf_suite.rewards.base import LabelError, Sample
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns about its missing time limits
 # Loads sympy, which is not to count against the first response.
@@ -17,7 +17,7 @@ verify(parse("1", parsing_timeout=None), parse("x^2", parsing_timeout=None), tim
 
 
 @reward_rule(name="math", needs=("label",))
-def mathematics(row: RewardRow, config: RuleConfig) -> float:
+def mathematics(row: Sample, config: RuleConfig) -> float:
     """The response's answer equals the label as mathematics (1/2 = 0.5 = \\frac{1}{2}), by math-verify.
 
     The answer is what the last complete \\boxed{} holds; without one, what math-verify finds (an expression after "the

@@ -26,7 +26,7 @@ import httpx
 from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, columns_of
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, columns_of
 from rlhf_suite.rewards.http_body import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, BodyError, parsed, read_body
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
@@ -99,14 +99,14 @@ class RemoteReward:
         self.config = config
         self.servers = Servers(urls)
 
-    def score(self, rows: list[RewardRow]) -> list[Outcome]:
+    def score(self, rows: list[Sample]) -> list[Outcome]:
         """One outcome per row, in their order."""
         return asyncio.run(self._score(rows))
 
     def close(self) -> None:
         """Nothing is held between two batches."""
 
-    async def _score(self, rows: list[RewardRow]) -> list[Outcome]:
+    async def _score(self, rows: list[Sample]) -> list[Outcome]:
         size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
         async with self._client() as client:
             try:
@@ -127,7 +127,7 @@ class RemoteReward:
             mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy of the environment on the way to ourselves
         )
 
-    async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[RewardRow]) -> list[Outcome]:
+    async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:
         """The outcomes of one request, tried as often as `num_retries` allows."""
         async with places:
             for attempt in range(self.config.num_retries + 1):
@@ -147,7 +147,7 @@ class RemoteReward:
             self.servers.check()
         return [failure] * len(rows)
 
-    async def _try(self, client: httpx.AsyncClient, url: str, rows: list[RewardRow]) -> Any:
+    async def _try(self, client: httpx.AsyncClient, url: str, rows: list[Sample]) -> Any:
         """What the server at `url` answers."""
         body: dict[str, Any] = {
             "query": [row.query for row in rows],

@@ -32,7 +32,7 @@ from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 
 START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
 MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
@@ -73,7 +73,7 @@ class IsolatedScorer:
             flag = f"reward.rule={config.rule}" if config.rule else f"reward.remote_url={config.remote_url}"
             raise UserError(f"{flag} cannot be used: {error}") from None
 
-    def score(self, rows: list[RewardRow]) -> list[Outcome]:
+    def score(self, rows: list[Sample]) -> list[Outcome]:
         """Return one outcome per row, in the order of `rows`."""
         if self.takes_batches and len(rows) > 1:
             result = self._call(rows, self.timeout_s)
@@ -87,7 +87,7 @@ class IsolatedScorer:
             self.process.kill()
             self.process = None
 
-    def _one_by_one(self, rows: list[RewardRow]) -> list[Outcome]:
+    def _one_by_one(self, rows: list[Sample]) -> list[Outcome]:
         """Score each row by itself; rows for which no time is left get a time-out."""
         outcomes: list[Outcome] = []
         left = for_restarts = self.timeout_s
@@ -120,7 +120,7 @@ class IsolatedScorer:
             return RewardFailure(str(error), "error")
         return None
 
-    def _call(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
+    def _call(self, rows: list[Sample], limit_s: float) -> list[Outcome] | RewardFailure:
         """Return the outcomes of one request, or its failure, after which the process may have ended.
 
         A process that is killed from outside is started again, up to `MAX_RESTARTS` times within the same time limit.
@@ -139,11 +139,11 @@ class IsolatedScorer:
         assert isinstance(result, Killed)
         return RewardFailure(f"{result.reason}, {MAX_RESTARTS + 1} times in a row", result.kind, MAX_RESTARTS)
 
-    def _request(self, rows: list[RewardRow], limit_s: float) -> list[Outcome] | RewardFailure:
+    def _request(self, rows: list[Sample], limit_s: float) -> list[Outcome] | RewardFailure:
         """Send the rows once. Return the outcomes, or the failure."""
         assert self.process is not None
         try:
-            reply = self.process.request({"rows": [asdict(row) for row in rows], "limit_s": limit_s}, limit_s)
+            reply = self.process.request({"rows": [row.text() for row in rows], "limit_s": limit_s}, limit_s)
         except TimeoutError:
             self.close()
             return RewardFailure(self._timeout_reason(limit_s), "timeout")

@@ -10,17 +10,17 @@ import re
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, RewardRow, Scored, Scorer
+from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, Sample, Scored, Scorer
 
 
 @reward_rule(needs=("label",))
-def exact_match(row: RewardRow, config: RuleConfig) -> float:
+def exact_match(row: Sample, config: RuleConfig) -> float:
     """The response equals the label, apart from white space at both ends."""
     return float(row.response.strip() == row.label.strip())
 
 
 @reward_rule(name="format", reads=("format_pattern",))
-def formatted(row: RewardRow, config: RuleConfig) -> float:
+def formatted(row: Sample, config: RuleConfig) -> float:
     """The whole response matches reward.rules.format_pattern, apart from white space around it.
 
     A dot in the pattern matches the end of a line too.
@@ -29,7 +29,7 @@ def formatted(row: RewardRow, config: RuleConfig) -> float:
 
 
 @reward_rule(reads=("length_limit",))
-def length(row: RewardRow, config: RuleConfig) -> float:
+def length(row: Sample, config: RuleConfig) -> float:
     """1 up to reward.rules.length_limit characters, then falling by the share beyond it, to 0 at twice the limit."""
     return min(1.0, max(0.0, 2.0 - len(row.response) / config.length_limit))
 
@@ -38,7 +38,7 @@ def make_scorer(name: str, config: RuleConfig | None = None) -> Scorer:
     """Return the rule `name`, of the suite or of a user's file, as a function of many rows."""
     rule, settings = reward_rule.load(name), config or RuleConfig()
 
-    def outcome(row: RewardRow) -> Outcome:
+    def outcome(row: Sample) -> Outcome:
         try:
             reward = rule(row, settings)
         except LabelError as error:

@@ -1,101 +1,98 @@
-"""The sources of a run's rewards: opened, asked for the rows that are theirs, and added up.
+"""The sources of a run's rewards: opened, asked about the samples that they take, and added up.
 
-A row's reward is sum_i weight_i reward_i over the sources that score its `datasource`; its score is the same sum over
-the scores divided by sum_i weight_i. It fails when one of them fails, and the reason names that source.
+A sample's reward is sum_i weight_i reward_i over the sources that score its `datasource`; its score is the same sum
+over the scores divided by sum_i weight_i. It fails when one of them fails, and the reason names that source.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, urls
 from rlhf_suite.errors import UserError
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer
 
-# What a model that runs beside the policy says of the rows of these indices.
-ByModel = Callable[[NamedSourceConfig, Sequence[int]], Sequence[Outcome]]
 ONLY = ""  # the name of a source that is not one of several
 
 
-class TextReward(Protocol):
-    """Scores text. `close` ends what it started."""
-
-    def score(self, rows: list[RewardRow]) -> list[Outcome]:
-        """One outcome per row, in their order."""
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
-class Source:
-    """A source by name. `text` is None for a model that runs beside the policy."""
+class NamedSource:
+    """A source with its name, weight and data sets."""
 
     name: str
     config: NamedSourceConfig
-    text: TextReward | None
+    reward: RewardSource
+    num_retries: int  # of samples without a score
 
     def takes(self, datasource: str) -> bool:
+        """Return whether the source scores samples of this kind."""
         return self.config.datasets is None or datasource in self.config.datasets
 
 
 class Rewards:
-    """All sources of `config`. What reward code prints goes to `log`."""
+    """All sources of `config`, added up. What reward code prints goes to `log`."""
 
-    def __init__(self, config: TextRewardConfig, log: Path) -> None:
-        """Open them.
+    def __init__(
+        self,
+        config: TextRewardConfig,
+        log: Path,
+        model: RewardSource | None = None,
+        process: RewardSource | None = None,
+    ) -> None:
+        """Open the sources. `model` and `process` are the reward model and the process reward model of the run.
 
         Raises:
-            UserError: one cannot be used.
+            UserError: a source cannot be used.
         """
         with ExitStack() as stack:  # closes those that are open when the next cannot be
-            self.sources, self.num_retries = list[Source](), config.num_retries
+            self.sources: list[NamedSource] = []
             for name, source in named_sources(config).items():
-                text = open_text(config, source, log)
-                if text is not None:
-                    stack.callback(text.close)
-                self.sources.append(Source(name, source, text))
+                if source.process or source.model_name_or_path is not None:
+                    reward, num_retries = process if source.process else model, 0  # it would say the same again
+                    assert reward is not None, "the reward models of a run are started before its rewards"
+                else:
+                    reward, num_retries = open_text(config, source, log), config.num_retries
+                stack.callback(reward.close)
+                self.sources.append(NamedSource(name, source, reward, num_retries))
             self.stack = stack.pop_all()
 
     def close(self) -> None:
+        """Close all sources."""
         self.stack.close()
 
-    def score(
-        self, rows: Sequence[RewardRow], by_model: ByModel | None = None
-    ) -> tuple[list[Outcome], dict[str, float]]:
-        """An outcome per row, and metrics of each source; sources work at the same time. What text sources fail to
-        score is tried again, as often as reward.num_retries says."""
+    def score(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
+        """Return an outcome per sample, and metrics of each source; sources work at the same time. What sources of text
+        fail to score is tried again, as often as reward.num_retries says."""
         with ThreadPoolExecutor(len(self.sources)) as pool:
-            answers = [*pool.map(lambda source: ask(source, rows, by_model, self.num_retries), self.sources)]
+            answers = [*pool.map(lambda source: ask(source, samples), self.sources)]
+        answered = [*zip(self.sources, answers, strict=True)]
         outcomes = [
             added_up([(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes])
-            for answered in [[*zip(self.sources, answers, strict=True)]]
-            for i in range(len(rows))
+            for i in range(len(samples))
         ]
         metrics: dict[str, float] = {}
-        for source, answer in zip(self.sources, answers, strict=True):
+        for source, answer in answered:
             metrics |= answer.metrics(source.name)
         return outcomes, metrics
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one source said of the rows that are its own, by index, and how long it took."""
+    """What one source says of the samples that it takes, by index, and how long it took."""
 
     outcomes: dict[int, Outcome]
     seconds: float
 
     def metrics(self, name: str) -> dict[str, float]:
-        """`reward/<name>/...`, all of them sums; a source that is not one of several has them as the run's own."""
+        """Return `reward/<name>/...`, all of them sums; nothing for a source that is the only one of a run."""
         if name == ONLY or not self.outcomes:
             return {}
         kinds = [outcome.kind for outcome in self.outcomes.values() if isinstance(outcome, RewardFailure)]
@@ -109,24 +106,21 @@ class Answer:
         return {f"reward/{name}/{key}": value for key, value in counts.items()}
 
 
-def ask(source: Source, rows: Sequence[RewardRow], by_model: ByModel | None, num_retries: int) -> Answer:
-    """Let a source score its rows."""
+def ask(source: NamedSource, samples: Sequence[Sample]) -> Answer:
+    """Let a source score the samples that it takes."""
     began = time.perf_counter()
-    chosen = [i for i, row in enumerate(rows) if source.takes(row.datasource)]
+    chosen = [i for i, sample in enumerate(samples) if source.takes(sample.datasource)]
     if not chosen:
         return Answer({}, 0.0)
-    if source.text is not None:
-        found: Sequence[Outcome] = with_retries(source.text.score, [rows[i] for i in chosen], num_retries)
-    else:
-        assert by_model is not None, "a reward model beside the policy scores its tokens"
-        found = by_model(source.config, chosen)
+    found = with_retries(source.reward.score, [samples[i] for i in chosen], source.num_retries)
     return Answer(dict(zip(chosen, found, strict=True)), time.perf_counter() - began)
 
 
-def added_up(parts: Sequence[tuple[Source, Outcome]]) -> Outcome:
-    """The weighted sum of what the sources of one row said."""
+def added_up(parts: Sequence[tuple[NamedSource, Outcome]]) -> Outcome:
+    """Return the weighted sum of what the sources say of one sample."""
     reward = score = weights = 0.0
     extra: dict[str, float] = {}
+    steps: list[float] = []
     retries = sum(outcome.retries for _, outcome in parts)
     for source, outcome in parts:
         prefix = f"{source.name}/" if source.name != ONLY else ""
@@ -135,26 +129,25 @@ def added_up(parts: Sequence[tuple[Source, Outcome]]) -> Outcome:
             return RewardFailure(reason, outcome.kind, retries)
         weight = source.config.weight
         reward, score, weights = reward + weight * outcome.reward, score + weight * outcome.score, weights + weight
+        steps += outcome.steps
         extra |= {f"{prefix}{key}": value for key, value in outcome.extra.items()}
         if prefix:
             extra[f"{prefix}mean"] = outcome.reward  # its mean over samples is logged
     if weights == 0:
         return RewardFailure("no source of reward.sources with a weight above 0 scores its datasource", "error")
-    return Scored(reward, score / weights, extra, retries)
+    return Scored(reward, score / weights, extra, retries, steps)
 
 
 def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
-    """reward.sources, or the one source that `reward` names itself."""
+    """Return reward.sources, or the one source that `reward` names itself."""
     if config.sources:
         return config.sources
     process = isinstance(config, JudgeConfig) and config.process.enable
     return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=process)}
 
 
-def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> TextReward | None:
-    """The source, if it reads text; None for a model that runs beside the policy."""
-    if source.model_name_or_path is not None or source.process:
-        return None
+def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
+    """Open a source that reads text: servers, or a rule or a file in a process of its own."""
     if is_http(source.remote_url):
         return RemoteReward(urls(source.remote_url), config.http)
     return IsolatedScorer(replace(config, rule=source.rule, remote_url=source.remote_url), log)

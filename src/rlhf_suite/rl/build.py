@@ -12,6 +12,7 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.run_placement import sync_backend
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
@@ -19,7 +20,6 @@ from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import Prompts
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.scoring import Scorer
@@ -41,7 +41,7 @@ def wired(
     journal: Journal,
     data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
     actors: Actors,
-    rewards: TrajectoryRewards,
+    rewards: Rewards | None,
 ) -> Pipeline:
     """Return the pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
     tokenizer, prompts, order = data

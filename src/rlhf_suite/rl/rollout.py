@@ -63,7 +63,7 @@ class RolloutBuilder:
         metrics |= sample_metrics(shaped, self.sources)
         if self.algo.advantage.needs("rewards"):
             self.equal_rewards.observe(shaped)
-        if self.scorer.rewards.is_empty:
+        if self.scorer.rewards is None:
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 

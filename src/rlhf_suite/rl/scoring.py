@@ -15,8 +15,8 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.tracking.journal import Journal
 
@@ -24,44 +24,48 @@ REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folde
 
 
 class Scorer:
-    """Scores whole batches; what could not be scored ends the run or leaves its group out, and is told."""
+    """Scores trajectories. A sample that cannot be scored ends the run or leaves its group out, and is reported."""
 
     def __init__(
         self,
         config: RewardConfig,
         prompts: Sequence[Prompt],
         tokenizer: PreTrainedTokenizerBase,
-        rewards: TrajectoryRewards,
+        rewards: Rewards | None,
         journal: Journal,
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewards, self.journal = rewards, journal
 
     def score(self, trajectories: list[Trajectory]) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Rewards of a rollout. Failed samples end the run or drop their group, by reward.on_error."""
-        rows = self.rows(trajectories)
-        outcomes, metrics = self.rewards.score(trajectories, rows)
+        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error."""
+        samples = self.samples(trajectories)
+        outcomes, metrics = self.outcomes(samples)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = len(failed) == len({t.group for t in trajectories})
-        check_failures(self.config, self.journal, [asdict(row) for row in rows], outcomes, all_failed)
+        check_failures(self.config, self.journal, [sample.text() for sample in samples], outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
-        scored = self.select(trajectories, rows, outcomes, kept)
+        scored = self.select(trajectories, samples, outcomes, kept)
         return scored, metrics | failure_counts(outcomes, len(failed))
 
-    def rows(self, trajectories: Sequence[Trajectory]) -> list[RewardRow]:
-        """The text a reward sees. Special tokens stay in the query, as a reward model would see them."""
+    def outcomes(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
+        """Return an outcome per sample, and metrics; without rewards (a teacher alone) every reward is 0."""
+        return ([Scored(0.0, 0.0)] * len(samples), {}) if self.rewards is None else self.rewards.score(samples)
+
+    def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
+        """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
         queries = query_texts(self.tokenizer, [t.ids for t in trajectories])
         responses = self.tokenizer.batch_decode([t.response_ids for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
-            RewardRow(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns))
-            for query, response, prompt in zip(queries, responses, prompts, strict=True)
+            Sample(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids)
+            for t, query, response, prompt in zip(trajectories, queries, responses, prompts, strict=True)
         ]
 
     def select(
         self,
         trajectories: Sequence[Trajectory],
-        rows: Sequence[RewardRow],
+        samples: Sequence[Sample],
         outcomes: Sequence[Outcome],
         kept: Sequence[int],
     ) -> ScoredTrajectories:
@@ -70,11 +74,11 @@ class Scorer:
             [trajectories[i] for i in kept],
             np.array([s.reward for s in chosen], np.float32),
             np.array([s.score for s in chosen], np.float32),
-            [rows[i].prompt for i in kept],
-            [rows[i].response for i in kept],
-            [rows[i].label for i in kept],
-            [rows[i].datasource for i in kept],
-            [rows[i].query for i in kept],
+            [samples[i].prompt for i in kept],
+            [samples[i].response for i in kept],
+            [samples[i].label for i in kept],
+            [samples[i].datasource for i in kept],
+            [samples[i].query for i in kept],
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
         )

@@ -22,8 +22,8 @@ from rlhf_suite.data.row_range import RowOrError, RowSource
 from rlhf_suite.data.sources import DATASET
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.offline.scores import text_row
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardRow, Scored
+from rlhf_suite.offline.scores import text_sample
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards, named_sources
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.tracking.console import Progress
@@ -37,7 +37,7 @@ class Checked:
     """A row scored alone, by the sources `names`. `item` is None where the row itself cannot be read."""
 
     where: str
-    item: RewardRow | None
+    item: Sample | None
     names: list[str]
     outcome: Outcome
     seconds: float
@@ -96,7 +96,7 @@ def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: R
         try:
             if isinstance(row, RowError):
                 raise row
-            item = text_row(row, config.data, config.data.output_key)
+            item = text_sample(row, config.data, config.data.output_key)
         except RowError as error:
             yield Checked(error.where, None, [], RewardFailure(error.reason, "error"), 0.0)
             continue

@@ -23,7 +23,6 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
 from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.reward_sources import TrajectoryRewards
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import warm_started
@@ -63,7 +62,7 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
         scorer = None
         if has_source(config.reward):
             rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
-            scorer = Scorer(config.reward, [], tokenizer, TrajectoryRewards(rewards), journal)
+            scorer = Scorer(config.reward, [], tokenizer, rewards, journal)
         engines.ready()
         dispatcher = Dispatcher(engines, vllm.max_num_seqs)
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)

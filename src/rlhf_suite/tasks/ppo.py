@@ -26,7 +26,7 @@ from rlhf_suite.rl.actors import start_actors
 from rlhf_suite.rl.build import wired
 from rlhf_suite.rl.pipeline import total_steps
 from rlhf_suite.rl.prompts import load_prompts
-from rlhf_suite.rl.reward_sources import TrajectoryRewards, model_source, process_source
+from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 from rlhf_suite.tasks.warm_start import warm_started
@@ -60,15 +60,15 @@ def run(config: PPORun, folder: Path) -> dict[str, float]:
         slots = reserve(placement, config.launch.timeout_s)
         steps = checked_steps(config, order) * steps_per_rollout(config)
         actors = start_actors(config, device, slots, run_folder.logs, steps)
-        sources = None
+        rewards = None
         if has_source(config.reward):
-            sources = stack.enter_context(closing(Rewards(config.reward, run_folder.logs / REWARD_LOG)))
+            model = None if actors.reward is None else RewardModelSource(actors.reward, constants)
+            process = None
+            if actors.process is not None and judge is not None:
+                process = ProcessRewardSource(actors.process, judge, config.reward.process.aggregate)
+            opened = Rewards(config.reward, run_folder.logs / REWARD_LOG, model, process)
+            rewards = stack.enter_context(closing(opened))
         actors.ready()
-        model = None if actors.reward is None else model_source(actors.reward, constants)
-        process = None
-        if actors.process is not None and judge is not None:
-            process = process_source(actors.process, judge, config.reward.process.aggregate)
-        rewards = TrajectoryRewards(sources, model, process)
         return wired(config, run_folder, journal, (tokenizer, prompts, order), actors, rewards).run()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.distributed.ranks import running
 from rlhf_suite.errors import UserError
@@ -16,9 +16,10 @@ from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.offline.score_worker import ScoreWorker
-from rlhf_suite.offline.scores import ModelJudge, RewardModel, RowScorer, StepJudge, TextJudge, row_source
-from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.offline.scores import Reader, RowScorer, SolutionReader, TextReader, TokenReader, row_source
+from rlhf_suite.rewards.sources import Rewards, named_sources
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
+from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.scoring import REWARD_LOG
 
 
@@ -29,17 +30,18 @@ def run(config: ScoreRun, folder: Path) -> dict[str, float]:
     rows = source.part(*shard)
     job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
     if job.left:
-        with judge(config, job) as judging:
-            scorer = RowScorer(config, source, judging, job.journal)
+        with opened_rewards(config, job) as (reader, rewards):
+            scorer = RowScorer(config, source, reader, rewards, job.journal)
             job.write(scorer.score(source.chunks(job.left, config.score.chunk_size)), "rows")
             job.journal.info(scorer.bad.summary())
     return job.finish()
 
 
 @contextmanager
-def judge(config: ScoreRun, job: BatchJob) -> Iterator[RewardModel[Any]]:
-    """What gives the scores, ready."""
+def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
+    """Yield what reads the rows and what scores them, ready."""
     path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
+    log = folder.logs / REWARD_LOG
     if reward.process.enable:
         process = reward.process
         assert process.model_name_or_path is not None
@@ -49,14 +51,16 @@ def judge(config: ScoreRun, job: BatchJob) -> Iterator[RewardModel[Any]]:
         if least > budget:
             raise UserError(f"score.max_tokens_per_gpu={budget} holds no whole solution; write {least} or more")
         with running(ScoreWorker, "process", ranks, config.launch, folder, (config,)) as group:
-            yield StepJudge(config.data, encoder, ProcessRewardGroup(group), process.aggregate)
-        return
-    if path is None:
-        with closing(Rewards(reward, folder.logs / REWARD_LOG)) as text:
-            yield TextJudge(config.data, text)
-        return
-    constants = score_constants(path, reward.normalize_enable)
-    tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
-    ranks = reward.num_nodes * reward.num_gpus_per_node
-    with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:
-        yield ModelJudge(config.data, tokenizer, RewardGroup(group), constants)
+            source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
+            yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
+    elif path is None:
+        asks_servers = any(is_http(source.remote_url) for source in named_sources(reward).values())
+        with closing(Rewards(reward, log)) as rewards:
+            yield TextReader(config.data, asks_servers), rewards
+    else:
+        constants = score_constants(path, reward.normalize_enable)
+        tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
+        ranks = reward.num_nodes * reward.num_gpus_per_node
+        with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:
+            model = RewardModelSource(RewardGroup(group), constants)
+            yield TokenReader(config.data, tokenizer), Rewards(reward, log, model)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.models.process_reward_model import StepScores
-from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rl.model_groups import RewardGroup
-from rlhf_suite.rl.reward_sources import model_source, outcome
+from rlhf_suite.rl.reward_models import RewardModelSource, outcome
 
 
 class LastToken:
@@ -29,22 +27,17 @@ class LastToken:
         return refs
 
 
-def answers(*last: int) -> list[Trajectory]:
-    made = []
-    for number, token in enumerate(last):
-        one = Trajectory.start(0, 0, number, [1] * (number + 1))
-        one.append_model(np.array([token]), np.zeros(1, np.float32), 0)
-        made.append(one)
-    return made
+def answers(*last: int) -> list[Sample]:
+    return [Sample("", "", "", "", "", ids=[1] * (number + 1) + [token]) for number, token in enumerate(last)]
 
 
 def test_the_score_is_the_models_and_the_reward_is_it_standardised():
-    found = model_source(RewardGroup(LastToken()), (3.0, 2.0))(answers(3, 9, 1), [])
+    found = RewardModelSource(RewardGroup(LastToken()), (3.0, 2.0)).score(answers(3, 9, 1))
     assert [(each.reward, each.score) for each in found] == [(0, 3), (3, 9), (-1, 1)]
 
 
 def test_without_constants_the_score_is_the_reward():
-    found = model_source(RewardGroup(LastToken()), None)(answers(3, 9, 1), [])
+    found = RewardModelSource(RewardGroup(LastToken()), None).score(answers(3, 9, 1))
     assert [(each.reward, each.score) for each in found] == [(3, 3), (9, 9), (1, 1)]
 
 
@@ -63,6 +56,6 @@ def test_a_solution_that_does_not_fit_has_no_reward():
 
 def test_two_ranks_score_what_one_does_in_the_same_order():
     many = answers(*range(20, 60, 3))
-    alone, pair = (model_source(RewardGroup(LastToken(ranks)), None)(many, []) for ranks in (1, 2))
+    alone, pair = (RewardModelSource(RewardGroup(LastToken(ranks)), None).score(many) for ranks in (1, 2))
     assert alone == pair
     assert [each.reward for each in pair] == [*range(20, 60, 3)]

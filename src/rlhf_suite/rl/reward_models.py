@@ -1,0 +1,68 @@
+"""The reward model and the process reward model of a run as sources of rewards."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlhf_suite.algo.scores import normalize_scores
+from rlhf_suite.data.batch import TokenBatch, collate
+from rlhf_suite.data.steps import SolutionEncoder
+from rlhf_suite.models.process_reward_model import StepScores, split_step_scores
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
+from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
+
+
+class RewardModelSource:
+    """A reward model. It reads the tokens of a sample.
+
+    The score is what the model says, the reward is that standardised by `constants` (mean and deviation).
+    """
+
+    def __init__(self, group: RewardGroup, constants: tuple[float, float] | None) -> None:
+        self.group, self.constants = group, constants
+
+    def score(self, samples: list[Sample]) -> list[Outcome]:
+        """Return one outcome per sample; the ranks of the model share the work."""
+        found = self.group.scores(tokens_of(samples)).result()
+        rewards = found if self.constants is None else normalize_scores(found, *self.constants)
+        return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
+
+    def close(self) -> None:
+        """The model ends with the run."""
+
+
+class ProcessRewardSource:
+    """A process reward model. It reads the text of prompt and response with its own tokenizer, so that policies of any
+    vocabulary can be scored. The reward is the `aggregate` of P(good) of the steps."""
+
+    def __init__(self, group: ProcessRewardGroup, encoder: SolutionEncoder, aggregate: str) -> None:
+        self.group, self.encoder, self.aggregate = group, encoder, aggregate
+
+    def score(self, samples: list[Sample]) -> list[Outcome]:
+        """Return one outcome per sample, with the scores of its steps; the ranks of the model share the work."""
+        examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in samples]
+        batch = collate(examples, TokenBatch)
+        found = self.group.probabilities(batch, self.encoder.columns).result()
+        steps = split_step_scores(batch, found, [example.truncated for example in examples])
+        return [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
+
+    def close(self) -> None:
+        """The model ends with the run."""
+
+
+def tokens_of(samples: list[Sample]) -> TokenBatch:
+    """Return the tokens of samples laid end to end; none of them is trained on."""
+    lengths = torch.tensor([len(sample.ids) for sample in samples])
+    ids = torch.from_numpy(np.concatenate([np.asarray(sample.ids, np.int64) for sample in samples]))
+    return TokenBatch(ids, lengths, torch.zeros(len(ids)))
+
+
+def outcome(steps: StepScores, aggregate: str, max_len: int) -> Outcome:
+    """Return the reward of a response from P(good) of its steps; a response that does not fit has none."""
+    if steps.truncated:
+        reason = f"a response is longer than the {max_len} tokens that the process reward model was trained with"
+        return RewardFailure(reason, "error")
+    reward = steps.aggregated(aggregate)
+    extra = {f"step_{name}": steps.aggregated(name) for name in ("min", "mean")}
+    return Scored(reward, reward, extra | {"num_steps": float(len(steps.scores))}, steps=steps.scores)
