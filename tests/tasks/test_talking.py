@@ -37,8 +37,8 @@ def model(tmp_path_factory):
 def chat(model):
     """A chat in a pipe, answering at most four tokens."""
     config = ChatConfig(temperature=0, max_new_tokens=4, max_len=64)
-    talker = ChatModel(str(model), config, ChatTextConfig(), "cpu")
-    return Chat(talker, Conversation(talker.tokenizer, ChatTextConfig(), 60), is_terminal=False)
+    chat_model = ChatModel(str(model), config, ChatTextConfig(), "cpu")
+    return Chat(chat_model, Conversation(chat_model.tokenizer, ChatTextConfig(), 60), is_terminal=False)
 
 
 def answers(model, *conversations):
@@ -94,20 +94,20 @@ def test_commands_do_what_they_say_and_only_quit_ends(chat, capsys, tmp_path):
     assert not chat.take("/quit")
 
 
-def test_dropped_turns_and_messages_without_room_are_told(chat, capsys):
-    chat.conversation.room = 40
+def test_dropped_turns_and_messages_that_do_not_fit_are_reported(chat, capsys):
+    chat.conversation.max_prompt_tokens = 40
     for _ in range(3):
         assert chat.take("0123456789012345")
     assert capsys.readouterr().err.count("(1 of the oldest turns dropped") == 2
     assert chat.take("x" * 99) and len(chat.conversation.turns) == 2
-    assert "room for 40" in capsys.readouterr().err
+    assert "; 40 are possible" in capsys.readouterr().err
 
 
-def test_an_interrupted_answer_ends_a_pipe_but_not_a_terminal(chat, capsys, monkeypatch):
+def test_an_interrupted_response_ends_a_pipe_but_not_a_terminal(chat, capsys, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    hook = chat.talker.model.register_forward_hook(interrupt)
+    hook = chat.chat_model.model.register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         chat.take("hello")
     chat.conversation.reset()

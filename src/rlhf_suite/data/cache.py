@@ -85,7 +85,7 @@ NOT_ENCODED = {
 }
 
 
-def digest(*values: object) -> str:
+def fingerprint(*values: object) -> str:
     """Return a fingerprint (SHA-256, hexadecimal) of the values and of the code that encodes rows."""
     text = json.dumps([_plain(value, {}) for value in values] + [_code()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.data.cache import digest, evict
+from rlhf_suite.data.cache import evict, fingerprint
 from rlhf_suite.data.combine import combine
 from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
@@ -83,7 +83,7 @@ class Loader(Generic[Encoded]):
         """Return the cache folder for the items of a source. Its name depends on everything that the
         items depend on."""
         taken = (name, sources.split, sources.max_samples, contents)
-        return cache_folder(CACHE) / digest(self.encoder, self.data.on_bad_row, taken)
+        return cache_folder(CACHE) / fingerprint(self.encoder, self.data.on_bad_row, taken)
 
     def encode(
         self, located: Located, name: str, sources: Sources, folder: Path | None

@@ -29,13 +29,13 @@ message even if a / follows."""
 def run(config: ChatRun, folder: Path) -> dict[str, float]:
     """Talk until /quit or the end of the input; returns how much was said."""
     path = warm_started(config.actor.model_name_or_path, "teacher")
-    talker = ChatModel(path, config.chat, config.data, device_kind(config.launch))
-    conversation = Conversation(talker.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
+    chat_model = ChatModel(path, config.chat, config.data, device_kind(config.launch))
+    conversation = Conversation(chat_model.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
     try:
         conversation.set_system(config.chat.system)
     except RowError as error:
         raise UserError(f"chat.system: {error.reason}. Leave it away") from error
-    chat = Chat(talker, conversation, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    chat = Chat(chat_model, conversation, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     chat.note(f"{FLAG}={config.actor.model_name_or_path}. /help lists the commands", in_pipe=False)
     chat.talk()
     return {"chat/answers": float(chat.num_answers), "chat/tokens": float(chat.num_tokens)}
@@ -44,8 +44,8 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
 class Chat:
     """Lines to answers. In a pipe, answers alone go to stdout; what else there is to say goes to stderr."""
 
-    def __init__(self, talker: ChatModel, conversation: Conversation, is_terminal: bool) -> None:
-        self.chat_model, self.conversation, self.is_terminal = talker, conversation, is_terminal
+    def __init__(self, chat_model: ChatModel, conversation: Conversation, is_terminal: bool) -> None:
+        self.chat_model, self.conversation, self.is_terminal = chat_model, conversation, is_terminal
         self.console = Console(stderr=not is_terminal, highlight=False, soft_wrap=True)
         self.num_answers = self.num_tokens = 0
         if is_terminal:
