@@ -154,8 +154,8 @@ DATA = [
     Mutation(
         "encoded rows are found again when another share of bad rows was allowed to go",
         "data/load.py",
-        "digest(self.encoder, self.data.on_bad_row, taken)",
-        "digest(self.encoder, taken)",
+        "fingerprint(self.encoder, self.data.on_bad_row, taken)",
+        "fingerprint(self.encoder, taken)",
         LOADING,
     ),
     Mutation(
