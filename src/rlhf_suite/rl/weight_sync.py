@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlhf_suite.config.vllm import VLLMConfig
+from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.model_groups import PolicyGroup
