@@ -19,7 +19,6 @@ LONGER: dict[str, str] = {}
 STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py", "rlhf_suite/cli/stage.py")
 # Short modules with one importer, to go back to it. This list only shrinks.
 SHORT = {
-    "rlhf_suite/cli/inspections/reward_token.py",
     "rlhf_suite/cli/versions.py",
 }
 

@@ -190,7 +190,7 @@ def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights (gptq), which cannot be trained"),
         (
             {"shapes": SCORE, "architectures": ["Qwen3ForSequenceClassification"]},
-            "is a Qwen3ForSequenceClassification: it scores texts and cannot write any",
+            "is a Qwen3ForSequenceClassification, which scores texts and cannot write them",
         ),
     ],
 )
@@ -226,11 +226,11 @@ def test_weights_that_are_not_whole_are_named(model):
     folder = model()
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(60)
-    assert "model.safetensors is not whole" in one(SFT + f"actor.model_name_or_path={folder}")[1]
+    assert "model.safetensors is not complete" in one(SFT + f"actor.model_name_or_path={folder}")[1]
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (sharded := model("sharded")).joinpath("model.safetensors.index.json").write_text(json.dumps(index))
     (sharded / "model.safetensors").rename(sharded / "model-1.safetensors")
-    assert "lacks model-2.safetensors" in one(SFT + f"actor.model_name_or_path={sharded}")[1]
+    assert "has no file model-2.safetensors" in one(SFT + f"actor.model_name_or_path={sharded}")[1]
 
 
 def test_an_adapter_is_not_a_model(model, tmp_path):

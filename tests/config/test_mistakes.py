@@ -424,7 +424,7 @@ MISTAKES = [
     (GENERATE + "vllm.sync_check=off", "vllm.sync_check", "it belongs to task=ppo"),
     (GENERATE + "output_path=x.jsonl", "output_path", "renamed to generate.output_path"),
     (GENERATE + "generate.output_path=x.csv", "generate.output_path", "write generate.output_path=x.jsonl"),
-    (GENERATE + f"generate.output_path={WRITTEN}", "generate.output_path", "is there already"),
+    (GENERATE + f"generate.output_path={WRITTEN}", "generate.output_path", "exists already"),
     (GENERATE + "generate.shard=4/4", "generate.shard", "write generate.shard=0/4"),
     (GENERATE + "generate.shard=first", "generate.shard", "is not i/n"),
     (GENERATE + "generate.best_of_n=true rollout.n_samples_per_prompt=4", "generate.best_of_n", "nothing scores"),

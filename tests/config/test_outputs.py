@@ -48,13 +48,13 @@ def problems(checked, here):
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ("{here}/notes", "holds what this run did not write (NOTES.md)"),
-        ("{here}/link", "holds what this run did not write (NOTES.md)"),
+        ("{here}/notes", "contains files that this run did not write (NOTES.md)"),
+        ("{here}/link", "contains files that this run did not write (NOTES.md)"),
         ("{here}/file", "is a file"),
-        (".", "is the folder that you work in, or holds it"),
-        ("{here}", "is the folder that you work in, or holds it"),
-        ("/", "is the folder that you work in, or holds it"),
-        ("{here}/run", "holds what this run did not write"),
+        (".", "is the current folder, or contains it"),
+        ("{here}", "is the current folder, or contains it"),
+        ("/", "is the current folder, or contains it"),
+        ("{here}/run", "contains files that this run did not write"),
         ("{here}/file/model", "cannot be written: Not a directory"),
         ("/proc/model", "cannot be written: "),
         ("{here}/" + "x" * 300, "cannot be written: File name too long"),
@@ -85,10 +85,10 @@ def test_a_place_where_nothing_is_will_do(problems, here, task, output):
         (f"{SFT} ckpt.output_dir={{here}}/link_to_base/tuned", "is inside actor.model_name_or_path="),
         (f"{MERGE} ckpt.output_dir={{here}}/adapter/merged", "is inside lora.path="),
         (f"{SFT} ckpt.path={{here}}/empty ckpt.output_dir={{here}}/empty", "is also ckpt.path, which this run reads"),
-        (f"{SFT} ckpt.path={{here}}/new/checkpoints ckpt.output_dir={{here}}/new", "holds ckpt.path="),
+        (f"{SFT} ckpt.path={{here}}/new/checkpoints ckpt.output_dir={{here}}/new", "contains ckpt.path="),
         (f"{SFT} ckpt.path={{here}}/new ckpt.output_dir={{here}}/new/model", "is inside ckpt.path="),
         (f"{SFT} ckpt.output_dir={{here}}/cache/rlhf_suite/encoded/model", "is inside the cache"),
-        (f"{SFT} ckpt.output_dir={{here}}/cache", "holds the cache"),
+        (f"{SFT} ckpt.output_dir={{here}}/cache", "contains the cache"),
     ],
 )
 def test_a_model_does_not_go_where_the_run_reads(problems, line, words):
@@ -98,9 +98,9 @@ def test_a_model_does_not_go_where_the_run_reads(problems, line, words):
 
 def test_a_model_does_not_hold_its_run_folder(problems, here):
     (problem,) = problems(f"{SFT} ckpt.output_dir={here}/new", here / "new" / "run")
-    assert problem.what.endswith("is the run folder, or holds it")
+    assert problem.what.endswith("is the run folder, or contains it")
     (problem,) = problems(f"{SFT} ckpt.output_dir={here}/new", here / "new")
-    assert problem.what.endswith("is the run folder, or holds it")
+    assert problem.what.endswith("is the run folder, or contains it")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_models_beside_the_first_one_need_places_too(problems, here, words, 
     (here / f"out{taken}").mkdir()
     (here / f"out{taken}" / "mine").touch()
     (problem,) = problems(f"task=ppo {words} ckpt.output_dir={here}/out")
-    assert f"out{taken} holds what this run did not write (mine)" in problem.what
+    assert f"out{taken} contains files that this run did not write (mine)" in problem.what
 
 
 def write(place):
@@ -131,7 +131,7 @@ def test_a_continued_run_may_replace_its_own_model_and_a_repeated_one_may_not(pr
     line = f"{SFT} ckpt.output_dir={out}"
     assert problems(f"{line} ckpt.load_enable=true", mine.path) == []
     (problem,) = problems(line, other.path)
-    assert "holds what this run did not write (rlhf_suite.json, weights)" in problem.what
+    assert "contains files that this run did not write (rlhf_suite.json, weights)" in problem.what
     (out / "NOTES.md").write_text("mine")
     assert len(problems(f"{line} ckpt.load_enable=true", mine.path)) == 1
 
@@ -162,7 +162,7 @@ READS_BASE = "actor.model_name_or_path={here}/base data.prompt_dataset=builtin:r
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (ROWS + "data/rows.jsonl ckpt.load_enable=true", "is there already"),
+        (ROWS + "data/rows.jsonl ckpt.load_enable=true", "exists already"),
         (ROWS + "file/rows.jsonl", "cannot be written: Not a directory"),
         (ROWS + "x" * 240 + ".jsonl", "cannot be written: File name too long"),
         ("task=score score.output_path=/proc/rows.jsonl", "cannot be written"),

@@ -12,11 +12,11 @@ REWARD = "reward.rule=null reward.remote_url=http://127.0.0.1:9/x"
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        ("s3cret\n", "a line end at place 7 of 7"),
-        ("s3\r\ncret", "a line end at place 3 of 8"),
-        ("s3crét", "not visible ASCII at place 5 of 6"),
-        ("s3 cret", "not visible ASCII at place 3 of 7"),
-        ("s3\x1bcret", "not visible ASCII at place 3 of 7"),
+        ("s3cret\n", "a line end at position 7 of 7"),
+        ("s3\r\ncret", "a line end at position 3 of 8"),
+        ("s3crét", "not visible ASCII at position 5 of 6"),
+        ("s3 cret", "not visible ASCII at position 3 of 7"),
+        ("s3\x1bcret", "not visible ASCII at position 3 of 7"),
     ],
 )
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_stage_that_has_begun_is_resumed(tmp_path):
 
 def test_a_stage_that_was_killed_or_broke_says_where_to_look(tmp_path):
     record = begin(tmp_path / "iter_2/dpo", RUN, done=False)
-    assert "it ended without a word (SIGKILL, out of memory?)" in str(failure("iter_2/dpo", record, -9))
+    assert "it ended without an error message (SIGKILL, out of memory?)" in str(failure("iter_2/dpo", record, -9))
     record.mark_failed(KeyError("loss"))
     (record.path / "error.log").write_text("Traceback")
     record.logs.mkdir()

@@ -98,7 +98,7 @@ def test_dropped_turns_and_messages_that_do_not_fit_are_reported(chat, capsys):
     chat.conversation.max_prompt_tokens = 40
     for _ in range(3):
         assert chat.take("0123456789012345")
-    assert capsys.readouterr().err.count("(1 of the oldest turns dropped") == 2
+    assert capsys.readouterr().err.count("(turns dropped from the start of the conversation: 1;") == 2
     assert chat.take("x" * 99) and len(chat.conversation.turns) == 2
     assert "; 40 are possible" in capsys.readouterr().err
 

@@ -43,12 +43,12 @@ def tell(message: str, code: int) -> int:
 
 def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> int:
     """Run a task in its folder; returns the exit code. Errors that users can mend or understand have no traceback."""
-    from rlhf_suite.launch.slurm import serve_node
+    from rlhf_suite.launch.slurm import join_node
     from rlhf_suite.launch.stop import Stopped, stoppable
 
     try:
         with stoppable():
-            if not serve_node(folder, run.launch):
+            if not join_node(folder, run.launch):
                 train(run, folder)
     except Stopped as stop:
         return say(f"{stop}{how_to_continue(run, folder)}", 128 + stop.number)

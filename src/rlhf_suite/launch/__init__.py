@@ -1,1 +1,1 @@
-"""Bringing a run up: its environment, its Ray cluster, its actors' logs, and waits that have a name and a deadline."""
+"""Starting a run: its environment, Ray cluster and placement, logs of actors, signals, and waits with a deadline."""

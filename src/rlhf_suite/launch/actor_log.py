@@ -1,4 +1,4 @@
-"""Where an actor's output goes: one file per actor, whose tail is quoted when the actor fails.
+"""The log file of each actor, which holds all of its output and whose last lines are quoted when the actor fails.
 
 File descriptors 1 and 2 are redirected, so the output of C++ libraries and of a crashing interpreter is kept too.
 To watch an actor: `tail -f <run folder>/logs/<name>-<rank>.log`.
@@ -22,13 +22,13 @@ TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Member:
-    """An actor as errors name it: `actor-0`, and the file that holds its output."""
+    """The name of an actor in error messages, such as `actor-0`, and the file that holds its output."""
 
     name: str
     log: Path
 
     def tail(self) -> str:
-        """The last lines of the log, with a heading; says so when there are none."""
+        """Return the last lines of the log with a heading, or a line that says that the log is empty."""
         lines = tail_lines(self.log)
         if not lines:
             return f"{self.log} is empty"
@@ -36,9 +36,9 @@ class Member:
 
 
 def redirect_output(log: Path) -> None:
-    """Send this process's stdout and stderr, Python's and the libraries', to `log` (appended).
+    """Append the stdout and stderr of this process, including those of C++ libraries, to the file `log`.
 
-    An actor calls it first of all, so it also takes over the run's umask here.
+    An actor calls this function first. So it also applies the umask of the run.
     """
     adopt_umask()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -48,14 +48,14 @@ def redirect_output(log: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    # Ray's own stream objects may point at a file of Ray's: give Python fresh ones on the redirected descriptors.
+    # The stream objects that Ray made may write to a file of Ray: make new ones on the redirected descriptors.
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(file=2, all_threads=True)
 
 
 def tail_lines(path: Path, count: int = TAIL_LINES) -> list[str]:
-    """The last `count` lines of a text file; none when the file is not there."""
+    """Return the last `count` lines of a text file; an empty list if the file does not exist."""
     if not path.is_file():
         return []
     with path.open("rb") as file:

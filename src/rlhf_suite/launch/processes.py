@@ -1,4 +1,4 @@
-"""A child process that never outlives its parent, and a lock that lives as long as either of them."""
+"""A child process that never outlives its parent, and a lock that is held until both have ended."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ POLL_S = 0.1
 
 
 def kill_with_parent(parent: int) -> None:
-    """From now on this process is killed when its parent, process `parent`, is gone, however that ended."""
+    """Have the kernel kill this process as soon as its parent, process `parent`, ends in any way."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it went before the kernel was asked
+    if os.getppid() != parent:  # the parent ended before the kernel knew
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
-    """Run a command that shares this console and inherits the descriptors `keep`; returns its exit code.
+    """Run a command that shares this console and inherits the file descriptors `keep`; return its exit code.
 
-    It is a process group of its own, so that Ctrl-C reaches it once: the signal that ends this process (SIGINT, or one
-    of `stop.SIGNALS`) is passed on to it, and it is waited for until it has saved and ended.
+    The child has its own process group, so that Ctrl-C reaches it once: a signal that ends this process (SIGINT, or one
+    of `stop.SIGNALS`) is passed on to the child. Then this process waits until the child has saved its state and ended.
     """
     with stoppable():
         process = subprocess.Popen(command, pass_fds=keep, process_group=0)
@@ -49,14 +49,15 @@ def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
 
 @contextmanager
 def exclusive_lock(path: Path, wait_s: float) -> Iterator[int]:
-    """Hold the lock file `path` for the block; yields a descriptor that holds it too wherever it is inherited.
+    """Hold the lock file `path` for the block. Yield its file descriptor; a child that inherits it holds the lock too.
 
-    Whoever has the lock gets `wait_s` seconds to go, since the children of a killed process take a moment to follow it.
+    If another process holds the lock, wait up to `wait_s` seconds, because the children of a killed process take a
+    moment to end.
 
     Raises:
-        RunError: the lock is still held after that.
+        RunError: another process still holds the lock after `wait_s` seconds.
     """
     with path.open("a") as file:
         if not poll_until(lambda: lock(file), wait_s, POLL_S):
-            raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait for its end")
+            raise RunError(f"another process works in {path.parent} (it holds {path.name}): wait until it ends")
         yield file.fileno()

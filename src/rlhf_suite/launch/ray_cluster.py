@@ -1,8 +1,8 @@
-"""The Ray cluster of a run: a private one by default, never somebody else's by accident, and gone when the run is over.
+"""Start the Ray cluster of a run, or join one, and leave nothing of it behind when the run ends.
 
-Private: loopback addresses only, a token of its own, a folder that only this user can enter (`session.py`).
-With `launch.ray_address` the run joins a cluster that runs already, and only leaves it at the end.
-Inside a Slurm allocation of several nodes the cluster spans them (`launch/slurm.py`).
+By default the cluster is private: it has loopback addresses only, a token of its own, and a folder that only this user
+can enter (`session.py`). With `launch.ray_address` the run joins an existing cluster and only disconnects at the end.
+Inside a Slurm allocation of several nodes the cluster spans these nodes (`launch/slurm.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ CONNECT_S = 10.0
 
 @contextmanager
 def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None]:
-    """Ray for the length of the block. `slots`: actors that will run at once, for which CPU shares are made.
+    """Connect to Ray for the duration of the block.
 
-    The signals of `stop.py` keep the handlers that they have: Ray's own would abort the process.
+    Args:
+        config: the section `launch`.
+        folder: the run folder, through which the nodes of a Slurm job find each other.
+        slots: the number of actors that will run at once; on CPU, the cluster gets a share of the cores for each.
+
+    The signal handlers of `stop.py` stay in place: the handlers that Ray installs would abort the process.
     """
     device = device_kind(config)
     allocation = slurm.allocation()
@@ -44,12 +49,12 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
 
 
 def known_gpus(config: LaunchConfig) -> int | None:
-    """GPUs of the cluster that `ray_cluster` makes; None when it is more than this machine."""
+    """Return the number of GPUs of the cluster that `ray_cluster` makes; None if it has other machines too."""
     return gpu_count() if config.ray_address is None and slurm.allocation() is None else None
 
 
 def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
-    """CPU slots of this node: as set, else this machine's cores, and on CPU enough for every actor's share."""
+    """Return the CPU slots of this node: the flag, or the number of cores; on CPU at least a share for every actor."""
     if config.num_cpus is not None:
         return config.num_cpus
     return max(cpu_count(), math.ceil(slots * CPUS_PER_DEVICE)) if device == "cpu" else cpu_count()
@@ -57,6 +62,7 @@ def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
 
 @contextmanager
 def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
+    """Start a private cluster on this machine and stop it after the block."""
     with session() as place:
         token = place.folder / "token"
         token.touch(mode=0o600)
@@ -80,9 +86,9 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
 
 @contextmanager
 def _left(place: Session) -> Iterator[None]:
-    """Leave the cluster at the end of the block and kill its daemons.
+    """Disconnect from the cluster at the end of the block and kill its daemons.
 
-    Ray would ask each daemon with SIGTERM, to which they are deaf (`signals_blocked`), and wait a second for it.
+    Ray itself would send SIGTERM to each daemon, which blocks this signal (`signals_blocked`), and wait for a second.
     """
     import ray
     from ray._private import worker
@@ -99,6 +105,7 @@ def _left(place: Session) -> Iterator[None]:
 
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
+    """Connect to the cluster at `address` for the block; raise RunError if none answers there."""
     import ray
 
     try:
@@ -108,14 +115,14 @@ def _joined(address: str) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
-            "start one with `ray start --head`, or leave launch.ray_address out for a private one"
+            "start one with `ray start --head`, or remove launch.ray_address for a private cluster"
         ) from error
     with _shutdown():
         yield
 
 
 def _check_listens(address: str) -> None:
-    """Fail within seconds where nothing listens; Ray itself goes on trying for minutes."""
+    """Raise OSError within seconds if nothing listens at `address`; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
@@ -123,6 +130,7 @@ def _check_listens(address: str) -> None:
 
 @contextmanager
 def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
+    """Start a cluster over all nodes of the Slurm job and stop it after the block."""
     token = allocation.file(folder, "token")
     with slurm.head(allocation, folder, config) as address, _credentials(token), _joined(address):
         slurm.wait_for_nodes(allocation, config.timeout_s)
@@ -131,10 +139,10 @@ def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) 
 
 @contextmanager
 def _credentials(token: Path) -> Iterator[None]:
-    """The cluster's own token instead of the user's: other users of the machine cannot run code in it."""
+    """Use the token of this cluster in the block, so that other users of the machine cannot run code in it."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-    def reread() -> None:  # Ray reads these variables when it is imported, which may have been before
+    def reread() -> None:  # Ray reads these variables at its import, which may have happened before
         Config.initialize("")
         AuthenticationTokenLoader.instance().reset_cache()
 
@@ -148,7 +156,7 @@ def _credentials(token: Path) -> Iterator[None]:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Every daemon listens on 127.0.0.1 alone: Ray's mode for laptops, chosen by a constant and by its variable."""
+    """Make every daemon listen on 127.0.0.1 only. A constant and an environment variable select this mode of Ray."""
     from ray._private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -162,6 +170,7 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _shutdown() -> Iterator[None]:
+    """Disconnect from Ray after the block."""
     import ray
 
     try:

@@ -1,8 +1,8 @@
-"""The private folder of a run's Ray cluster, and the promise that folder and processes end with the run.
+"""The session of a Ray cluster on one machine: a private folder, and processes, that never outlive the run.
 
-Ray gives its own temporary folder mode 0777, so it stands inside one that only this user can enter. Whatever the
-cluster's processes put into TMPDIR is in the session folder too. A watcher (`watch.py`) clears all of it when the
-driver is killed; what nobody could clear, the next run on this machine does.
+Ray gives its temporary folder the mode 0777, so this folder is put inside one that only this user can enter. Files that
+processes of the cluster write to TMPDIR are in the session folder too. A watcher (`watch.py`) clears the session when
+the driver is killed. If the watcher is killed too, the next run on this machine clears the session.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rlhf_suite.launch.stop import signals_blocked
 
 PREFIX = "rs-"
 LOCK = "lock"
-# Ray's longest socket is `<temp>/session_<26 characters>_<pid>/sockets/plasma_store`, and a path of a socket ends at
-# 107 bytes. `<temp>` is `<root>/rs-<8 characters>/r`.
+# The longest socket path of Ray is `<temp>/session_<26 characters>_<pid>/sockets/plasma_store`, and the path of a
+# socket
+# may have 107 bytes. `<temp>` is `<root>/rs-<8 characters>/r`.
 MAX_ROOT_BYTES = 107 - 64 - len("/rs-12345678/r")
 WATCHER_S = 30.0
 
@@ -37,21 +38,21 @@ class Session:
 
     @property
     def ray(self) -> Path:
-        """Where Ray's own folder is."""
+        """Return the path of the temporary folder of Ray."""
         return self.folder / "r"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every process of the cluster is started with: the mark by which it is found, and where its files go."""
+        """Return the environment variables of all processes of the cluster: the mark that finds them, and TMPDIR."""
         return {watch.MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp")}
 
     def leave(self) -> None:
-        """Tell the watcher that the cluster is being left: it kills what does not end within `watch.LEAVE_S`."""
+        """Tell the watcher that the driver is leaving, so that it kills what has not ended after `watch.LEAVE_S`."""
         os.write(self.pipe, b".")
 
 
 def root_problem() -> str | None:
-    """Why the folder for temporary files cannot hold Ray's sockets; None when it can."""
+    """Return why the folder for temporary files cannot hold the sockets of Ray, or None if it can."""
     root = tempfile.gettempdir()
     if not root.isascii():
         return f"{root} has characters other than ASCII, and Ray needs ASCII paths"
@@ -62,16 +63,16 @@ def root_problem() -> str | None:
 
 @contextmanager
 def session() -> Iterator[Session]:
-    """A session folder of this process for the block; at its end all processes that belong to it are killed."""
+    """Make a session for the block. After the block, kill all processes that belong to it and remove its folder."""
     root = Path(tempfile.gettempdir())
     clear_abandoned(root)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))  # 0700, and nobody else can have made it
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))  # mode 0700, and no other user can have made it
     (folder / "tmp").mkdir()
     new = folder / f"{LOCK}.new"
     new.touch()
     with new.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        new.rename(folder / LOCK)  # from here on others look whether it is held
+        new.rename(folder / LOCK)  # from here on, other runs test whether the lock is held
         watcher, pipe = _start_watcher(folder, lock.fileno())
         try:
             yield Session(folder, pipe)
@@ -83,14 +84,15 @@ def session() -> Iterator[Session]:
 
 
 def clear_abandoned(root: Path) -> None:
-    """Clear the sessions of this user whose drivers and watchers are dead: nobody holds their lock any more."""
+    """Clear the sessions of this user whose driver and watcher have ended, so that no process holds their lock."""
     for folder in root.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, gone by now, or just being made
+        with suppress(OSError):  # it belongs to another user, has just been removed, or is being made
             if not folder.is_symlink() and folder.stat().st_uid == os.getuid() and _is_abandoned(folder / LOCK):
                 watch.clear(folder)
 
 
 def _is_abandoned(lock: Path) -> bool:
+    """Return whether no process holds the lock of a session."""
     descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +104,7 @@ def _is_abandoned(lock: Path) -> bool:
 
 
 def _start_watcher(folder: Path, lock: int) -> tuple[subprocess.Popen[bytes], int]:
-    """The watcher, which holds the lock too, and this process's end of the pipe to it."""
+    """Start the watcher, which holds the lock too. Return it and the end of the pipe that this process writes to."""
     theirs, ours = os.pipe()
     command = [sys.executable, "-I", "-S", watch.__file__, str(folder), str(theirs)]
     with signals_blocked():
@@ -120,7 +122,7 @@ def _start_watcher(folder: Path, lock: int) -> tuple[subprocess.Popen[bytes], in
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block (Ray's daemons and actors inherit them) and put the old ones back."""
+    """Set environment variables for the block, which daemons and actors of Ray inherit; then restore the old values."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

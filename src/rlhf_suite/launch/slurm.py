@@ -1,7 +1,8 @@
-"""One Ray cluster over the nodes of one Slurm job: every task of the job runs the same program, one task per node.
+"""Start one Ray cluster over the nodes of a Slurm job, whose tasks all run the same program, one task per node.
 
-The first task starts the head and goes on with the run; the others lend their node until the run ends. They find each
-other through two small files in the run folder, which all nodes share: the head's address, and a stop mark.
+The first task starts the head node of Ray and continues with the run. The other tasks join their nodes to the cluster
+until the run ends. The tasks communicate through two small files in the run folder, which must be on a file system that
+all nodes share: the address of the head, and a file that says that the run has ended.
 """
 
 from __future__ import annotations
@@ -31,18 +32,23 @@ START_S = 120.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """This task's place in a Slurm job of several nodes. `tag` names the job and its restart."""
+    """The rank of this task in a Slurm job of several nodes. `tag` names the job and the number of its restart."""
 
     tag: str
     rank: int
     num_nodes: int
 
     def file(self, folder: Path, suffix: str) -> Path:
+        """Return the path of a file in the run folder by which the tasks of this job communicate."""
         return folder / f"ray_{self.tag}.{suffix}"
 
 
 def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The allocation this process runs in, or None outside Slurm and on a single node."""
+    """Return the Slurm job of several nodes in which this process runs; None on a single node or outside Slurm.
+
+    Raises:
+        RunError: the job does not have exactly one task on each node.
+    """
     if "SLURM_PROCID" not in environ or int(environ.get("SLURM_STEP_NUM_NODES", "1")) == 1:
         return None
     nodes, tasks = int(environ["SLURM_STEP_NUM_NODES"]), int(environ["SLURM_NTASKS"])
@@ -54,7 +60,7 @@ def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
 
 @contextmanager
 def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator[str]:
-    """Start the head on this node; yields its address, `host:port`. Ends every node's Ray on leaving."""
+    """Start the head of Ray on this node and yield its address, `host:port`; stop Ray on all nodes after the block."""
     token = allocation.file(folder, "token")
     folder.mkdir(parents=True, exist_ok=True)
     token.touch(mode=0o600)
@@ -72,22 +78,22 @@ def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator
         token.unlink(missing_ok=True)
 
 
-def serve_node(folder: Path, config: LaunchConfig) -> bool:
-    """On every node but the first: lend the node until the run ends, then True. Elsewhere: False at once."""
+def join_node(folder: Path, config: LaunchConfig) -> bool:
+    """Join this node to the cluster until the run ends, and return True. On the first node return False at once."""
     here = allocation()
     if here is None or here.rank == 0:
         return False
     address, stop = here.file(folder, "json"), here.file(folder, "stop")
     _wait(address.exists, None, f"{address} from the first node")
     head_address = json.loads(address.read_text())["address"]
-    # deferred: a signal that the scheduler sends to all nodes is for the driver on the first one to act upon
+    # deferred: the scheduler signals all nodes, but only the driver on the first node may act upon the signal
     with _node(here.file(folder, "token"), config, [f"--address={head_address}"]) as daemon, deferred():
         poll_until(lambda: stop.exists() or daemon.poll() is not None, poll_s=POLL_S)
     return True
 
 
 def wait_for_nodes(allocation: Allocation, timeout_s: float) -> None:
-    """Wait until every node of the job has joined."""
+    """Wait until all nodes of the job have joined the cluster; raise RunError after `timeout_s` seconds."""
     import ray
 
     def alive() -> int:
@@ -101,7 +107,7 @@ def wait_for_nodes(allocation: Allocation, timeout_s: float) -> None:
 
 @contextmanager
 def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Ray's daemons of this node; all its processes are gone after the block."""
+    """Run the daemons of Ray on this node; kill all of their processes after the block."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     with session() as place:
         command += [
@@ -122,7 +128,7 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
 
 
 def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:
-    """Wait until `ready`; a daemon that ends meanwhile, and the end of the time, are errors that name `what`."""
+    """Wait until `ready()`; raise RunError, which names `what`, if the daemon ends before or START_S seconds pass."""
 
     def is_over() -> bool:
         return ready() or (daemon is not None and daemon.poll() is not None)
@@ -131,16 +137,18 @@ def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, wha
     if daemon is not None and daemon.poll() is not None:
         raise RunError(f"`ray start` ended with exit code {daemon.returncode} while waiting for {what}")
     if not in_time:
-        raise RunError(f"waited {START_S:g} s for {what}")
+        raise RunError(f"waited {START_S:g} s for {what}, without success")
 
 
 def _listens(host: str, port: int) -> bool:
+    """Return whether a server accepts connections at this address."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
 
 
 def _free_port(host: str) -> int:
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

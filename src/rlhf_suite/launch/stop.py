@@ -1,9 +1,9 @@
-"""SIGTERM, SIGUSR2 and SIGHUP ask a run to stop; its loops look for the request after every step, save, and end.
+"""Stop a run on SIGTERM, SIGUSR2 or SIGHUP: its loop checks for the request after every step, saves, and ends.
 
-Slurm sends the first two before a time limit and at a preemption; `docker stop` and `timeout` send SIGTERM; a terminal
-that closes sends SIGHUP. While a loop works on its steps (`deferred`), the first signal is only noted: the loop asks
-for it with `requested` at its next step boundary, saves a checkpoint and raises `Stopped`. A second signal raises
-`Stopped` at once, and so does a first signal where no loop is at work yet: during the start there is nothing to save.
+Slurm sends SIGUSR2 before the time limit and SIGTERM at a preemption; `docker stop` and `timeout` send SIGTERM; a
+terminal that closes sends SIGHUP. Inside `deferred` the first signal is only recorded: the loop reads it with
+`requested` after its current step, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once.
+So does a first signal outside `deferred`, for example during the start, when there is nothing to save.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
-# `timeout` sends its signal to the process and then to its group: what follows so soon is the same request.
+# `timeout` signals the process and then its group: a signal that follows within this time is the same request.
 REPEATED_S = 1.0
 
 
 class Stopped(SystemExit):
-    """The run ends because signal `number` asked for it. The exit code is 128 + number, as shells write it.
+    """The run ends because it received signal `number`. The exit code is 128 + number, as in shells.
 
-    `saved` names the last step or row that is saved; empty when the run ended where nothing could be saved.
+    `saved` names the last step or row that is saved. It is empty if nothing could be saved.
     """
 
     def __init__(self, number: int, saved: str = "") -> None:
@@ -36,7 +36,7 @@ class Stopped(SystemExit):
 
 
 class _State:
-    """What the signal handler knows. One per process, because signal handlers are too."""
+    """The state of the signal handler. There is one per process, as there is one handler per process."""
 
     number: int | None = None  # the first signal that arrived
     at = 0.0  # when it arrived
@@ -48,13 +48,13 @@ _state = _State()
 
 
 def requested() -> int | None:
-    """The signal that asked this run to stop; None as long as there was none."""
+    """Return the signal that asked this run to stop, or None if there was none."""
     return _state.number
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """In the block the signals stop the run as the module says; afterwards the earlier handlers are back."""
+    """Handle the signals as described above during the block, then restore the earlier handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -65,7 +65,7 @@ def stoppable() -> Iterator[None]:
     except SystemExit as error:
         if _state.number is None or isinstance(error, Stopped):
             raise
-        raise Stopped(_state.number) from error  # a library replaced the exception that passed through it
+        raise Stopped(_state.number) from error  # a library has replaced our exception by its own
     finally:
         _state.depth -= 1
         if _state.depth == 0:
@@ -76,7 +76,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """In the block a first signal is only noted, for a loop that asks `requested` after every step."""
+    """Only record a first signal during the block, for a loop that calls `requested` after every step."""
     before, _state.is_deferred = _state.is_deferred, True
     try:
         yield
@@ -86,11 +86,11 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Start foreign daemons in this block: they never receive the signals, and the handlers stay ours.
+    """Block the signals while foreign daemons are started, and keep our signal handlers.
 
-    Slurm signals every process of a job and `timeout` a whole process group, but only the driver may decide. A blocked
-    signal is inherited by children; this process receives it at the end of the block, or when another thread of it
-    takes the signal, by the handler for SIGTERM that Ray has installed by then: that one exits.
+    Slurm signals every process of a job, and `timeout` signals a whole process group, but only the driver may act. The
+    daemons inherit the block and never receive the signals. This process receives a blocked signal at the end of the
+    block. If another thread receives it earlier, the handler runs that Ray has installed for SIGTERM, which exits.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -106,11 +106,12 @@ def signals_blocked() -> Iterator[None]:
 
 
 def _is_ignored(number: int) -> bool:
-    """Whether the user wants the signal ignored: `nohup` does so with SIGHUP."""
+    """Return whether the user wants to ignore the signal, as `nohup` does with SIGHUP."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal: record the first one, and raise Stopped unless it is deferred."""
     now = time.monotonic()
     if _state.number is None:
         _state.number, _state.at = number, now

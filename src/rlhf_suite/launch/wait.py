@@ -1,7 +1,8 @@
-"""Waiting for actors: each wait has a name and a deadline; a failure says who failed, doing what, and its last words.
+"""Wait for actors. Each wait has a name and a deadline. A failure names the actor, what it did, and its last output.
 
-A dead actor fails its pending call within milliseconds, a hung one never does. So the wait looks at each call by
-itself: a death is noticed while the others are busy, or stuck in a collective that waits for the dead one.
+The pending call of a dead actor fails within milliseconds; that of a hung actor never does. So the wait checks each
+call separately: it notices a death while the other actors are busy or hang in a collective that waits for the dead
+actor.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from ray.exceptions import RayActorError, RayTaskError
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import TAIL_LINES, Member
 
-# Ray reports a finished call at once; the poll only bounds how long a signal to the driver goes unheard.
+# Ray reports a finished call at once. The interval only bounds how long a signal to the driver is not handled.
 POLL_S = 1.0
-# When an actor dies its peers fail too ("connection closed by peer"), at times before the death itself is reported.
-# After a first failure the wait goes on this long in search of the cause.
+# When an actor dies, its peers fail too ("connection closed by peer"), sometimes before Ray reports the death itself.
+# So after a first failure the wait continues for this long, to find the cause.
 CAUSE_S = 2.0
 
 
 def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
-    """The results of `refs`, in their order; `actors[i]` is who computes `refs[i]`, `what` is what they do.
+    """Return the results of `refs`, in their order.
 
-    `what` reads on from "waiting for", for example "the policy update of step 12".
+    Args:
+        refs: the calls to wait for.
+        what: what the actors do; it completes "waiting for", as in "the policy update of step 12".
+        timeout_s: the deadline, in seconds.
+        actors: the actor of each call.
 
     Raises:
-        UserError, RunError: raised by an actor, as they are.
-        RunError: an actor died, or raised anything else, or did not answer within `timeout_s` seconds.
+        UserError, RunError: an actor raised this error.
+        RunError: an actor died, raised another exception, or did not answer in time.
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
@@ -53,7 +58,9 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
 
 
 def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
-    """The results of finished calls; a node whose daemon hangs may keep those that are not in this process."""
+    """Return the results of finished calls. This has a deadline, because the daemon of the node that has them
+    may hang.
+    """
     try:
         return ray.get(list(refs), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
@@ -61,7 +68,7 @@ def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
 
 
 def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[int]:
-    """Positions of the calls that are done, once any of them is; the errors are those of `wait_for`."""
+    """Wait until at least one call is done; return the positions of those that are. Errors are those of `wait_for`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if ray.wait(list(refs), timeout=POLL_S)[0]:
@@ -73,7 +80,7 @@ def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actor
 
 
 def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
-    """The error of a finished call, unwrapped when it is one of ours."""
+    """Return the error of a finished call, without the wrapper of Ray if it is one of ours, or None."""
     try:
         ray.get(ref, timeout=timeout_s)
     except RayTaskError as error:
@@ -84,11 +91,12 @@ def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
 
 
 def _is_cause(error: Exception) -> bool:
-    """Whether the error speaks for itself; anything else may be the echo of a peer's death."""
+    """Return whether the error is a cause by itself. Any other error may be a consequence of the death of a peer."""
     return isinstance(error, UserError | RunError | RayActorError)
 
 
 def _explain(failures: list[tuple[Member, Exception]], what: str) -> Exception:
+    """Return the error to raise: the first failure that is a cause, or else the first failure."""
     who, error = next((failure for failure in failures if _is_cause(failure[1])), failures[0])
     if isinstance(error, UserError | RunError):
         return error
@@ -101,18 +109,19 @@ def _explain(failures: list[tuple[Member, Exception]], what: str) -> Exception:
 
 
 def _trace(error: RayTaskError) -> str:
-    """The end of the actor's own traceback, without the marks under the source lines."""
+    """Return the end of the traceback of the actor, without the marks under source lines."""
     lines = [line for line in str(error).splitlines() if line.strip(" ^~")]
     return "\n".join(f"    {line}" for line in lines[1:][-TAIL_LINES:])
 
 
 def _cause_of_death(error: RayActorError) -> str:
-    """What Ray knows of a death: its last sentence, less the general advice that follows it."""
+    """Return what Ray knows about a death: its last sentence, without the general advice that follows."""
     said = str(error).split("Some common causes include")[0].strip().splitlines()
     return said[-1].strip()
 
 
 def _expired(late: list[Member], what: str, timeout_s: float) -> RunError:
+    """Return the error for actors that did not answer in time, with the end of the log of the first one."""
     names = ", ".join(sorted({who.name for who in late}))
     return RunError(
         f"no answer within {timeout_s:g} s (launch.timeout_s) from {names}, waiting for {what}\n{late[0].tail()}"

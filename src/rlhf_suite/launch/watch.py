@@ -1,12 +1,12 @@
-"""Ends what is left of a run's cluster when its driver is gone, however that ended: `kill -9` too.
+"""The watcher of a run's cluster: it kills what is left of the cluster when the driver has ended, even by `kill -9`.
 
-`python -I -S watch.py <session folder> <pipe>`, started by `session.py`. The driver holds the other end of the pipe. It
-writes a byte when it begins to leave; when the pipe closes, it is gone. The module imports nothing of the suite, so it
-starts at once and is small.
+`session.py` starts `python -I -S watch.py <session folder> <pipe>`. The driver holds the other end of the pipe. It
+writes a byte when it begins to leave the cluster. The pipe closes when the driver ends. This file imports nothing of
+the suite, so that it starts fast and needs little memory.
 
-A process belongs to the cluster when its environment names the session folder, or when it writes to a file there: Ray's
-workers overwrite their environment with their title, but have a log in the folder. Who their parent is does not
-matter.
+A process belongs to the cluster if its environment names the session folder, or if it has a file there open for
+writing. The second test is needed because Ray's workers overwrite their environment with their title; they have a log
+in the folder. The parent of a process does not matter.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "RLHF_SUITE_SESSION"  # in the environment of every process of a cluster: its session folder
-LEAVE_S = 10.0  # how long the driver may take to leave its cluster before the cluster's processes are killed
-GONE_S = 10.0  # how long killed processes are waited for
+MARK = "RLHF_SUITE_SESSION"  # environment variable of every process of a cluster; its value is the session folder
+LEAVE_S = 10.0  # how long the driver may take to leave its cluster before the processes of the cluster are killed
+GONE_S = 10.0  # how long to wait until killed processes have ended
 POLL_S = 0.05
 
 
 def watch(folder: Path, pipe: int) -> None:
-    """Wait for the driver's end, then clear `folder`; kill its processes earlier when the driver cannot leave them."""
+    """Wait until the driver ends, then clear `folder`. Kill the processes earlier if the driver hangs while it
+    leaves.
+    """
     driver = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP))
     if os.read(pipe, 1):
@@ -39,16 +41,16 @@ def watch(folder: Path, pipe: int) -> None:
 
 
 def clear(folder: Path, spared: int = 0) -> None:
-    """Kill the processes of the session, but not process `spared`, and remove its folder.
+    """Kill the processes of the session except process `spared`, and remove the session folder.
 
-    The driver is spared: it keeps Ray's log of its own open when it has left the cluster and goes on.
+    The driver is spared: after it has left the cluster it goes on, with its own log of Ray still open.
     """
     end_members(folder, spared)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_members(folder: Path, spared: int = 0) -> None:
-    """SIGKILL every other process of the session, stopped ones too, until none is left or `GONE_S` have passed."""
+    """Send SIGKILL to the processes of the session, stopped ones too, until all have ended or `GONE_S` have passed."""
     deadline = time.monotonic() + GONE_S
     while (found := members(folder) - {spared}) and time.monotonic() < deadline:
         for pid in found:
@@ -58,7 +60,7 @@ def end_members(folder: Path, spared: int = 0) -> None:
 
 
 def members(folder: Path) -> set[int]:
-    """The processes of the session, this one aside; zombies do not count."""
+    """Return the ids of the processes of the session, without this process and without zombies."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user
@@ -68,14 +70,15 @@ def members(folder: Path) -> set[int]:
 
 
 def is_marked(process: Path, folder: Path) -> bool:
+    """Return whether the environment of a process names the session folder."""
     return f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
 
 
 def writes_into(process: Path, folder: Path) -> bool:
-    """Whether the process has a file of the folder open for writing."""
+    """Return whether the process has a file in the folder open for writing."""
     write = 0o200
     for link in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was closed in the meantime
             if link.lstat().st_mode & write and link.readlink().is_relative_to(folder):
                 return True
     return False

@@ -1,1 +1,1 @@
-"""One file per task; `rlhf_suite.tasks.<name>.run` is what `task=<name>` runs."""
+"""One file per task: `task=<name>` runs the function `rlhf_suite.tasks.<name>.run`."""

@@ -1,4 +1,4 @@
-"""task=chat: a conversation with a model in the terminal, or with a pipe, one message a line."""
+"""task=chat: a conversation with a model in the terminal, or through a pipe with one message per line."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from rlhf_suite.tasks.warm_start import warm_started
 
 HELP = """\
 /reset          forget the conversation; the system message stays
-/system <text>  another system message; without text, none
+/system <text>  change the system message; without text, remove it
 /save <file>    add the conversation to a .jsonl file, as a row {"messages": [...]}
 /quit           end (also Ctrl-D)
-Ctrl-C stops an answer. A line that ends with a backslash goes on in the next one; one that begins with a space is a
-message even if a / follows."""
+Ctrl-C stops an answer. A line that ends with a backslash continues in the next line. A line that begins with a space is
+a message even if a / follows."""
 
 
 def run(config: ChatRun, folder: Path) -> dict[str, float]:
-    """Talk until /quit or the end of the input; returns how much was said."""
+    """Chat until /quit or the end of the input. Return the number of answers and of their tokens.
+
+    Raises:
+        UserError: the system message cannot be used, or the input is not UTF-8.
+    """
     path = warm_started(config.actor.model_name_or_path, "teacher")
     chat_model = ChatModel(path, config.chat, config.data, device_kind(config.launch))
     conversation = Conversation(chat_model.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
     try:
         conversation.set_system(config.chat.system)
     except RowError as error:
-        raise UserError(f"chat.system: {error.reason}. Leave it away") from error
+        raise UserError(f"chat.system: {error.reason}. Remove this flag") from error
     chat = Chat(chat_model, conversation, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     chat.note(f"{FLAG}={config.actor.model_name_or_path}. /help lists the commands", in_pipe=False)
     chat.talk()
@@ -42,7 +46,7 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
 
 
 class Chat:
-    """Lines to answers. In a pipe, answers alone go to stdout; what else there is to say goes to stderr."""
+    """Reads lines and writes answers. In a pipe, only answers go to stdout; notices go to stderr."""
 
     def __init__(self, chat_model: ChatModel, conversation: Conversation, is_terminal: bool) -> None:
         self.chat_model, self.conversation, self.is_terminal = chat_model, conversation, is_terminal
@@ -52,7 +56,7 @@ class Chat:
             import_module("readline")  # arrow keys and history for input()
 
     def talk(self) -> None:
-        """Until the input ends."""
+        """Read and answer messages until the input ends or /quit."""
         goes_on = True
         while goes_on:
             try:
@@ -69,7 +73,7 @@ class Chat:
             goes_on = self.take(message)
 
     def read(self) -> str:
-        """A message: a line, with those after it as long as each ends with a backslash."""
+        """Return the next message: a line, joined with the next line as long as it ends with a backslash."""
         lines = [input("> " if self.is_terminal else "")]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
@@ -77,7 +81,7 @@ class Chat:
         return "\n".join(lines)
 
     def take(self, message: str) -> bool:
-        """Answer a message or follow a command; whether the chat goes on."""
+        """Answer a message or carry out a command. Return whether the chat continues."""
         if message.startswith("/"):
             return self.command(*message.partition(" ")[::2])
         if message.strip():
@@ -85,7 +89,7 @@ class Chat:
         return True
 
     def command(self, name: str, rest: str) -> bool:
-        """Follow a command; whether the chat goes on."""
+        """Carry out a command. Return whether the chat continues."""
         rest = rest.strip()
         match name:
             case "/quit":
@@ -100,18 +104,20 @@ class Chat:
             case "/save":
                 self.save(rest)
             case _:
-                self.note(f"There is no command {name}; /help lists them. Put a space before a message that begins so")
+                self.note(
+                    f"There is no command {name}; /help lists them. Put a space before a message that begins with /"
+                )
         return True
 
     def reply(self, message: str) -> None:
-        """Stream the answer, and say where it is not what one would take it for."""
+        """Stream the answer, and say if it was stopped or cut, or if old turns were dropped."""
         try:
             ids, dropped = self.conversation.add_message(message)
         except RowError as error:
             self.note(error.reason)
             return
         if dropped:
-            self.note(f"({dropped} of the oldest turns dropped: the conversation has outgrown chat.max_len)")
+            self.note(f"(turns dropped from the start of the conversation: {dropped}; it is longer than chat.max_len)")
         answer = self.chat_model.respond(ids, self.write)
         self.write("\n")
         if answer.is_interrupted and not self.is_terminal:
@@ -125,14 +131,14 @@ class Chat:
             self.note("(stopped)" if answer.is_interrupted else "(cut at chat.max_new_tokens)")
 
     def set_system(self, text: str) -> None:
-        """Another system message, or none."""
+        """Change the system message; an empty text removes it."""
         try:
             self.conversation.set_system(text)
         except RowError as error:
             self.note(error.reason)
 
     def save(self, file: str) -> None:
-        """Write the conversation down."""
+        """Add the conversation to a file."""
         if not file or not self.conversation.turns:
             self.note("write /save <file>" if not file else "There is nothing to save yet")
             return
@@ -144,11 +150,11 @@ class Chat:
             self.note(f"saved to {file}", in_pipe=False)
 
     def write(self, text: str) -> None:
-        """Write a piece of an answer, as it is; on a terminal nothing in it acts."""
+        """Write a piece of an answer. On a terminal, control characters are escaped."""
         sys.stdout.write(printable(text, len(text), keep_lines=True) if self.is_terminal else text)
         sys.stdout.flush()
 
     def note(self, text: str, in_pipe: bool = True) -> None:
-        """A line that is no answer."""
+        """Print a line that is not part of an answer."""
         if self.is_terminal or in_pipe:
             self.console.print(printable(text, keep_lines=True), style="dim", markup=False)

@@ -1,4 +1,4 @@
-"""task=check_reward: the reward over a few rows, told row by row, before any GPU is used."""
+"""task=check_reward: score a few rows, report each row and the whole batch, and use no GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAME = 1e-6  # scores that differ by less are equal
 
 @dataclass(frozen=True)
 class Checked:
-    """A row scored alone, by the sources `names`. `item` is None where the row itself cannot be read."""
+    """The outcome of a row that was scored alone by the sources `names`. `item` is None if the row is unusable."""
 
     where: str
     item: Sample | None
@@ -44,7 +44,11 @@ class Checked:
 
 
 def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
-    """Score each row alone, then all of them as one batch; tell both. RunError when a row has no score."""
+    """Score each row alone, then all rows as one batch; print both and return the metrics.
+
+    Raises:
+        RunError: a row has no score.
+    """
     given, log, console = rows(config), RunFolder(folder).logs / REWARD_LOG, Console()
     with closing(Rewards(config.reward, log)) as rewards:
         progress = Progress(LoggerConfig(), config.task, len(given), 0, console.is_terminal)
@@ -65,13 +69,13 @@ def run(config: CheckRewardRun, folder: Path) -> dict[str, float]:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     failed = failures({each.where: each.outcome for each in checked}) or failures(in_batch, " in a batch")
     if failed:
-        printed = f"; what reward code printed is in {log}" if log.exists() and log.stat().st_size else ""
+        printed = f"; the output of the reward code is in {log}" if log.exists() and log.stat().st_size else ""
         raise RunError(f"{len(failed)} of {len(checked)} rows have no score; the first is {failed[0]}{printed}")
     return metrics
 
 
 def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
-    """`file:line: error: why` of every row without a score."""
+    """Return `file:line: kind: reason` for every row without a score."""
     return [
         f"{where}{how}: {outcome.kind}: {outcome.reason}"
         for where, outcome in outcomes.items()
@@ -80,7 +84,7 @@ def failures(outcomes: Mapping[str, Outcome], how: str = "") -> list[str]:
 
 
 def rows(config: CheckRewardRun) -> list[RowOrError]:
-    """The first `data.max_samples` rows after `data.skip_samples`."""
+    """Return the first `data.max_samples` rows after `data.skip_samples`; raise UserError if there are none."""
     data = config.data
     assert data.dataset is not None
     source = RowSource(data.dataset, data.dataset_split, data.skip_samples, data.max_samples, DATASET)
@@ -91,7 +95,7 @@ def rows(config: CheckRewardRun) -> list[RowOrError]:
 
 
 def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: Rewards) -> Iterator[Checked]:
-    """The rows one at a time. Without a column of responses the label is the response."""
+    """Score the rows one at a time. Without a column of responses the label is scored as the response."""
     for row in given:
         try:
             if isinstance(row, RowError):
@@ -108,19 +112,22 @@ def scored_alone(config: CheckRewardRun, given: Sequence[RowOrError], rewards: R
 
 
 def table(checked: Sequence[Checked]) -> Table:
-    """A line per row; of several sources the score of each too."""
-    result = Table("row", "datasource", "score or why there is none", "seconds")
+    """Return a table with a line for each row and, with several sources, the score of each source."""
+    result = Table("row", "datasource", "score or reason", "seconds")
     for each in checked:
         result.add_row(
             Text(printable(each.where), overflow="fold"),
             Text(printable(each.item.datasource) if each.item else ""),
-            Text(told(each.outcome, each.names), style="red" if isinstance(each.outcome, RewardFailure) else ""),
+            Text(
+                outcome_text(each.outcome, each.names), style="red" if isinstance(each.outcome, RewardFailure) else ""
+            ),
             f"{each.seconds:.3g}",
         )
     return result
 
 
-def told(outcome: Outcome, names: Sequence[str]) -> str:
+def outcome_text(outcome: Outcome, names: Sequence[str]) -> str:
+    """Return the score with the score of each source, or the reason why there is none."""
     if isinstance(outcome, RewardFailure):
         return f"{outcome.kind}: {printable(outcome.reason, keep_lines=True)}"
     parts = [f"{name} {outcome.extra[f'{name}/mean']:.4g}" for name in names if name]
@@ -128,7 +135,7 @@ def told(outcome: Outcome, names: Sequence[str]) -> str:
 
 
 def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
-    """Counts and the spread of the scores; `rows_per_s` of the whole batch, as training asks."""
+    """Return counts and statistics of the scores. `speed` is in rows per second of the whole batch, as in training."""
     scores = [each.outcome.reward for each in checked if isinstance(each.outcome, Scored)]
     kinds = [each.outcome.kind for each in checked if isinstance(each.outcome, RewardFailure)]
     counts = {"rows": len(checked), "errors": kinds.count("error"), "timeouts": kinds.count("timeout")}
@@ -141,7 +148,7 @@ def summary(checked: Sequence[Checked], speed: float) -> dict[str, float]:
 
 
 def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mapping[str, Outcome]) -> Iterator[str]:
-    """What is no failure, but nothing can be learned from, or is likely a mistake."""
+    """Yield what is not a failure, but probably a mistake or useless for training."""
     known = [each.outcome for each in checked if isinstance(each.outcome, Scored)]
     scores = [each.reward for each in known]
     full = [each for each in known if each.score >= 1 - SAME]
@@ -149,17 +156,17 @@ def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mappi
         less = f"{len(known) - len(full)} of {len(known)} labels"
         yield f"{less} do not get full marks (a score of 1) as their own answer"
     elif config.data.output_key is not None and len(scores) > 1 and max(scores) - min(scores) < SAME:
-        yield f"all scores are {scores[0]:.4g}: nothing can be learned from such rows"
+        yield f"all scores are {scores[0]:.4g}: a model cannot learn from such rows"
     items = [each.item for each in checked if each.item is not None]
     asks_servers = any(is_http(source.remote_url) for source in named_sources(config.reward).values())
     if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
         yield (
-            "no response has an end-of-sequence token behind it, as finished ones have in rollouts; a reward model "
-            "behind a server scores them as if they were cut off. Set data.response_end to that token"
+            "no response ends with an end-of-sequence token, as finished responses do in rollouts; a reward model "
+            "behind a server scores them as if they were cut off. Set data.response_end to this token"
         )
     pairs = [(each.outcome, in_batch.get(each.where)) for each in checked]
     differ = [
         a for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and abs(a.reward - b.reward) > SAME
     ]
     if differ:
-        yield f"{len(differ)} rows score differently in a batch than alone; a response is to be scored by itself"
+        yield f"{len(differ)} rows score differently in a batch than alone; a score must not depend on other responses"

@@ -1,4 +1,4 @@
-"""task=conditional_sft: answer prompts, tune on all answers with their rewards in the prompts; ask for the highest."""
+"""task=conditional_sft: generate answers, fine-tune on all of them with their rewards in the prompts, and repeat."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
 def run(config: ConditionalSFTRun, folder: Path) -> dict[str, float]:
-    """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
-    asked = config.loop.target_reward
+    """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
+    target = config.loop.target_reward
     recipe = Recipe(
         trained="sft",
         select=all_responses,
         train=lambda model, rows, output: sft_run(config, model, rows, output),
-        target=lambda rows: asked if asked is not None else max(row[SCORE] for row in rows),
+        target=lambda rows: target if target is not None else max(row[SCORE] for row in rows),
     )
     return run_loop(config, folder, recipe)

@@ -1,4 +1,4 @@
-"""task=generate: a model's answers to the prompts of a file, by vLLM engines, in order; resumable at any instant."""
+"""task=generate: write the responses of a model to the prompts of a file, in order, by vLLM; it can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlhf_suite.train.notices import chat_template_notices
 
 
 def run(config: GenerateRun, folder: Path) -> dict[str, float]:
-    """Write the answers; returns how many there are, their mean score and the speed."""
+    """Write the responses. Return counts, the mean score and the speed."""
     shard, samples = shard_of(config.generate.shard), config.rollout.n_samples_per_prompt
     assert shard is not None
     source = prompt_rows(config.data)
@@ -46,7 +46,7 @@ def run(config: GenerateRun, folder: Path) -> dict[str, float]:
 
 @contextmanager
 def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
-    """Engines that are up, and what turns rows into answers with them."""
+    """Start the engines and yield what generates responses with them; stop the engines after the block."""
     journal, path = job.journal, warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
     tokenizer = load_tokenizer(path, config.data)
     if job.left == job.rows:
@@ -69,7 +69,9 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
 
 
 def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowOrError]]], on_bad_row: str) -> None:
-    """Refuse rows of which none is a prompt, before any engine starts. The first that is one ends the search."""
+    """Raise UserError if no row is a usable prompt, before any engine starts. The search ends at the first
+    usable row.
+    """
     bad = BadRows(on_bad_row)
     for row in chain.from_iterable(rows for _, rows in chunks):
         try:

@@ -1,4 +1,4 @@
-"""task=iterative_dpo: answer prompts, prefer the best answer to the worst by DPO; again with the model of that."""
+"""task=iterative_dpo: generate answers, train by DPO on the best and worst answers, repeat with the new model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_suite.tasks.loop import Recipe, first_model, run_loop
 
 
 def run(config: IterativeDPORun, folder: Path) -> dict[str, float]:
-    """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
+    """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
     reference = first_model(config) if config.loop.fixed_reference_enable else config.ref.model_name_or_path
     recipe = Recipe(
         trained="dpo",

@@ -1,7 +1,7 @@
-"""What the loops share: answer prompts, select of the answers, train on what is selected, measure; again and again.
+"""The common part of all loops: generate answers, select rows from them, train on these rows, evaluate, and repeat.
 
-A loop says how it selects and what it trains (`Recipe`). Stages: `iter_<i>/generate`, `iter_<i>/<trained>`, and with
-held-out prompts `evaluate_<i>`, the model after i iterations.
+A `Recipe` says how a loop selects rows and what it trains. The stages are `iter_<i>/generate`, `iter_<i>/<trained>`
+and, with held-out prompts, `evaluate_<i>` for the model after i iterations.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """`select`: what is trained on of a prompt's answers. `train`: the run that trains a model on such rows, made of
-    (model, rows, output folder). `target`: the reward that the prompts of the trained model ask for, by its rows."""
+    """What distinguishes one loop from another.
+
+    Attributes:
+        trained: the name of the training stage.
+        select: returns the rows to train on from the answers to one prompt, or the reason why there are none.
+        train: returns the run that trains a model, from the model, the file of rows and the output folder.
+        target: returns the reward that prompts of the trained model ask for, from the rows it was trained on.
+    """
 
     trained: str
     select: Callable[[ResponseGroup], Selected]
@@ -51,7 +57,7 @@ class Recipe:
 
 @dataclass
 class Loop:
-    """One loop in its folder."""
+    """A loop that runs in its folder."""
 
     config: LoopRun
     steps: Stages
@@ -60,7 +66,7 @@ class Loop:
     metrics: list[dict[str, float]] = field(default_factory=list)  # by iteration
 
     def run(self, model: str) -> dict[str, float]:
-        """All iterations, from `model`; returns the last metrics."""
+        """Run all iterations, starting with `model`. Return the last value of each metric."""
         shares, target = shares_of(self.config), None
         self.evaluate(0, model, target)
         for iteration, share in enumerate(shares):
@@ -71,7 +77,11 @@ class Loop:
         return {name: value for metrics in self.metrics for name, value in metrics.items()}
 
     def select(self, iteration: int, run: GenerateRun) -> list[dict[str, Any]]:
-        """The rows to train on: of the answers to the iteration's prompts."""
+        """Generate answers to the prompts of an iteration and return the rows to train on.
+
+        Raises:
+            RunError: nothing was selected.
+        """
         self.say(iteration, f"answering {run.data.max_samples} prompts")
         answers, score = self.answers(f"iter_{iteration}/generate", f"iter_{iteration}/score", run)
         groups = response_groups(answers, self.config.data.input_key, self.config.data.tools_key)
@@ -84,7 +94,7 @@ class Loop:
         return rows
 
     def train(self, iteration: int, model: str, rows: list[dict[str, Any]], is_last: bool) -> str:
-        """Train `model` on the rows; returns where the trained one is."""
+        """Train `model` on the rows. Return the path of the trained model."""
         path = self.steps.write(f"iter_{iteration}/rows.jsonl", rows)
         self.say(iteration, f"training {model}")
         place = final_folder(self.config.ckpt.output_dir, RunFolder(self.steps.folder))
@@ -94,7 +104,7 @@ class Loop:
         return str(stage.status().get("outputs", {}).get("actor", output or stage.model))
 
     def evaluate(self, iteration: int, model: str, target: float | None) -> None:
-        """The share of held-out prompts whose likeliest answer of `model` is right, and the mean score."""
+        """Log the share of held-out prompts whose greedy answer is right, and the mean score."""
         if self.config.eval.dataset is None:
             return
         self.say(iteration, "evaluating" + ("" if target is None else f", asked for a reward of {target:g}"))
@@ -105,7 +115,7 @@ class Loop:
         self.log(iteration, {"eval/pass1": passed, "eval/reward": sum(scores) / len(scores)})
 
     def answers(self, name: str, scorer: str, run: GenerateRun) -> tuple[Path, float]:
-        """The file of the scored answers, and their mean score; a reward model scores them in a stage of its own."""
+        """Return the file of the scored answers and their mean score. A reward model scores them in its own stage."""
         stage, file = self.steps.run(name, run), "generations.jsonl"
         if self.config.reward.model_name_or_path is not None:
             stage, file = self.steps.run(scorer, score_run(self.config, stage.path / file)), "scores.jsonl"
@@ -116,7 +126,7 @@ class Loop:
         self.metrics += [{}] * (iteration + 1 - len(self.metrics))
         self.metrics[iteration] = self.metrics[iteration] | metrics
         self.sinks.log(iteration, metrics)
-        self.steps.tell(iteration=iteration, iterations=self.config.loop.num_iterations, metrics=self.metrics)
+        self.steps.record(iteration=iteration, iterations=self.config.loop.num_iterations, metrics=self.metrics)
 
     def say(self, iteration: int, text: str) -> None:
         if self.config.logger.progress:
@@ -143,20 +153,22 @@ def first_model(config: LoopRun) -> str:
 
 
 def shares_of(config: LoopRun) -> list[Share]:
-    """The prompts of each iteration."""
+    """Return the share of the prompts for each iteration; raise UserError if there are fewer prompts than
+    iterations.
+    """
     rows, count = prompt_rows(config.data).part(0, 1), config.loop.num_iterations
     size = config.loop.prompts_per_iteration
     if size is not None:
         size = min(size, len(rows))
         return [Share(rows.start + i % (len(rows) // size) * size, size) for i in range(count)]
     if len(rows) < count:
-        raise UserError(f"loop.num_iterations={count}: there are only {len(rows)} prompts; lower it")
+        raise UserError(f"loop.num_iterations={count}: there are only {len(rows)} prompts; use fewer iterations")
     ends = [len(rows) * i // count for i in range(count + 1)]
     return [Share(rows.start + start, stop - start) for start, stop in pairwise(ends)]
 
 
 def selected(found: Iterable[Selected]) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """The rows, and why other prompts have none."""
+    """Return the selected rows, and for how many prompts nothing was selected, by reason."""
     rows, dropped = list[dict[str, Any]](), Counter[str]()
     for one in found:
         if isinstance(one, str):
@@ -167,7 +179,7 @@ def selected(found: Iterable[Selected]) -> tuple[list[dict[str, Any]], Counter[s
 
 
 def apart(run: SupervisedRun, folder: Path, name: str) -> SupervisedRun:
-    """The run with a name and curves of its own wherever metrics go."""
+    """Return the run with a name of its own in Weights & Biases and TensorBoard."""
     logger, label = run.logger, f"{folder.name}/{name}"
     wandb = replace(logger.wandb, group=logger.wandb.group or folder.name, run_name=label)
     tensorboard = logger.tensorboard_dir and str(Path(logger.tensorboard_dir) / Path(label).parent)
@@ -175,7 +187,7 @@ def apart(run: SupervisedRun, folder: Path, name: str) -> SupervisedRun:
 
 
 def table(metrics: list[dict[str, float]]) -> Table:
-    """A row for the model after each number of iterations: how well it does, and what its answers were good for."""
+    """Return a table with the metrics of the model after each number of iterations."""
     names = [name for name in COLUMNS if any(name in row for row in metrics)]
     result = Table("iterations", *(COLUMNS[name] for name in names))
     for iteration, row in enumerate(metrics):

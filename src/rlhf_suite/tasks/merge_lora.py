@@ -1,4 +1,4 @@
-"""task=merge_lora: a LoRA adapter and its base model become one Hugging Face folder."""
+"""task=merge_lora: merge a LoRA adapter into its base model and write a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_suite.train.output import deliver, final_folder
 
 
 def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
-    """Merge and write; the model goes to `ckpt.output_dir`, or to `<folder>/model`."""
+    """Merge the adapter and write the model to `ckpt.output_dir`, or to `<folder>/model`. Return the merged layers."""
     base, path = config.actor.model_name_or_path, config.lora.path
     assert base is not None and path is not None
     record = RunFolder(folder)

@@ -1,4 +1,4 @@
-"""task=rejection_sampling: answer prompts, keep the best answer to each, tune on those; again with the tuned model."""
+"""task=rejection_sampling: generate answers, fine-tune on the best answer to each prompt, repeat with the new model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_suite.tasks.loop import Recipe, run_loop
 
 
 def run(config: RejectionSamplingRun, folder: Path) -> dict[str, float]:
-    """Return the last metrics; the model of the last iteration is in `<folder>/model`."""
+    """Run the loop and return its last metrics. The model of the last iteration is in `<folder>/model`."""
     recipe = Recipe(
         trained="sft",
         select=lambda answers: best_response(answers, config.loop.min_score),

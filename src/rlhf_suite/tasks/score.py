@@ -1,4 +1,4 @@
-"""task=score: scores for the responses of a file, by a rule, a file, servers or a (process) reward model; resumable."""
+"""task=score: score the responses of a file by a rule, a file, servers or a (process) reward model; can be resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlhf_suite.rl.scoring import REWARD_LOG
 
 
 def run(config: ScoreRun, folder: Path) -> dict[str, float]:
-    """Write the scored rows; returns how many there are and their mean score."""
+    """Write the scored rows. Return counts and the mean score."""
     shard, source = shard_of(config.score.shard), row_source(config)
     assert shard is not None
     rows = source.part(*shard)
@@ -39,7 +39,11 @@ def run(config: ScoreRun, folder: Path) -> dict[str, float]:
 
 @contextmanager
 def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
-    """Yield what reads the rows and what scores them, ready."""
+    """Start the source of the scores and yield what reads the rows and what scores them; stop it after the block.
+
+    Raises:
+        UserError: a process reward model needs more tokens for one solution than `score.max_tokens_per_gpu` allows.
+    """
     path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
     log = folder.logs / REWARD_LOG
     if reward.process.enable:
@@ -49,7 +53,9 @@ def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Re
         encoder = solution_encoder(process.model_name_or_path, flag, process.step_separator)
         least, budget = encoder.form.max_len, config.score.max_tokens_per_gpu
         if least > budget:
-            raise UserError(f"score.max_tokens_per_gpu={budget} holds no whole solution; write {least} or more")
+            raise UserError(
+                f"score.max_tokens_per_gpu={budget} is too small for a whole solution; write {least} or more"
+            )
         with running(ScoreWorker, "process", ranks, config.launch, folder, (config,)) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)

@@ -1,7 +1,7 @@
-"""The stages of a loop: each a run of another task in a folder and a process of its own, and done once.
+"""Run the stages of a loop. Each is a run of another task, in its own folder and its own process, and is done once.
 
-What is done is what the stages' own `status.json` say; files that the loop itself makes of them are written whole. So a
-loop that is killed anywhere goes on with the stage it was in. `loop.json` tells where it is:
+The `status.json` of a stage records whether it is done. Files that the loop makes from stages are written as a whole.
+So a loop that was killed continues with the stage in which it was killed. `loop.json` shows the progress:
 `{"iteration": 1, "iterations": 3, "stages": {"iter_0/generate": "done", ...}, "metrics": [{"eval/pass1": 0.4}, ...]}`.
 """
 
@@ -27,32 +27,32 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.processes import exclusive_lock, run_child
 from rlhf_suite.tracking.run_folder import RunFolder
 
-ORPHAN_S = 120.0  # for what a killed loop has left: an engine with a large model takes a while to go
-OTHER = "choose another folder, or run it again as it was"
+ORPHAN_S = 120.0  # for processes that a killed loop has left: an engine with a large model needs time to end
+OTHER = "choose another folder, or run the loop again with the earlier flags"
 
 
 @dataclass
 class Stages:
-    """Runs stages in `folder`. Make one with `stages`."""
+    """Runs stages in `folder`. The function `stages` makes this object."""
 
     folder: Path
     allowed: Collection[str]  # ckpt.allow_changes
-    lock: int  # inherited by the stages, so that nobody else works in the folder before they are gone
+    lock: int  # inherited by the stages, so that no other process uses the folder before they have ended
     state: dict[str, Any] = field(default_factory=lambda: {"stages": {}})
 
     def run(self, name: str, run: ResumableRun) -> RunFolder:
-        """Do the stage `name`, a run in `<folder>/<name>`, unless it is done.
+        """Run the stage `name` in `<folder>/<name>` unless it is done. Return its run folder.
 
         Raises:
-            UserError: the folder holds a run of another configuration.
-            RunError: the stage failed, in the words that it left.
+            UserError: the folder contains a run with another configuration.
+            RunError: the stage failed; the message is that of the stage.
         """
         stage = RunFolder(self.folder / name)
         begun = stage.status()["state"] != "new"
         if begun:
             check_same(run, stage, name, self.allowed)
         if stage.status()["state"] != "done":
-            self.tell(stages=self.state["stages"] | {name: "running"})
+            self.record(stages=self.state["stages"] | {name: "running"})
             stage.path.mkdir(parents=True, exist_ok=True)
             ckpt = replace(run.ckpt, load_enable=begun, allow_changes=[*self.allowed])
             save(replace(run, ckpt=ckpt), stage.config)
@@ -60,38 +60,38 @@ class Stages:
             code = run_child(command, keep=[self.lock])
             if code or stage.status()["state"] != "done":
                 raise failure(name, stage, code)
-        shutil.rmtree(stage.checkpoints, ignore_errors=True)  # only a stage that goes on needs them
-        self.tell(stages=self.state["stages"] | {name: "done"})
+        shutil.rmtree(stage.checkpoints, ignore_errors=True)  # only an unfinished stage needs them
+        self.record(stages=self.state["stages"] | {name: "done"})
         return stage
 
     def write(self, name: str, rows: Iterable[dict[str, Any]]) -> Path:
-        """Write rows, a function of what the stages left, as JSON lines to `<folder>/<name>`.
+        """Write rows that were computed from finished stages to the file `<folder>/<name>`; return its path.
 
         Raises:
-            UserError: other rows are there, from before a flag or the data was changed.
+            UserError: the file exists with other rows, so a flag or the data has changed.
         """
         path, text = self.folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         if not path.exists():
             write_text(path, text)
         elif path.read_text() != text:
-            raise UserError(f"{path} was made with other flags, or of other data: {OTHER}")
+            raise UserError(f"{path} was made with other flags or from other data: {OTHER}")
         return path
 
-    def tell(self, **values: Any) -> None:
-        """Put values into loop.json."""
+    def record(self, **values: Any) -> None:
+        """Update values in loop.json."""
         self.state |= values
         write_json(RunFolder(self.folder).loop, self.state)
 
 
 @contextmanager
 def stages(folder: Path, allowed: Collection[str] = ()) -> Iterator[Stages]:
-    """The stages in `folder`, for this process alone; `allowed`: flags that may differ from when they were begun."""
+    """Lock `folder` for this process and yield its stages. `allowed` are flags that may differ from earlier stages."""
     with exclusive_lock(folder / "loop.lock", ORPHAN_S) as lock:
         yield Stages(folder.absolute(), allowed, lock)
 
 
 def check_same(run: ResumableRun, stage: RunFolder, name: str, allowed: Collection[str]) -> None:
-    """Refuse a stage that has begun as another run, apart from what may differ in a continuation."""
+    """Raise UserError if a stage was started with other flags than `run`, except for flags that may differ."""
     if stage.status()["fingerprint"] == fingerprint(run):
         return
     before = load_earlier(stage.config)
@@ -101,11 +101,11 @@ def check_same(run: ResumableRun, stage: RunFolder, name: str, allowed: Collecti
 
 
 def failure(name: str, stage: RunFolder, code: int) -> Exception:
-    """Why a stage ended early, and where to read more."""
+    """Return the error for a stage that failed, with the paths of its logs."""
     error = stage.status()["error"]
     if error is None:
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        error = f"it ended without a word ({ended}{', out of memory?' if code == -signal.SIGKILL else ''})"
+        error = f"it ended without an error message ({ended}{', out of memory?' if code == -signal.SIGKILL else ''})"
     logs = [path for path in (stage.path / "error.log", stage.logs) if path.exists()]
     more = f"\nmore is in {' and '.join(map(str, logs))}" if logs else ""
     kind = UserError if code == 2 else RunError

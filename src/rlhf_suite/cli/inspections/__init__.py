@@ -1,6 +1,6 @@
-"""The last part of the preflight: cheap looks at files, servers and this machine, before anything heavy is imported.
+"""The last part of the preflight: inspect files, servers and this machine before anything heavy is imported.
 
-The rules in `config/checks` compare flags with flags. An inspection compares a flag with the world: whether a file
+The rules in `config` compare flags with flags. An inspection compares a flag with the world: whether a file
 exists and can be read, whether a folder can be written, whether a server answers. Each file here inspects one subject
 and lists its functions in `INSPECTIONS`. An inspection must take well under a second and import nothing heavy.
 """
@@ -13,14 +13,13 @@ from pathlib import Path
 from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.cli.inspections.models import models_fit
-from rlhf_suite.cli.inspections.outputs import OUTPUTS
-from rlhf_suite.cli.inspections.resume import resume_fits
-from rlhf_suite.cli.inspections.reward_token import token_fits_a_header
-from rlhf_suite.cli.inspections.rewards import reward_files_define, reward_servers_answer
+from rlhf_suite.cli.inspections.outputs import OUTPUTS, resume_fits
+from rlhf_suite.cli.inspections.rewards import reward_files_define, reward_servers_answer, token_fits_a_header
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
-# Takes the run and its folder; the folder is None where it is not known yet (a sweep's parent, `explain=true`).
+# An inspection takes the run and its folder. The folder is None if it is not known yet (for a whole sweep,
+# `explain=true`).
 Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
 INSPECTIONS: tuple[Inspection, ...] = (
@@ -36,5 +35,5 @@ INSPECTIONS: tuple[Inspection, ...] = (
 
 
 def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:
-    """Return every problem that the inspections find in these runs, each once."""
+    """Return every problem that the inspections find in these runs, without repetitions."""
     return distinct(problem for run in runs for inspection in INSPECTIONS for problem in inspection(run, folder))

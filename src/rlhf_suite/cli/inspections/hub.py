@@ -1,4 +1,4 @@
-"""Names of the Hugging Face hub: in the local cache, or to be fetched over a network that is there."""
+"""Inspect names of the Hugging Face hub: each must be in the local cache, or the hub must be reachable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
 from rlhf_suite.launch.slurm import allocation
 
-# As huggingface_hub reads them. Importing it here would fix its settings before the run has made its own.
+# Read as huggingface_hub reads them. An import of it here would fix its settings before the run can set its own.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 HF_HOME = Path(os.environ.get("HF_HOME") or CACHE / "huggingface").expanduser()
 HF_HUB_CACHE = Path(os.environ.get("HF_HUB_CACHE") or HF_HOME / "hub").expanduser()
@@ -28,25 +28,25 @@ CONNECT_S = 3.0
 
 
 def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Each name that is neither here nor in the cache can be fetched. The network is asked only where the run runs."""
+    """Yield a problem for each name that cannot be fetched. The network is used only where the run itself will run."""
     absent = [(key, name) for key, name in wanted(run) if not is_cached(key, name)]
     for key, name in absent:
         if not NAME.fullmatch(name):
-            yield Problem(key, f"{name} is not a file or folder here, nor a name of the hub", "check the spelling")
+            yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", "check the spelling")
     named = [(key, name) for key, name in absent if NAME.fullmatch(name)]
     here = allocation() if folder is not None else None
     if folder is None or not named or (here is not None and here.rank > 0):
         return
     reason = hub_problem()
     for key, name in named if reason else ():
-        what = f"{name} is not a folder here and not in the cache ({HF_HUB_CACHE}), and {reason}"
+        what = f"{name} is neither a folder here nor in the cache ({HF_HUB_CACHE}), and {reason}"
         kind = " --repo-type dataset" if key in DATA else ""
-        fix = f"give a folder, or fill the cache where there is a network: hf download {name}{kind}"
+        fix = f"give a folder, or fill the cache on a machine with a network: hf download {name}{kind}"
         yield Problem(key, what, fix)
 
 
 def wanted(run: Run) -> Iterator[tuple[str, str]]:
-    """Flags and the names in them that are not files or folders."""
+    """Yield the names of models and data sets that are not files or folders here, each with its flag."""
     for use in model_uses(run):
         if not Path(use.path).is_dir():
             yield use.key, use.path
@@ -56,7 +56,7 @@ def wanted(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def is_cached(key: str, name: str) -> bool:
-    """Whether the hub's cache holds a model, or a data set as it is or as `datasets` has prepared it."""
+    """Return whether the cache holds a model or a data set, the latter also as prepared by `datasets`."""
     if key not in DATA:
         return cached_model(name) is not None
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets")
@@ -65,13 +65,13 @@ def is_cached(key: str, name: str) -> bool:
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model in the hub's cache, if its configuration is there."""
+    """Return the folder of a model in the hub's cache, or None if its configuration is not there."""
     folder = cached(f"models--{name.replace('/', '--')}")
     return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def cached(name: str) -> Path | None:
-    """The newest snapshot that the hub's cache holds of a repository."""
+    """Return the newest snapshot of a repository in the hub's cache, or None if there is none."""
     reference = Path(HF_HUB_CACHE) / name / "refs" / "main"
     if not reference.is_file():
         return None
@@ -80,9 +80,9 @@ def cached(name: str) -> Path | None:
 
 
 def hub_problem() -> str | None:
-    """Why nothing can be fetched from the hub; None when it can be connected to, directly or through a proxy."""
+    """Return why the hub cannot be reached, directly or through a proxy, or None if it can."""
     if HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to fetch it"
+        return "HF_HUB_OFFLINE forbids downloads"
     server = first_hop(ENDPOINT)
     reason = unreachable([server], CONNECT_S).get(server)
     return reason and f"{ENDPOINT} cannot be reached ({server[0]}:{server[1]}: {reason})"

@@ -1,4 +1,4 @@
-"""Which models a run reads, and what each of them has to be able to do."""
+"""List the models that a run reads, and what each model must provide."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ BUILTIN = "builtin:"
 
 @dataclass(frozen=True)
 class ModelUse:
-    """A model that the flag `key` names. `head`: language, reward or any. `length` tokens are read at most, as the flag
-    `length_key` says; "" where another flag or the model itself bounds them."""
+    """A model that the flag `key` names, and what the run needs of it.
+
+    `head` is language, reward or any. The model reads at most `length` tokens, the value of the flag `length_key`. This
+    is "" if another flag or the model itself limits the length.
+    """
 
     key: str
     path: str
     head: str = "language"
     is_trained: bool = False
-    in_4bit: bool = False  # quantised when it is loaded
+    in_4bit: bool = False  # whether it is quantised when it is loaded
     has_tokenizer: bool = False
     needs_template: bool = False
     head_prefix: str = "score"
@@ -43,19 +46,19 @@ class ModelUse:
 
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
-    """Every model of a run that is not built in."""
+    """Yield every model of a run except built-in ones."""
     for use in (*actors(run), *frozen_models(run), *reward_models(run)):
         if use.path and not use.path.startswith(BUILTIN):
             yield use
 
 
 def actors(run: Run) -> Iterator[ModelUse]:
-    """The model that a run trains or samples from."""
+    """Yield the models that a run trains or samples from, a critic included."""
     if isinstance(run, MergeLoRARun):
         yield ModelUse("actor.model_name_or_path", run.actor.model_name_or_path or "", head="any", has_tokenizer=True)
     if not isinstance(run, SupervisedRun | PPORun | LoopRun | GenerateRun | ChatRun):
         return
-    chats = isinstance(run, ChatRun)  # without a template a chat has data.input_template
+    chats = isinstance(run, ChatRun)  # a chat without a chat template uses data.input_template
     use = ModelUse(
         "actor.model_name_or_path",
         run.actor.model_name_or_path or "",
@@ -76,7 +79,7 @@ def actors(run: Run) -> Iterator[ModelUse]:
 
 
 def frozen_models(run: Run) -> Iterator[ModelUse]:
-    """References, teachers and judges of steps."""
+    """Yield references, teachers and process reward models."""
     key = "ref.model_name_or_path"
     if isinstance(run, DPORun | KTORun) or (isinstance(run, PPORun) and run.algo.kl.init_coef > 0):
         yield ModelUse(key, run.ref.model_name_or_path or "", length_key="data.max_len", length=run.data.max_len)
@@ -90,7 +93,7 @@ def frozen_models(run: Run) -> Iterator[ModelUse]:
 
 
 def reward_models(run: Run) -> Iterator[ModelUse]:
-    """The model that scores."""
+    """Yield the reward model."""
     key = "reward.model_name_or_path"
     if isinstance(run, ServeRMRun):
         path, length_key, length = run.reward.model_name_or_path or "", "serve.max_len", run.serve.max_len
@@ -104,7 +107,7 @@ def reward_models(run: Run) -> Iterator[ModelUse]:
         key,
         path,
         head="reward",
-        has_tokenizer=not isinstance(run, PPORun),  # there the policy's tokens are scored
+        has_tokenizer=not isinstance(run, PPORun),  # in task=ppo it scores the tokens of the policy
         needs_template=isinstance(run, ScoreRun)
         and run.data.apply_chat_template
         and run.data.tokenizer_chat_template is None,

@@ -1,6 +1,7 @@
-"""Model folders: what a model is by its own files, before anything that could load it is imported.
+"""Inspect model folders: whether the files of each model fit its use, without importing what loads models.
 
-A hub name is looked at where the hub's cache holds it (`inspections/hub.py` asks whether it can be fetched otherwise).
+A model that a hub name names is inspected if the cache of the hub holds it. Otherwise `inspections/hub.py` tests
+whether it can be fetched.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain 
 
 
 def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """What is wrong with each model of a run."""
+    """Yield the problems of each model of a run."""
     for use in model_uses(run):
         found = Path(use.path) if Path(use.path).is_dir() else cached_model(use.path)
         if found is not None:
@@ -27,7 +28,7 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def model_problems(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """What is wrong with one model; where it cannot be loaded at all, nothing else is said about it."""
+    """Yield the problems of one model. If it cannot be loaded at all, only that is reported."""
     for check in LOADS:
         problems = [*check(use, files)]
         yield from problems
@@ -38,6 +39,7 @@ def model_problems(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 
 def is_a_model(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the folder has a config.json and is not a LoRA adapter."""
     if (files.folder / "config.json").is_file():
         if files.config is None:
             yield Problem(use.key, f"{use.path}/config.json is not a JSON object", "give a complete model folder")
@@ -49,18 +51,23 @@ def is_a_model(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 
 def has_weights(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """Whole files only: an interrupted copy or download is found by its size."""
+    """Check that all weight files are there and complete. The size shows an interrupted copy or download."""
     if not files.weight_files:
         yield Problem(use.key, f"{use.path} has no weights (*.safetensors)", "copy or download the whole model")
     for file in files.weight_files:
         if not file.is_file():
-            yield Problem(use.key, f"{use.path} lacks {file.name}", "copy or download the whole model")
+            yield Problem(
+                use.key,
+                f"{use.path} has no file {file.name}, which its index names",
+                "copy or download the whole model",
+            )
         elif not files.is_whole(file):
-            what = f"{use.path}/{file.name} is not whole: its header names more bytes than it has"
+            what = f"{use.path}/{file.name} is not complete: it has fewer bytes than its header says"
             yield Problem(use.key, what, "copy or download it again")
 
 
 def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the installed transformers knows the type of the model."""
     model_type = files.setting("model_type")
     if isinstance(model_type, str) and f'"{model_type}"' not in known_model_types():
         what = f"{use.path} is of model_type {model_type!r}, which the installed transformers does not know"
@@ -71,6 +78,7 @@ def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 
 def can_be_trained(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that a model that is trained has no quantised weights."""
     quantised = files.setting("quantization_config")
     if not use.is_trained or not isinstance(quantised, dict):
         return
@@ -81,7 +89,7 @@ def can_be_trained(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 
 def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
-    """A reward model scores by one row of weights of its own; a language model has none, and the other way round."""
+    """Check the head: a reward model needs a score head with one output, a language model needs a language head."""
     names = files.tensors
     architecture = next(iter(files.setting("architectures") or [""]), "")
     if names is None:
@@ -94,20 +102,22 @@ def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
             fix = "give a reward model (task=rm trains one), or the name of its head: ds.value_head_prefix=<name>"
             yield Problem(use.key, what, fix)
         elif shape[:1] != [1]:
-            what = f"{use.path} has {shape[0]} outputs in {use.head_prefix}.weight, and a reward is one number"
+            what = f"{use.path} has {shape[0]} outputs in {use.head_prefix}.weight, but a reward is one number"
             yield Problem(use.key, what, "give a reward model with one output")
     elif use.head == "language" and architecture.endswith(NO_LANGUAGE_HEAD) and "lm_head.weight" not in names:
-        what = f"{use.path} is a {architecture}: it scores texts and cannot write any"
+        what = f"{use.path} is a {architecture}, which scores texts and cannot write them"
         yield Problem(use.key, what, "give a language model")
 
 
 def has_tokenizer(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the folder has a tokenizer if the run needs it."""
     if use.has_tokenizer and not files.has_tokenizer:
         what = f"{use.path} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json or vocab.txt)"
         yield Problem(use.key, what, "copy the tokenizer files of the model that it was trained from into the folder")
 
 
 def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the tokenizer has a chat template if the run needs it."""
     if use.needs_template and not files.has_chat_template:
         what = f"the tokenizer of {use.key}={use.path} has no chat template"
         fix = "add data.tokenizer_chat_template=<file>, or write data.apply_chat_template=false"
@@ -115,6 +125,7 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 
 
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the model supports the longest sequence of the run."""
     if use.length_key and files.positions is not None and use.length > files.positions:
         what = f"{use.length} tokens are more than the {files.positions} positions of {use.key}={use.path}"
         yield Problem(use.length_key, what, f"write {use.length_key}={files.positions}, or less")

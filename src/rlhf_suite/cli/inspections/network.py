@@ -1,4 +1,4 @@
-"""Whether servers accept connections: all of them asked at once, each with the same short time."""
+"""Test whether servers accept connections, all of them at the same time and with one short time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def first_hop(url: str) -> Server:
-    """Return the server that a request for a URL connects to: its own, or the proxy that the environment names."""
+    """Return the server to which a request for a URL connects: its own, or the proxy that the environment names."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_direct = host in LOOPBACK or bool(proxy_bypass(host))
@@ -24,9 +24,9 @@ def first_hop(url: str) -> Server:
 
 
 def unreachable(servers: Iterable[Server], timeout_s: float) -> dict[Server, str]:
-    """Return the servers that do not accept a connection in time, each with the reason.
+    """Return the servers that do not accept a connection within `timeout_s` seconds, each with the reason.
 
-    A name server that hangs has no time-out of its own, so nobody waits for a thread that is late.
+    A query to a name server that hangs has no time-out, so threads that are late are abandoned.
     """
     found: dict[Server, str | None] = {}
     asked = list(dict.fromkeys(servers))
@@ -41,7 +41,7 @@ def unreachable(servers: Iterable[Server], timeout_s: float) -> dict[Server, str
 
 
 def connect(server: Server, timeout_s: float, found: dict[Server, str | None]) -> None:
-    """Note why a server cannot be connected to, or None when it can."""
+    """Store in `found` why a connection to the server fails, or None if it succeeds."""
     try:
         socket.create_connection(server, timeout_s).close()
     except TimeoutError:

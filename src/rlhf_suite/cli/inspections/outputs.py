@@ -1,7 +1,7 @@
-"""Whether what a run writes has a place where it changes nothing that is there, and that takes it.
+"""Inspect the places to which a run writes, and the earlier run that it continues.
 
-A model or a file of rows must not go where something is that this run did not write, nor to a place that the run
-itself works in or reads from.
+A model or a file of rows must not replace anything that this run did not write. It must not be put where the run itself
+works or reads, and the place must be writable. A continued run must have the flags of the earlier run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint import store_of
 from rlhf_suite.train.output import MARK, is_own
 
 SOURCES = ("data.dataset", "data.prompt_dataset", "eval.dataset", "reward.remote_url", "lora.path")
@@ -28,19 +30,20 @@ CACHE = "XDG_CACHE_HOME"
 
 @dataclass(frozen=True)
 class Target:
-    """What a run will write: the flag that names it, the place, and whether it is a folder."""
+    """Something that a run will write: the flag that names it, its path, and whether it is a folder."""
 
     key: str
     path: Path
     is_folder: bool = True
 
     def problem(self, what: str) -> Problem:
+        """Return the problem of this target."""
         kind = "folder that does not exist yet" if self.is_folder else "file that does not exist yet"
         return Problem(self.key, f"{self.path} {what}", f"write {self.key}=<a {kind}>")
 
 
 def outputs_change_nothing(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Look at every place that the user's flags name for something that the run will write."""
+    """Yield a problem for every target that exists already, clashes with the run itself, or cannot be written."""
     for target in targets(run):
         what = taken(target, run, folder) or clash(target, run, folder) or refused(target)
         if what is not None:
@@ -48,7 +51,7 @@ def outputs_change_nothing(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def targets(run: Run) -> Iterator[Target]:
-    """What the run will write outside of its folder. Links are followed."""
+    """Yield what the run will write outside of its own folder. Symbolic links are followed."""
     if isinstance(run, TrainedRun | LoopRun | MergeLoRARun) and run.ckpt.output_dir is not None:
         output = resolved(run.ckpt.output_dir)
         for suffix in model_suffixes(run):
@@ -63,7 +66,7 @@ def targets(run: Run) -> Iterator[Target]:
 
 
 def model_suffixes(run: Run) -> list[str]:
-    """The endings of the folders of a run's models: of the policy or the one model, and of those beside it."""
+    """Return the suffixes of the folders of all models that a run writes; the main model has no suffix."""
     suffixes = [""]
     if isinstance(run, TrainedRun) and run.ckpt.best_metric_key not in (None, "none"):
         suffixes += ["_best"]
@@ -77,11 +80,12 @@ def model_suffixes(run: Run) -> list[str]:
 
 
 def resolved(path: str | Path) -> Path:
+    """Return an absolute path without symbolic links and `~`."""
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
 def taken(target: Target, run: Run, folder: Path | None) -> str | None:
-    """What is in the target's place and was not written by this run."""
+    """Return what is at the target and was not written by this run, or None."""
     try:
         if not target.path.exists():
             return None
@@ -91,24 +95,24 @@ def taken(target: Target, run: Run, folder: Path | None) -> str | None:
         return taken_folder(target.path, run, folder)
     continues = isinstance(run, ResumableRun) and run.ckpt.load_enable and target.path.is_file()
     has_begun = folder is None or (folder / "progress.json").exists()
-    return None if continues and has_begun else "is there already"
+    return None if continues and has_begun else "exists already"
 
 
 def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
-    """What a model's place holds already."""
+    """Return what the folder for a model holds already, or None if this run may write there."""
     if not path.is_dir():
         return "is a file"
     if Path.cwd().resolve().is_relative_to(path):
-        return "is the folder that you work in, or holds it"
+        return "is the current folder, or contains it"
     entries = sorted(each.name for each in path.iterdir())
     if not entries or ((path / MARK).exists() if folder is None else is_own(path, run_ids(run, folder))):
         return None
     shown = ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
-    return f"holds what this run did not write ({shown})"
+    return f"contains files that this run did not write ({shown})"
 
 
 def run_ids(run: Run, folder: Path) -> set[str]:
-    """The names that this run has had: of itself, of the run whose checkpoints it continues, of a loop's stages."""
+    """Return the ids of this run, of its stages if it is a loop, and of the run whose checkpoints it continues."""
     folders = [folder, *folder.glob("iter_*/*/")] if isinstance(run, LoopRun) else [folder]
     ids = {RunFolder(each).run_id for each in folders}
     if isinstance(run, TrainedRun) and run.ckpt.load_enable and run.ckpt.path is not None:
@@ -121,15 +125,15 @@ def run_ids(run: Run, folder: Path) -> set[str]:
 
 
 def clash(target: Target, run: Run, folder: Path | None) -> str | None:
-    """What of the run itself is in the target's place, above it or below it."""
+    """Return which path of the run itself is at the target, contains it, or is inside it; None if there is none."""
     path = target.path
     if folder is not None and target.is_folder and resolved(folder).is_relative_to(path):
-        return "is the run folder, or holds it"
+        return "is the run folder, or contains it"
     for key, read, is_folder in read_by(run):
         if path == read:
             return f"is also {key}, which this run reads"
         if read.is_relative_to(path):
-            return f"holds {key}={read}, which this run reads"
+            return f"contains {key}={read}, which this run reads"
         if is_folder and path.is_relative_to(read):
             return f"is inside {key}={read}, which this run reads"
     return None
@@ -152,7 +156,7 @@ def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
 
 
 def local(name: str) -> Path | None:
-    """The path that a name means, if there is something."""
+    """Return the path that a name means, or None if nothing exists there."""
     try:
         return resolved(name) if name and Path(name).expanduser().exists() else None
     except (OSError, RuntimeError, ValueError):
@@ -160,28 +164,28 @@ def local(name: str) -> Path | None:
 
 
 def refused(target: Target) -> str | None:
-    """Why nothing can be written at the target."""
+    """Return why nothing can be written at the target, or None."""
     if target.is_folder and target.path.is_dir() and os.path.ismount(target.path):
-        return "is the root of a disk, where a model cannot be put as a whole; name a folder below it"
+        return "is the root of a disk, which cannot be replaced by a model; name a folder inside it"
     reason = unwritable(target.path.parent / target.path.name) if not target.path.exists() else None
     reason = reason or unwritable(target.path.parent)
     return reason and f"cannot be written: {reason}"
 
 
 def checkpoints_have_a_place(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Look at ckpt.path before anything is trained."""
+    """Yield a problem if ckpt.path is not writable or has checkpoints of another run."""
     if not isinstance(run, TrainedRun) or run.ckpt.path is None:
         return
     path = resolved(run.ckpt.path)
     if reason := unwritable(path):
         yield Problem("ckpt.path", f"{path} cannot be written: {reason}", "write ckpt.path=<another folder>")
     elif not run.ckpt.load_enable and (found := sorted(path.glob("*_[0-9]*/manifest.json"))):
-        fix = "add ckpt.load_enable=true to go on from there, or choose another ckpt.path"
-        yield Problem("ckpt.path", f"{path} holds checkpoints of an earlier run ({found[-1].parent.name})", fix)
+        fix = "add ckpt.load_enable=true to continue from them, or choose another ckpt.path"
+        yield Problem("ckpt.path", f"{path} contains checkpoints of an earlier run ({found[-1].parent.name})", fix)
 
 
 def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Look for a cache folder where the run needs one."""
+    """Yield a problem if the run needs the cache folder and cannot write to it."""
     flags = flat(asdict(run))
     needs = flags.get("data.cache_enable") or any(str(value).startswith("builtin:") for value in flags.values())
     if not needs:
@@ -192,8 +196,37 @@ def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
     except UserError as error:
         yield Problem(CACHE, str(error), fix)
         return
-    if reason is not None and not cache_root().is_dir():  # else what is in it may be all that is needed
+    if reason is not None and not cache_root().is_dir():  # an existing cache may hold all that is needed
         yield Problem(CACHE, f"the cache folder {cache_root()} cannot be written: {reason}", fix)
+
+
+def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if a continued run has other flags than the earlier run, except for ckpt.allow_changes."""
+    if folder is None or not isinstance(run, ResumableRun) or not run.ckpt.load_enable:
+        return
+    record = RunFolder(folder)
+    source = earlier_config(run, record)
+    if source is None:
+        return
+    before = load_earlier(source)
+    if isinstance(before, Problem):
+        yield before
+        return
+    problem = refusal(changes(before, run), run.ckpt.allow_changes, source)
+    if problem is not None:
+        yield problem
+
+
+def earlier_config(run: Run, record: RunFolder) -> Path | None:
+    """Return the configuration file of the run that is continued, or None if that run has done nothing yet."""
+    if isinstance(run, TrainedRun):
+        newest = store_of(run.ckpt, record).latest()
+        if newest is not None and newest.config.exists():
+            return newest.config
+        is_done = record.status()["state"] == "done"
+        return record.config if is_done and record.config.exists() else None
+    begun = record.loop if isinstance(run, LoopRun) else record.path / "progress.json"
+    return record.config if begun.exists() and record.config.exists() else None
 
 
 OUTPUTS = (outputs_change_nothing, checkpoints_have_a_place, cache_is_writable)

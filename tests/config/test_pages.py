@@ -1,0 +1,50 @@
+"""The pages name files, tests and links that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ("flags.md", "mutations.md")  # test_docs.py and tests/benchmarks/test_mutations.py check these
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [page for page in PAGES if page.name not in GENERATED]
+FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments")
+FILE = re.compile(r"(?<![\w/.<-])((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
+TEST = re.compile(r"`(test_\w+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def files() -> set[str]:
+    """The files of the project, by their paths from the root."""
+    found = {path.name for path in ROOT.iterdir() if path.is_file()}
+    return found | {str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
+
+
+def missing_files(text: str, known: set[str]) -> set[str]:
+    """Names of files in the text that are neither a path from the root nor the end of one."""
+    return {name for name in FILE.findall(text) if not any(f"/{path}".endswith(f"/{name}") for path in known)}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_the_files_that_a_page_names_exist(page):
+    assert missing_files(page.read_text(), files()) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == []
+
+
+def test_the_tests_that_pages_name_exist():
+    defined = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    named = {name for page in PAGES for name in TEST.findall(page.read_text())}
+    assert named - defined == set()
+
+
+def test_a_file_that_does_not_exist_is_noticed():
+    assert missing_files("see `rl/pipeline.py` and `rl/wiring.py`", files()) == {"rl/wiring.py"}
