@@ -29,8 +29,8 @@ class AdvantageConfig:
     estimator: str = flag(
         "gae", "Advantage estimator: what becomes of rewards", algorithms=registry.estimator, resume=FIXED
     )
-    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1)
-    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1)
+    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict=True)
+    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict=True)
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
     is_correction_level: str = flag(
         "off",
@@ -67,13 +67,22 @@ class KLConfig:
         algorithms=registry.kl_estimator,
         when=is_positive(".init_coef"),
     )
-    use_loss: bool = flag(False, "KL as a loss term instead of a per-token reward")
+    use_loss: bool = flag(
+        False, "KL as a loss term instead of a per-token reward", when=is_positive(".init_coef", "0.01"), strict=True
+    )
     unbiased_gradient: bool = flag(
         False,
         "The estimator's value, and the gradient of importance-weighted k2, which is unbiased",
         when=is_true(".use_loss"),
     )
-    target: float | None = flag(None, "Adaptive controller: the KL to hold; null: beta is fixed", gt=0, resume=FIXED)
+    target: float | None = flag(
+        None,
+        "Adaptive controller: the KL to hold; null: beta is fixed",
+        gt=0,
+        resume=FIXED,
+        when=is_positive(".init_coef", "0.01"),
+        strict=True,
+    )
     horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1, when=is_set(".target", "<number>"))
 
 
@@ -189,25 +198,10 @@ def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def kl_has_a_coefficient(run: PPORun) -> Iterator[Problem]:
-    kl = run.algo.kl
-    if kl.init_coef == 0:
-        for name, is_on, off in (("target", kl.target is not None, "null"), ("use_loss", kl.use_loss, "false")):
-            if is_on:
-                key = f"algo.kl.{name}"
-                fix = f"write {key}={off}, or algo.kl.init_coef=0.01"
-                yield Problem(key, "has no effect with algo.kl.init_coef=0, which means no reference", fix)
-
-
-@rule
 def kl_pulls(run: PPORun) -> Iterator[Problem]:
     kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
-    if (
-        kl.use_loss
-        and registry.kl_estimator.needs(kl.estimator, "reward")
-        and kl.init_coef > 0
-        and not kl.unbiased_gradient
-    ):
+    pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
+    if kl.use_loss and kl.init_coef > 0 and not pulls:
         what = f"{kl.estimator} as a loss has a gradient of mean zero, so it has no effect on average"
         fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
         yield Problem("algo.kl.estimator", what, fix)

@@ -11,7 +11,7 @@ from rlhf_suite.config.flags import flag
 from rlhf_suite.config.problems import Problem, rule
 
 if TYPE_CHECKING:
-    from rlhf_suite.config.runs import DPORun, PRMRun, RMRun
+    from rlhf_suite.config.runs import DPORun, PRMRun
 
 
 @dataclass
@@ -27,7 +27,7 @@ class DPOAlgoConfig:
 
     loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.preference_loss)
     beta: float = flag(0.1, "Strength of the pull to the reference; simpo: scale; orpo: weight of the odds ratio", gt=0)
-    label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (cDPO)", ge=0, lt=0.5)
+    label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (cDPO)", ge=0, lt=0.5, strict=True)
     nll_loss_coef: float = flag(0.0, "Weight of the chosen answer's mean token loss", ge=0)
     simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
 
@@ -74,14 +74,6 @@ class DistillAlgoConfig:
     top_k: int | None = flag(
         None, "The teacher's likeliest tokens, and one bucket for all others; null: the whole vocabulary", ge=1
     )
-
-
-@rule
-def margins_are_read(run: RMRun) -> Iterator[Problem]:
-    if run.data.margin_key is not None and not registry.reward_loss.needs(run.algo.loss, "margin"):
-        what = f"algo.loss={run.algo.loss} takes no margins"
-        readers = " or ".join(registry.reward_loss.that_need("margin"))
-        yield Problem("data.margin_key", what, f"write data.margin_key=null, or algo.loss={readers}")
 
 
 @rule

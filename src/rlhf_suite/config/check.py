@@ -44,8 +44,6 @@ def run_type(function: Callable[..., Iterable[Problem]]) -> Any:
 
 
 OFF = (None, False, -1)
-# Numbers of an objective: with another value than their default they are never set in vain, wherever they come from.
-NEVER_IN_VAIN = ("gamma", "lambd", "label_smoothing")
 
 
 def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
@@ -54,14 +52,14 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
         yield Problem("own_code", "is written by the run itself", "remove it")
     values = flat(asdict(run))
     for key, info in flags_of(run.task).items():
-        is_set = key in given and values.get(key) not in OFF
-        is_vain = key.rpartition(".")[2] in NEVER_IN_VAIN and values[key] != info.default
-        if not is_set and not is_vain:
+        is_strict = info.meta.strict and values[key] != info.default
+        if not is_strict and (key not in given or values.get(key) in OFF):
             continue
         for condition in info.meta.when:
             if not condition.holds(values):
                 what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}"
-                yield Problem(key, what, f"remove it, or add {condition.fix}")
+                off = f"write {key}={spelled(info.default)}, or" if info.meta.strict else "remove it, or add"
+                yield Problem(key, what, f"{off} {condition.fix}")
 
 
 @rule

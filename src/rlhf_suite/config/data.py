@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true
+from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
@@ -25,7 +25,9 @@ class RenderConfig:
     """How conversations become text"""
 
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
-    tokenizer_chat_template: str | None = flag(None, "Chat template (Jinja text or a file) instead of the tokenizer's")
+    tokenizer_chat_template: str | None = flag(
+        None, "Chat template (Jinja text or a file) instead of the tokenizer's", when=TEMPLATED, strict=True
+    )
     chat_template_kwargs: list[str] = flag(
         [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]", when=TEMPLATED
     )
@@ -232,7 +234,12 @@ class PairDataConfig(AnswerDataConfig):
 class RewardPairDataConfig(PairDataConfig):
     """Pairs of a better and a worse answer, with how much better"""
 
-    margin_key: str | None = flag(None, "Column of the margin by which the better answer is to win; null: 0")
+    margin_key: str | None = flag(
+        None,
+        "Column of the margin by which the better answer must win; null: 0",
+        when=needs("algo.loss", registry.reward_loss, "margin"),
+        strict=True,
+    )
 
 
 @dataclass

@@ -32,11 +32,12 @@ HELD_OUT = is_set(".dataset", "<source>")
 
 def column(name: str) -> list[str] | None:
     """Declare the flag of a column of evaluation sets."""
-    return flag(
+    declared: list[str] | None = flag(
         None,
         f"Its name in the evaluation sets: [one name for all of them], or one for each; null: data.{name}",
         when=HELD_OUT,
     )
+    return declared
 
 
 @dataclass

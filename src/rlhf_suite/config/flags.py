@@ -10,7 +10,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rlhf_suite import registry
@@ -120,7 +120,7 @@ def is_not(flag: str, name: str, remedy: str) -> When:
 class Meta:
     """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, and the conditions
     under which it is read; `resume`: whether a continued run may have another value; `algorithms`: the flag names one
-    of them, or a user's own."""
+    of them, or a user's own; `strict`: another value than the default is never set in vain, wherever it comes from."""
 
     help: str
     listed: tuple[str | int, ...] | None = None
@@ -131,6 +131,7 @@ class Meta:
     resume: str = NAMED
     when: tuple[When, ...] = ()
     algorithms: registry.Kind | None = None
+    strict: bool = False
 
     @property
     def choices(self) -> tuple[str | int, ...] | None:
@@ -170,13 +171,15 @@ def flag(  # noqa: PLR0913
     resume: str = NAMED,
     when: When | tuple[When, ...] = (),
     algorithms: registry.Kind | None = None,
+    strict: bool = False,
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
 
     A flag that names one of the `algorithms` of a kind takes a user's own too, as path.py:function. Which flags only
-    some of them read is known from their declarations, and needs no `when`.
+    some of them read is known from their declarations, and needs no `when`. A flag that is not read is a problem where
+    the command line sets it; a `strict` one also where a preset or a file does.
     """
-    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms)}
+    meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=partial(type(default), default), metadata=meta)
     return dataclasses.field(default=default, metadata=meta)
@@ -227,7 +230,8 @@ def declared(
     `around` are the conditions of the sections around it, `by_algorithm` those of flags that only some algorithms read.
     """
     by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
-    hints = get_type_hints(type(instance))
+    owner: type = type(instance)
+    hints = cached_hints(owner)
     for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
@@ -239,6 +243,12 @@ def declared(
         else:
             own = tuple(each.below(prefix) for each in field.metadata["when"])
             yield from declared(value, f"{key}.", (*around, *own), by_algorithm)
+
+
+@cache
+def cached_hints(section: type) -> dict[str, Any]:
+    """Return the resolved types of the fields of a section."""
+    return get_type_hints(section)
 
 
 def read_by_some(instance: Any, prefix: str) -> dict[str, When]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, Meta, kind
 
-BOUNDS = (
+BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
     ("gt", "> ", lambda value, bound: value > bound),
     ("ge", ">= ", lambda value, bound: value >= bound),
     ("lt", "< ", lambda value, bound: value < bound),

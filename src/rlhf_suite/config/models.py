@@ -159,7 +159,7 @@ def critic_can_be_trained(run: PPORun) -> Iterator[Problem]:
 def training_problems(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
     """Yield what is wrong with the flags of one trained model."""
     if len(section.adam.betas) != 2:
-        what = f"has {len(section.adam.betas)} values, and AdamW needs 2"
+        what = f"needs 2 values, not {len(section.adam.betas)}"
         yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
     yield from muon_fits(name, section, ds)
     yield from experts_keep_their_gradient(name, section)

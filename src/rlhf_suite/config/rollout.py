@@ -79,7 +79,9 @@ class EngineConfig:
 class VLLMConfig(EngineConfig):
     """vLLM engines that follow a model in training"""
 
-    enable_sleep: bool = flag(False, "Free the engine's GPU memory while training (train.colocate_all)")
+    enable_sleep: bool = flag(
+        False, "Free the engine's GPU memory while training", when=is_true("train.colocate_all"), strict=True
+    )
     sync_backend: str = flag(
         "auto",
         "How weights travel: shm (one node), gloo, nccl, ipc (same GPU)",
@@ -123,9 +125,6 @@ def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
 @rule
 def engines_fit(run: PPORun) -> Iterator[Problem]:
     vllm = run.vllm
-    if vllm.enable_sleep and not run.train.colocate_all:
-        fix = "remove it, or add train.colocate_all=true"
-        yield Problem("vllm.enable_sleep", "an engine that shares no device has no reason to sleep", fix)
     if vllm.sync_backend == "ipc" and not run.train.colocate_all:
         what = "ipc needs trainer and engine on the same GPU"
         yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")

@@ -69,9 +69,7 @@ def template_has_one_place(run: TextRun) -> Iterator[Problem]:
 
 
 @rule
-def chat_template_fits(run: TextRun) -> Iterator[Problem]:
-    if run.data.tokenizer_chat_template is not None and not run.data.apply_chat_template:
-        yield Problem("data.tokenizer_chat_template", "is not used", "add data.apply_chat_template=true")
+def variables_are_named(run: TextRun) -> Iterator[Problem]:
     yield from variable_problems(run.data.chat_template_kwargs)
 
 

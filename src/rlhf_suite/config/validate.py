@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -179,7 +180,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
             OmegaConf.update(config, key, plain)
     run = OmegaConf.to_object(config)
     assert isinstance(run, Run)
-    expand_home(run)
+    expand_home(run, flags.values())
     return run, problems
 
 
@@ -212,20 +213,19 @@ def with_home(text: str) -> str:
     return HOME.sub(lambda match: match[1] + match[2] + os.path.expanduser(match[3]), text)  # noqa: PTH111
 
 
-def expand_home(section: Any) -> None:
-    """Replace `~` in every path of a section, of the sections in it, and of the entries of its tables.
+def expand_home(section: Any, flags: Iterable[FlagInfo]) -> None:
+    """Replace `~` in every path among the `flags` of a section, and in the entries of its tables.
 
     The file of a user's own function becomes an absolute path: processes in other folders import it.
     """
-    for info in walk(section):
+    for info in flags:
         *parents, name = info.key.split(".")
-        owner = section
-        for parent in parents:
-            owner = getattr(owner, parent)
-        if isinstance(info.default, dict):
-            for entry in info.default.values():
-                expand_home(entry)
-        elif is_path(info) and info.default is not None:
-            setattr(owner, name, with_home(info.default))
-        elif info.meta.algorithms is not None and info.default is not None:
-            setattr(owner, name, absolute(info.default))
+        owner = reduce(getattr, parents, section)
+        value = getattr(owner, name)
+        if isinstance(value, dict):
+            for entry in value.values():
+                expand_home(entry, walk(entry))
+        elif value is not None and is_path(info):
+            setattr(owner, name, with_home(value))
+        elif value is not None and info.meta.algorithms is not None:
+            setattr(owner, name, absolute(value))
