@@ -136,7 +136,7 @@ def test_a_finished_run_says_so_with_its_result(checked, tmp_path):
 
 
 def test_a_finished_run_without_checkpoints_is_not_made_again_with_other_flags(checked, tmp_path):
-    earlier(tmp_path, checked(PPO).runs[0], steps=()).done({})
+    earlier(tmp_path, checked(PPO).runs[0], steps=()).mark_done({})
     assert len(inspect(checked(f"{PPO} train.seed=1 ckpt.load_enable=true").runs, tmp_path)) == 1
 
 
@@ -161,7 +161,7 @@ def test_the_configuration_of_before_a_change_is_kept(checked, tmp_path):
 @pytest.mark.parametrize("text", ["task: ppo\ntrain: {sed: 1}\n", "task: [", "", "- a\n", "task: nothing\n", "\0"])
 def test_a_damaged_configuration_is_one_message(checked, tmp_path, text):
     run = checked(f"{PPO} ckpt.load_enable=true").runs[0]
-    earlier(tmp_path, run, steps=()).done({})
+    earlier(tmp_path, run, steps=()).mark_done({})
     (tmp_path / "config.yaml").write_text(text)
     (problem,) = inspect([run], tmp_path)
     assert f"{tmp_path / 'config.yaml'} cannot be read: " in problem.what
