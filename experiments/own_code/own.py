@@ -25,7 +25,7 @@ from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
 from rlhf_suite.losses.preference import Answers
 from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule, schedule
-from rlhf_suite.rewards.base import RewardRow
+from rlhf_suite.rewards.base import Sample
 from rlhf_suite.train.schedules import Moment
 
 
@@ -53,7 +53,7 @@ def exponential(chosen: Answers, rejected: Answers, config: DPOAlgoConfig) -> Te
 
 
 @reward_rule(needs=("label",))
-def first_digit(row: RewardRow, config: RuleConfig) -> float:
+def first_digit(row: Sample, config: RuleConfig) -> float:
     """1 when the response begins with the first character of the label."""
     return float(row.response.strip()[:1] == row.label.strip()[:1])
 

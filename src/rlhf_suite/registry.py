@@ -187,7 +187,7 @@ RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
 policy_loss = Kind("policy_loss", "policy loss", ("losses.policy",), ("tokens", "config"), ("sequences",))
-aggregation = Kind("aggregation", "aggregation mode", ("losses.reduce",), AVERAGED, ("sequences",))
+aggregation = Kind("aggregation", "aggregation mode", ("losses.reduce",), AVERAGED, ("sequences", "tokens"))
 preference_loss = Kind("preference_loss", "preference loss", ("losses.preference",), PAIR, TERMS, ("reference",))
 reward_loss = Kind("reward_loss", "loss of a reward model", ("losses.preference",), (*PAIR[:2], "margin"), ("margin",))
 divergence = Kind("divergence", "divergence", ("losses.distillation",), ("teacher", "student"))

@@ -7,6 +7,7 @@ import pytest
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import DATASET, locate
 from rlhf_suite.errors import UserError
+from rlhf_suite.registry import dataset
 
 
 def load(name):
@@ -20,7 +21,7 @@ def answer(question):
     return numbers[0][::-1] if task == "reverse" else "".join(sorted(numbers[0]))
 
 
-@pytest.mark.parametrize("task", builtin.TASKS)
+@pytest.mark.parametrize("task", dataset.names())
 def test_answers_are_right_and_evaluation_questions_held_out(task):
     train, held_out = load(f"builtin:{task}"), load(f"builtin:{task}_eval")
     size = 6144 if task == "addition" else 2048
@@ -30,7 +31,7 @@ def test_answers_are_right_and_evaluation_questions_held_out(task):
     assert len({row["input"] for row in train + held_out}) == size + 128
 
 
-@pytest.mark.parametrize("task", builtin.TASKS)
+@pytest.mark.parametrize("task", dataset.names())
 def test_noisy_answers_have_one_wrong_digit_in_six_of_ten_rows(task):
     train, noisy = load(f"builtin:{task}"), load(f"builtin:{task}_noisy")
     assert [(row["input"], row["label"]) for row in noisy] == [(row["input"], row["label"]) for row in train]

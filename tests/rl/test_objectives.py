@@ -38,8 +38,9 @@ def objective(kl: KLConfig | None = None, **actor) -> PolicyObjective:
 
 
 def test_units_are_masked_tokens_and_sequences_that_have_one(batch):
-    units = {name: float(count) for name, count in objective().units(batch).items()}
-    assert units == {"tokens": 5, "sequences": 2}
+    for mode, units in (("token-mean", 5), ("seq-mean-token-mean", 2), ("seq-mean-token-sum-norm", 2)):
+        found = objective(loss_agg_mode=mode).units(batch)
+        assert {name: float(count) for name, count in found.items()} == {"tokens": 5, "policy_units": units}
     assert float(ValueObjective(CriticConfig()).units(batch)["tokens"]) == 5
 
 
@@ -50,10 +51,10 @@ def test_on_policy_the_loss_is_minus_the_advantages(model, batch):
     assert float(loss.metrics["ppo_clip_ratio"].total) == 0
     by_sequence = objective(loss_agg_mode="seq-mean-token-mean").loss(model, batch)
     means = chosen[:2].mean() + chosen[2:].mean()
-    assert by_sequence.sums["sequences"].item() == pytest.approx(-float(means), rel=1e-5)
+    assert by_sequence.sums["policy_units"].item() == pytest.approx(-float(means), rel=1e-5)
     assert by_sequence.sums["tokens"].item() == 0
     normed = objective(loss_agg_mode="seq-mean-token-sum-norm").loss(model, batch)
-    assert normed.sums["sequences"].item() == pytest.approx(-float(chosen.sum()) / 8, rel=1e-5)
+    assert normed.sums["policy_units"].item() == pytest.approx(-float(chosen.sum()) / 8, rel=1e-5)
 
 
 def test_only_what_is_asked_for_is_computed_and_reported(model, batch):

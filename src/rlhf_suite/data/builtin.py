@@ -12,6 +12,9 @@ answer), `rejected` (the same with one wrong digit); and as `_labelled`: `input`
 digit), `label` (1 for a right answer, 0 for a wrong one); and as `_steps`: `input` (the digits of such an answer, a ;
 behind each), `label` (+ or - for each digit).
 
+Each data set is declared by a function that makes a question and its answer of a number below 10,000, another question
+for every number.
+
 A row has `input` (the prompt), `output` (the answer to learn) and `label` (the right answer). `builtin:chat` has
 message lists of two turns in `input`, in the roles user and assistant.
 """
@@ -23,41 +26,46 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.registry import dataset
 
 PREFIX = "builtin:"
 NUM_EVAL, NUM_CHATS = 128, 64
+NUM_TRAIN, NUM_TRAIN_OTHERWISE = {"addition": 6144}, 2048  # carries take more examples
 NOISE = 0.6
 _SEED = 0  # fixed: the evaluation rows must be held out whatever train.seed is
 
 
-def _reverse(number: int) -> tuple[str, str]:
+@dataset()
+def reverse(number: int) -> tuple[str, str]:
+    """Four digits, reversed."""
     digits = f"{number:04d}"
     return f"reverse {digits} =", digits[::-1]
 
 
-def _sort(number: int) -> tuple[str, str]:
+@dataset()
+def sort(number: int) -> tuple[str, str]:
+    """Four digits, sorted."""
     digits = f"{number:04d}"
     return f"sort {digits} =", "".join(sorted(digits))
 
 
-def _addition(number: int) -> tuple[str, str]:
+@dataset()
+def addition(number: int) -> tuple[str, str]:
+    """A number of three digits plus one of one digit."""
     left, right = divmod(number, 10)
     return f"add {left:03d} {right} =", f"{left + right:04d}"
 
 
-# Each makes a question and its answer of a number below 10,000, another question for every number.
-TASKS: dict[str, Callable[[int], tuple[str, str]]] = {"reverse": _reverse, "sort": _sort, "addition": _addition}
-NUM_TRAIN = {"reverse": 2048, "sort": 2048, "addition": 6144}
-
-
 def names() -> list[str]:
-    """All built-in sets, without the prefix."""
-    plain = [task + kind for task in TASKS for kind in ("", "_noisy", "_eval")]
-    return plain + [task + form + kind for task in TASKS for form in FORMS for kind in ("", "_eval")] + ["chat"]
+    """Return the names of all built-in sets, without the prefix."""
+    plain = [task + kind for task in dataset.names() for kind in ("", "_noisy", "_eval")]
+    return (
+        plain + [task + form + kind for task in dataset.names() for form in FORMS for kind in ("", "_eval")] + ["chat"]
+    )
 
 
 def rows(source: str, flag: str) -> list[dict[str, object]]:
-    """The rows of `builtin:<task>`; `flag` is named when there is no such task."""
+    """Return the rows of `builtin:<task>`; `flag` is named when there is no such task."""
     name = source.removeprefix(PREFIX)
     if name not in names():
         near = get_close_matches(name, names(), n=1)
@@ -66,10 +74,11 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
     if name == "chat":
         return _chats()
     task, _, kind = name.partition("_")
-    size = NUM_TRAIN[task]
+    size = NUM_TRAIN.get(task, NUM_TRAIN_OTHERWISE)
     numbers = random.Random(_SEED).sample(range(10_000), size + NUM_EVAL)
     chosen = numbers[size:] if kind.endswith("eval") else numbers[:size]
-    pairs = [TASKS[task](number) for number in chosen]
+    make = dataset.load(task)
+    pairs = [make(number) for number in chosen]
     wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
     rng = random.Random(_SEED + 1)
     if form := FORMS.get(f"_{kind.removesuffix('_eval')}"):
@@ -81,7 +90,7 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
 
 
 def _spoil(answer: str, rng: random.Random) -> str:
-    """The answer with one digit replaced by another."""
+    """Return the answer with one digit replaced by another."""
     place = rng.randrange(len(answer))
     digit = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
     return answer[:place] + digit + answer[place + 1 :]
@@ -112,7 +121,7 @@ FORMS: dict[str, Callable[[str, str, random.Random], dict[str, object]]] = {
 
 def _chats() -> list[dict[str, object]]:
     numbers = random.Random(_SEED).sample(range(10_000), NUM_CHATS)
-    return [{"input": [*_turn(*_reverse(number)), *_turn(*_sort(number))]} for number in numbers]
+    return [{"input": [*_turn(*reverse(number)), *_turn(*sort(number))]} for number in numbers]
 
 
 def _turn(question: str, answer: str) -> list[dict[str, str]]:

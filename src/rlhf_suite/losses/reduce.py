@@ -90,7 +90,7 @@ class Weights:
     units: Tensor
 
 
-@aggregation(name="token-mean")
+@aggregation(name="token-mean", needs=("tokens",))
 def token_mean(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
     """The mean over masked tokens: each weighs the same."""
     return Weights(mask.float(), mask.float().sum())

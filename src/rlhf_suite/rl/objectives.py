@@ -15,7 +15,8 @@ from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
 from rlhf_suite.losses.tokens import value_loss
 from rlhf_suite.models.forward import token_log_probs, token_values
-from rlhf_suite.train.task import Forward, StepLoss, counted
+from rlhf_suite.registry import aggregation
+from rlhf_suite.train.task import Forward, StepLoss
 
 
 @dataclass
@@ -32,7 +33,8 @@ class PolicyObjective:
     kl_coef: float = 0.0
 
     def units(self, batch: Experience) -> dict[str, torch.Tensor]:
-        return {"tokens": batch.mask.sum(), "sequences": counted(batch).sum()}
+        units = num_units(batch.mask, batch.segments, len(batch), self.actor.loss_agg_mode)
+        return {"tokens": batch.mask.sum(), "policy_units": units}
 
     def loss(self, model: Forward, batch: Experience) -> StepLoss:
         mask = batch.mask
@@ -40,7 +42,7 @@ class PolicyObjective:
         output = token_log_probs(model, batch, temperature=self.temperature, entropy=wants_entropy, needed=mask.bool())
         surrogate = self.surrogate(output.log_probs, batch)
         terms = self.token_terms(output.log_probs, output.entropy, batch)
-        unit = "tokens" if self.actor.loss_agg_mode == "token-mean" else "sequences"
+        unit = "tokens" if aggregation.needs(self.actor.loss_agg_mode, "tokens") else "policy_units"
         sums = {"tokens": torch.stack([torch.zeros_like(surrogate.total), *(term.total for term in terms)]).sum()}
         sums[unit] = sums.get(unit, 0.0) + surrogate.total
         metrics = {name: metric for part in (surrogate, *terms) for name, metric in part.metrics.items()}

@@ -15,6 +15,7 @@ from rlhf_suite.data.sources import source_names
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.processes import exclusive_lock
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
+from rlhf_suite.registry import dataset
 from rlhf_suite.tracking.console import show_line
 
 WAIT_S = 3600.0  # for another process that is training the same model
@@ -67,7 +68,7 @@ def same_tasks(prompts: str | None, form: str) -> str:
     Return an empty text for any other list, and for the task whose rows the recipes name themselves.
     """
     tasks = {name.partition("_")[0] for name in source_names(prompts or "")}
-    known = {builtin.PREFIX + task for task in builtin.TASKS}
+    known = {builtin.PREFIX + task for task in dataset.names()}
     if not tasks <= known or tasks <= {builtin.PREFIX + RECIPE_TASK}:
         return ""
     return ",".join(f"{task}{form}" for task in sorted(tasks))
