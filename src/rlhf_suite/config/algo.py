@@ -34,8 +34,8 @@ class AdvantageConfig:
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
     is_correction_level: str = flag(
         "off",
-        "Correct for what engine and trainer disagree about: per token, whole sequences kept or dropped (seq), or one "
-        "weight per sequence (geo)",
+        "Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or "
+        "with one weight per sequence (geo)",
         choices=IS_LEVELS,
     )
     is_correction_mode: str = flag(
@@ -60,7 +60,7 @@ class AdvantageConfig:
 class KLConfig:
     """KL to the reference policy"""
 
-    init_coef: float = flag(0.01, "Coefficient beta; 0: no reference model at all", ge=0)
+    init_coef: float = flag(0.01, "Coefficient beta; 0: there is no reference model", ge=0)
     estimator: str = flag(
         "k1",
         "Estimator of Schulman's note on approximating KL",
@@ -77,13 +77,15 @@ class KLConfig:
     )
     target: float | None = flag(
         None,
-        "Adaptive controller: the KL to hold; null: beta is fixed",
+        "The KL that the adaptive controller aims at; null: beta is fixed",
         gt=0,
         resume=FIXED,
         when=is_positive(".init_coef", "0.01"),
         strict=True,
     )
-    horizon: int = flag(10000, "Adaptive controller: horizon in samples", ge=1, when=is_set(".target", "<number>"))
+    horizon: int = flag(
+        10000, "Horizon of the adaptive controller in samples", ge=1, when=is_set(".target", "<number>")
+    )
 
 
 @dataclass
@@ -93,7 +95,7 @@ class DistillTermConfig:
     coef: float = flag(
         0.0,
         "Weight of log p(teacher) - log p(policy) of a sampled token in its advantage, beside what the estimator makes "
-        "of rewards; 0: no teacher at all",
+        "of rewards; 0: there is no teacher",
         ge=0,
     )
 
@@ -115,7 +117,10 @@ class AlgoConfig:
         0.0, "The deviation of a group's scores must be above this", ge=0, when=FILTERED
     )
     dynamic_filtering_max_rounds: int = flag(
-        10, "Rounds of sampling per step; then it trains on the groups that it has", ge=1, when=FILTERED
+        10,
+        "Rounds of sampling per step at most; after them the step trains on the groups that it has",
+        ge=1,
+        when=FILTERED,
     )
     mismatch_max: float | None = flag(
         None,

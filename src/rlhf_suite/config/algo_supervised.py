@@ -26,9 +26,11 @@ class DPOAlgoConfig:
     """The preference loss"""
 
     loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.preference_loss)
-    beta: float = flag(0.1, "Strength of the pull to the reference; simpo: scale; orpo: weight of the odds ratio", gt=0)
-    label_smoothing: float = flag(0.0, "Share of labels taken to be wrong (cDPO)", ge=0, lt=0.5, strict=True)
-    nll_loss_coef: float = flag(0.0, "Weight of the chosen answer's mean token loss", ge=0)
+    beta: float = flag(
+        0.1, "How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio", gt=0
+    )
+    label_smoothing: float = flag(0.0, "Share of labels that are taken to be wrong (cDPO)", ge=0, lt=0.5, strict=True)
+    nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0)
     simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
 
     def needs(self, need: str) -> bool:
@@ -42,10 +44,10 @@ class KTOAlgoConfig:
 
     loss: str = flag(
         "kto",
-        "Where the KL reference point comes from: mismatched answers, or (vanilla) the other class",
+        "What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class",
         choices=("kto", "vanilla"),
     )
-    beta: float = flag(0.1, "Strength of the pull to the reference", gt=0)
+    beta: float = flag(0.1, "How strongly the reference is preferred", gt=0)
     desirable_loss_weight: float = flag(1.0, "Weight of desirable answers", ge=0)
     undesirable_loss_weight: float = flag(1.0, "Weight of undesirable answers", ge=0)
 
@@ -58,7 +60,7 @@ class PRMAlgoConfig:
         "<|reward|>", "The token in the text that stands for the reward of the step before it"
     )
     reward_tokens: list[str] | None = flag(
-        None, "Tokens between which a reward is chosen, best first; null: the whole vocabulary"
+        None, "The tokens that a reward is chosen from, the best first; null: the whole vocabulary"
     )
 
 
@@ -66,13 +68,13 @@ class PRMAlgoConfig:
 class DistillAlgoConfig:
     """How far the student is from its teacher"""
 
-    kd_coef: float = flag(0.4, "Weight of the divergence; the rest is that of the loss on the data", ge=0, le=1)
+    kd_coef: float = flag(0.4, "Weight of the divergence; the loss on the data has the rest", ge=0, le=1)
     divergence: str = flag(
         "forward_kl", "How far the student's distribution is from the teacher's", algorithms=registry.divergence
     )
     temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0)
     top_k: int | None = flag(
-        None, "The teacher's likeliest tokens, and one bucket for all others; null: the whole vocabulary", ge=1
+        None, "Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary", ge=1
     )
 
 

@@ -15,12 +15,12 @@ class ResumeConfig:
 
     load_enable: bool = flag(
         False,
-        "Continue the newest run of this same configuration (or that in run_dir); none there: start fresh",
+        "Continue the newest run of the same configuration, or the one in run_dir; start fresh where there is none",
         resume=FREE,
     )
     allow_changes: list[str] = flag(
         [],
-        "Flags that may differ from those of the run that is continued: [train.max_steps,actor.adam.lr]. The change is "
+        "Flags that may differ from the continued run, e.g. [train.max_steps,actor.adam.lr]. The change is "
         "recorded in the run folder",
         resume=FREE,
         when=is_true(".load_enable"),
@@ -31,23 +31,23 @@ class ResumeConfig:
 class CheckpointConfig(ResumeConfig):
     """Checkpoints and the final model"""
 
-    output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
+    output_dir: str | None = flag(None, "Folder of the final model in HF format; null: <run folder>/model")
     save_adapter: bool = flag(
         False,
         "Also export the adapter alone, in peft's format: <output_dir>_adapter",
         when=is_positive("ds.lora.rank", "<rank>"),
     )
-    path: str | None = flag(None, "Checkpoints; null: <run folder>/checkpoints")
+    path: str | None = flag(None, "Folder of checkpoints; null: <run folder>/checkpoints")
     load_enable: bool = flag(
         False,
-        "Resume from ckpt.path (null: from the newest run of this same configuration); nothing there: start fresh",
+        "Resume from ckpt.path (null: the newest run of the same configuration); start fresh where there is nothing",
         resume=FREE,
     )
     save_steps: int = flag(-1, "Save every so many steps; -1: never", ge=-1, resume=FREE)
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
-    max_num: int = flag(3, "Periodic checkpoints kept", ge=1, resume=FREE, when=PERIODIC)
+    max_num: int = flag(3, "How many periodic checkpoints are kept", ge=1, resume=FREE, when=PERIODIC)
     max_mem: float | None = flag(
-        None, "Size limit of the checkpoint folder in GiB; null: none", gt=0, resume=FREE, when=PERIODIC
+        None, "Size limit of the checkpoint folder in GiB; null: no limit", gt=0, resume=FREE, when=PERIODIC
     )
     best_metric_key: str | None = flag(
         None,

@@ -12,7 +12,7 @@ SOURCES = (
     "reasoning_gym:<task>"
 )
 REWARD_COLUMNS = "Further columns that a .py file or servers get with each row, by name (docs/rewards.md)"
-INPUT_KEY = "Column of the prompt or conversation; texts of a comma list of columns are joined by blank lines"
+INPUT_KEY = "Column of the prompt or conversation; the texts of a comma list of columns are joined by blank lines"
 
 
 TEMPLATED, PLAIN = is_true(".apply_chat_template"), is_false(".apply_chat_template")
@@ -44,7 +44,9 @@ class TextConfig(RenderConfig):
         when=TEMPLATED,
     )
     on_bad_row: str = flag(
-        "skip", "A row that cannot be used: count, report and skip it, or end the run", choices=("skip", "stop")
+        "skip",
+        "What happens to a row that cannot be used: it is counted, reported and skipped, or it ends the run",
+        choices=("skip", "stop"),
     )
 
 
@@ -57,7 +59,7 @@ class DataConfig(TextConfig):
         "A function of your own, file.py:function, from a row to the columns that the task reads; null: rows have them",
         algorithms=registry.row_format,
     )
-    max_samples: int | None = flag(None, "Rows taken of each source, and again of the mixture; null: all", ge=1)
+    max_samples: int | None = flag(None, "Rows taken from each source, and again from the mixture; null: all", ge=1)
     max_skipped_share: float = flag(
         0.01,
         "End the run when a larger share of a source's rows cannot be used (one row may always, unless this is 0); "
@@ -65,7 +67,7 @@ class DataConfig(TextConfig):
         ge=0,
         le=1,
     )
-    dataloader_num_workers: int = flag(0, "Processes that tokenise rows", ge=0, resume=FREE)
+    dataloader_num_workers: int = flag(0, "Number of processes that tokenise rows", ge=0, resume=FREE)
     cache_enable: bool = flag(
         True,
         "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
@@ -74,7 +76,7 @@ class DataConfig(TextConfig):
     )
     cache_max_gb: float = flag(
         50.0,
-        "GiB of encoded rows kept; beyond it those that were not used for the longest time are removed",
+        "Size of the cache in GiB; beyond it the rows that have not been used for the longest time are removed",
         gt=0,
         resume=FREE,
         when=is_true(".cache_enable"),
@@ -89,7 +91,7 @@ class PromptTextConfig(TextConfig):
     prompt_dataset: str | None = flag(None, SOURCES)
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}", when=PLAIN)
-    label_key: str | None = flag(None, "Column handed to the reward as the label")
+    label_key: str | None = flag(None, "Column that the reward gets as the label")
     reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
 
 
@@ -97,7 +99,7 @@ class PromptTextConfig(TextConfig):
 class RowRangeConfig(PromptTextConfig):
     """Prompts that are read as they are needed"""
 
-    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
+    skip_samples: int = flag(0, "Rows to leave out at the start", ge=0)
     max_samples: int | None = flag(None, "Rows taken after those; null: all", ge=1)
 
 
@@ -108,12 +110,12 @@ class ScoredRowsConfig:
     dataset: str | None = flag(None, SOURCES)
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
-    label_key: str | None = flag(None, "Column handed to a rule or a file as the label")
+    label_key: str | None = flag(None, "Column that a rule or a file gets as the label")
     reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
     query_key: str | None = flag(
         "reward_query",
-        "Column of prompt and response with special tokens, as task=generate writes it: what rewards see. Rows without "
-        "it: the prompt, the response and what ends it",
+        "Column of prompt and response with special tokens, as task=generate writes it: this is what rewards see. Rows "
+        "without it: the prompt, the response and what ends it",
     )
     finish_key: str | None = flag(
         "finish_reason",
@@ -125,7 +127,7 @@ class ScoredRowsConfig:
         "Text behind a finished response for rewards that read text: the end-of-sequence token of the model that "
         "wrote it, such as <|im_end|>; rows with data.query_key have it already",
     )
-    skip_samples: int = flag(0, "Rows left out at the start", ge=0)
+    skip_samples: int = flag(0, "Rows to leave out at the start", ge=0)
 
 
 @dataclass
@@ -151,7 +153,7 @@ class RewardTextConfig:
 
     reward_template: str = flag(
         "{prompt} <rm_score>: {reward:.2f} ",
-        "How a prompt says its reward; input_template goes around it",
+        "How a prompt states its reward; input_template is applied to the result",
         when=(is_set(".reward_key", "<column>"), is_set(".target_reward", "<number>")),
     )
 
@@ -161,7 +163,7 @@ class GenerateDataConfig(RowRangeConfig, RewardTextConfig):
     """Prompts to answer, as they are or with a reward to aim at"""
 
     target_reward: float | None = flag(
-        None, "Reward that every prompt asks for, of a model of conditional SFT; null: the prompt is as it is"
+        None, "Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"
     )
 
 
@@ -188,7 +190,7 @@ class AnswerDataConfig(SourceDataConfig):
 
     turn_markers: list[str] | None = flag(
         None,
-        "What begins a user's turn and an assistant's, where a column holds a whole dialogue as text",
+        "The texts that begin a turn of the user and of the assistant, where a column holds a whole dialogue as text",
         when=(is_null(".output_key") | is_set(".chosen_key", "<column>"), is_null(".prompt_key"), NOT_PRETRAINING),
     )
 
@@ -203,13 +205,13 @@ class SFTDataConfig(AnswerDataConfig, RewardTextConfig):
     )
     reward_key: str | None = flag(
         None,
-        "Column of a reward that is written into the prompt (conditional SFT); null: the prompt is as it is",
+        "Column of a reward that is written into the prompt (conditional SFT); null: prompts are not changed",
         when=NOT_PRETRAINING,
     )
     pack_to_max_len: bool = flag(
-        False, "Lay several examples into each row of max_len tokens; a row is what train.batch_size counts"
+        False, "Pack several examples into each row of max_len tokens; train.batch_size counts these rows"
     )
-    multiturn: bool = flag(False, "Loss on every assistant turn (needs apply_chat_template)")
+    multiturn: bool = flag(False, "Train on every turn of the assistant (needs apply_chat_template)")
 
 
 @dataclass
@@ -251,7 +253,9 @@ class LabelledDataConfig(AnswerDataConfig):
         "output", "Column of the answer; null: the last turn of input_key is the answer", when=SINGLE
     )
     label_key: str = flag(
-        "label", "Column that is 1 (true, yes) for a desirable answer, 0 (false, no) for another one", when=SINGLE
+        "label",
+        "Column that is 1 (true, yes) for a desirable answer and 0 (false, no) for an undesirable one",
+        when=SINGLE,
     )
     prompt_key: str | None = flag(
         None, "Column (or comma list) of the prompt of pairs; null: it is in both answers", when=PAIRED
@@ -267,11 +271,14 @@ class StepDataConfig(SourceDataConfig):
     """Solutions with a label for every step"""
 
     input_template: str | None = flag(None, "Template of the text with one {}", when=PLAIN)
-    input_key: str = flag("input", "Column of the text with placeholders behind its steps; with steps_key, the prompt")
+    input_key: str = flag(
+        "input", "Column of the text with a placeholder behind each step; with steps_key, the column of the prompt"
+    )
     steps_key: str | None = flag(
-        None, "Column with the list of steps; each goes on a line of its own, a placeholder behind it"
+        None, "Column with the list of steps; each is put on its own line with a placeholder behind it"
     )
     label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")
     step_separator: str = flag(
-        "\n", "What ends a step in solutions that the trained model is to score; empty: every character is a step"
+        "\n",
+        "The text that ends a step in solutions that the trained model will score; empty: every character is a step",
     )

@@ -21,10 +21,12 @@ ADAPTED = is_positive(".rank", "<rank>")
 class LoRAConfig:
     """Low-rank adapters"""
 
-    rank: int = flag(0, "Rank; 0: full fine-tuning", ge=0, resume=FIXED)
-    alpha: int = flag(16, "Scale numerator: updates are scaled by alpha / rank", ge=1, when=ADAPTED)
+    rank: int = flag(0, "Rank of the adapters; 0: full fine-tuning", ge=0, resume=FIXED)
+    alpha: int = flag(16, "Updates are scaled by alpha / rank", ge=1, when=ADAPTED)
     dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1, when=ADAPTED)
-    target_modules: list[str] = flag(["all-linear"], "Module names, or all-linear", resume=FIXED, when=ADAPTED)
+    target_modules: list[str] = flag(
+        ["all-linear"], "Names of the modules that get adapters, or all-linear", resume=FIXED, when=ADAPTED
+    )
 
 
 @dataclass
@@ -63,10 +65,10 @@ class AttentionConfig:
 
     attn_implementation: str = flag(
         "varlen",
-        "varlen: exact with and without packing on CPU and GPU; others are transformers' own",
+        "varlen: exact with and without packing, on CPU and GPU; the others are those of transformers",
         choices=("varlen", "sdpa", "eager", "flash_attention_2"),
     )
-    packing_samples: bool = flag(False, "Run sequences end to end without padding")
+    packing_samples: bool = flag(False, "Lay sequences end to end in one row, without padding")
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
 
 
@@ -84,19 +86,19 @@ class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
 class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
-    zero_stage: int = flag(2, "ZeRO stage", choices=(0, 1, 2, 3), resume=FIXED)
-    adam_offload: bool = flag(False, "Optimiser state in host memory")
+    zero_stage: int = flag(2, "ZeRO stage of DeepSpeed", choices=(0, 1, 2, 3), resume=FIXED)
+    adam_offload: bool = flag(False, "Keep the optimiser state in host memory")
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
-    zpg: int = flag(1, "ZeRO++ secondary partition size (stage 3)", ge=1)
+    zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1)
     grad_accum_dtype: str = flag(
         "fp32",
         "Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error "
         "of the sum grows with the number of micro-batches",
         choices=("fp32", "bf16"),
     )
-    use_liger_kernel: bool = flag(False, "Liger's fused layer kernels in trained models (GPU)")
+    use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(
-        False, "QLoRA: hold the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
+        False, "QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
     )
     lora: LoRAConfig = group(LoRAConfig)
 

@@ -47,7 +47,7 @@ class EvalConfig:
     dataset: str | None = flag(None, "Comma list of held-out sources, each reported by name")
     split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
     steps: int = flag(-1, "Evaluate every so many optimiser steps; -1: once per epoch", ge=-1)
-    max_samples: int | None = flag(None, "Rows taken of each source; null: all", ge=1, when=HELD_OUT)
+    max_samples: int | None = flag(None, "Rows taken from each source; null: all", ge=1, when=HELD_OUT)
     on_start: bool = flag(True, "Evaluate before the first step too", when=HELD_OUT)
 
     def column_flags(self) -> dict[str, list[str]]:

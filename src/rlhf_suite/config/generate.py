@@ -27,7 +27,7 @@ class OutputConfig:
     output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder")
     best_of_n: bool = flag(False, "Keep only the sample of each prompt with the best score; the first of equal ones")
     shard: str | None = flag(
-        None, "i/n: take the i-th (from 0) of n equal parts of the rows; the part is in the file's name"
+        None, "i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"
     )
 
 
@@ -71,7 +71,7 @@ class ScoreConfig(OutputConfig):
     chunk_size: int = flag(1024, "Rows scored and written at a time", ge=1, resume=FREE)
     max_tokens_per_gpu: int = flag(
         16384,
-        "Token budget of a reward model's forward",
+        "Token budget of a forward pass of the reward model",
         ge=1,
         when=is_set("reward.model_name_or_path", "<reward model>") | is_true("reward.process.enable"),
     )

@@ -12,12 +12,14 @@ class LaunchConfig:
     """How the run is brought up"""
 
     device: str = flag(
-        "auto", "Kind of device; auto: cuda when there is a GPU", choices=("auto", "cpu", "cuda"), resume=FREE
+        "auto", "The kind of device; auto: cuda where there is a GPU", choices=("auto", "cpu", "cuda"), resume=FREE
     )
     ray_address: str | None = flag(
-        None, "Address of a running Ray cluster (auto: the local one); null: a private one", resume=FREE
+        None, "Address of a running Ray cluster (auto: the local one); null: start a private one", resume=FREE
     )
-    num_cpus: int | None = flag(None, "CPU slots Ray may hand out; null: what this process may use", ge=1, resume=FREE)
+    num_cpus: int | None = flag(
+        None, "CPU slots that Ray may use; null: those that this process may use", ge=1, resume=FREE
+    )
     object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80, resume=FREE)
     umask: str | None = flag(
         None,
@@ -26,5 +28,8 @@ class LaunchConfig:
         resume=FREE,
     )
     timeout_s: float = flag(
-        1800.0, "Deadline of each wait for an actor; on expiry the run ends and names it", gt=0, resume=FREE
+        1800.0,
+        "Deadline of each wait for an actor, in seconds; when it passes, the run ends and names the actor",
+        gt=0,
+        resume=FREE,
     )

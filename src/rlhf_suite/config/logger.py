@@ -14,14 +14,17 @@ class WandbConfig:
     """Weights & Biases; the key comes from WANDB_API_KEY, without one the run is stored offline"""
 
     enable: bool = flag(False, "Log to W&B", resume=FREE)
-    project: str = flag("rlhf_suite", "Project", resume=FREE, when=is_true(".enable"))
-    org: str | None = flag(None, "Entity", resume=FREE, when=is_true(".enable"))
+    project: str = flag("rlhf_suite", "Project of W&B", resume=FREE, when=is_true(".enable"))
+    org: str | None = flag(None, "Entity of W&B", resume=FREE, when=is_true(".enable"))
     group: str | None = flag(
-        None, "Group, and a folder of TensorBoard's; null: none, in a sweep its folder's name", resume=FREE, when=NAMING
+        None,
+        "Group, and folder within that of TensorBoard; null: none, and in a sweep the name of its folder",
+        resume=FREE,
+        when=NAMING,
     )
     run_name: str | None = flag(
         None,
-        "Run name, in TensorBoard too; null: the run folder's name, in a sweep what varies: 0 train.seed=1",
+        "Name of the run, in TensorBoard too; null: the run folder's name, and in a sweep what varies: 0 train.seed=1",
         resume=FREE,
         when=NAMING,
     )
@@ -32,6 +35,6 @@ class LoggerConfig:
     """Metrics"""
 
     logging_steps: int = flag(1, "Log every so many steps", ge=1, resume=FREE)
-    tensorboard_dir: str | None = flag(None, "TensorBoard root; null: off", resume=FREE)
+    tensorboard_dir: str | None = flag(None, "Root folder of TensorBoard; null: off", resume=FREE)
     wandb: WandbConfig = group(WandbConfig)
-    progress: bool = flag(True, "Progress bar and tables on the console", resume=FREE)
+    progress: bool = flag(True, "Show a progress bar and tables on the console", resume=FREE)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class LoopConfig:
     """Iterations: each answers prompts of its own with the model of the one before, and trains that model on"""
 
-    num_iterations: int = flag(2, "Iterations", ge=1)
+    num_iterations: int = flag(2, "Number of iterations", ge=1)
     prompts_per_iteration: int | None = flag(
-        None, "Prompts of an iteration, taken in order, from the start again after the last; null: an equal share", ge=1
+        None, "Prompts per iteration, taken in order, and from the start again after the last; null: equal shares", ge=1
     )
 
 
@@ -28,7 +28,7 @@ class LoopConfig:
 class RejectionLoopConfig(LoopConfig):
     """Iterations: each tunes the model on its own best answers to prompts of its own"""
 
-    min_score: float | None = flag(None, "Leave out prompts whose best answer scores less; null: none")
+    min_score: float | None = flag(None, "Leave out prompts whose best answer scores less than this; null: none")
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ConditionalLoopConfig(LoopConfig):
 class LoopCheckpointConfig(ResumeConfig):
     """Checkpoints within an iteration's training, and the final model"""
 
-    output_dir: str | None = flag(None, "Final model in HF format; null: <run folder>/model")
+    output_dir: str | None = flag(None, "Folder of the final model in HF format; null: <run folder>/model")
     save_steps: int = flag(-1, "Save every so many steps of a training; -1: never", ge=-1, resume=FREE)
 
 

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, SupervisedRun
 
 
-DISABLE_DROPOUT = "Train without the dropout that the model's own configuration asks for; LoRA has ds.lora.dropout"
+DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
 
 
 @dataclass
 class AdamConfig:
     """AdamW"""
 
-    lr: float = flag(1e-6, "Peak learning rate; with optim=muon the rate of the parameters Muon does not take", ge=0)
+    lr: float = flag(
+        1e-6, "Peak learning rate; with optim=muon, the rate of the parameters that Muon does not train", ge=0
+    )
     betas: list[float] = flag([0.9, 0.95], "Decay rates of the two moments", ge=0, lt=1)
     eps: float = flag(1e-8, "Added to the denominator", gt=0)
     weight_decay: float = flag(0.0, "Decoupled weight decay; biases and norms are exempt", ge=0)
@@ -35,7 +37,7 @@ class MuonConfig:
     """Muon: orthogonalised momentum for matrices; embeddings, heads and vectors use AdamW"""
 
     lr: float = flag(0.02, "Peak learning rate of the Muon group", ge=0)
-    momentum: float = flag(0.95, "Momentum", ge=0, lt=1)
+    momentum: float = flag(0.95, "Momentum of Muon", ge=0, lt=1)
 
 
 @dataclass
@@ -47,20 +49,22 @@ class TrainedModelConfig:
     num_gpus_per_node: int = flag(
         1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=FIXED
     )
-    optim: str = flag("adam", "Optimiser", choices=("adam", "muon"), resume=FIXED)
+    optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
-    lr_scheduler: str = flag("cosine_with_min_lr", "Learning-rate schedule", algorithms=registry.schedule)
-    lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps spent warming up", ge=0, le=1)
-    min_lr_ratio: float = flag(0.1, "Final over peak rate", ge=0, le=1)
+    lr_scheduler: str = flag("cosine_with_min_lr", "Schedule of the learning rate", algorithms=registry.schedule)
+    lr_warmup_ratio: float = flag(0.03, "Share of the optimiser steps in which the rate rises to its peak", ge=0, le=1)
+    min_lr_ratio: float = flag(0.1, "Final rate as a share of the peak rate", ge=0, le=1)
     lr_cycles: int = flag(1, "How often the rate falls from the peak", ge=1)
     lr_decay_ratio: float = flag(0.1, "Share of the optimiser steps at the end in which the rate falls", gt=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
     freeze: list[str] = flag(
-        [], "Modules or parameters that are not trained, as regular expressions of their whole names", resume=FIXED
+        [], "Regular expressions for the whole names of modules or parameters that are not trained", resume=FIXED
     )
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
-    aux_loss_coef: float = flag(0.0, "Weight of the MoE load-balancing loss; 0 switches it off", ge=0)
+    aux_loss_coef: float = flag(
+        0.0, "Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off", ge=0
+    )
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
     gradient_checkpointing_reentrant: bool = flag(
         False, "Use the re-entrant variant of checkpointing", when=is_true(".gradient_checkpointing_enable")
@@ -71,7 +75,9 @@ class TrainedModelConfig:
 class SFTActorConfig(TrainedModelConfig):
     """The model that SFT trains"""
 
-    pretrain_mode_enable: bool = flag(False, "Continued pre-training: loss on every token, no template, no EOS")
+    pretrain_mode_enable: bool = flag(
+        False, "Continue pre-training: loss on every token, without template and end-of-sequence token"
+    )
 
 
 @dataclass
@@ -83,10 +89,12 @@ class PolicyConfig(TrainedModelConfig):
     )
     eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))
     eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
-    dual_clip: float | None = flag(None, "Dual-clip constant, bounds the loss of negative advantages", gt=1)
+    dual_clip: float | None = flag(None, "Dual-clip constant: it bounds the loss of negative advantages", gt=1)
     sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
     sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
-    entropy_coef: float | None = flag(None, "null: entropy not computed; 0: logged only; > 0: bonus", ge=0)
+    entropy_coef: float | None = flag(
+        None, "Entropy bonus; 0: the entropy is only logged; null: it is not computed", ge=0
+    )
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
 
 
@@ -95,8 +103,8 @@ class CriticConfig(TrainedModelConfig):
     """The value model; its path defaults to the reward model's, else the actor's"""
 
     adam: AdamConfig = group(AdamConfig, {"lr": 9e-6})
-    value_clip: float = flag(0.5, "Clip range of the value around its old value", gt=0)
-    freezing_steps: int = flag(0, "RL steps at the start in which the critic alone is trained", ge=0)
+    value_clip: float = flag(0.5, "How far the value may move from its old value before it is clipped", gt=0)
+    freezing_steps: int = flag(0, "RL steps at the start in which only the critic is trained", ge=0)
     save_value_network: bool = flag(False, "Save the critic in HF format at the end")
 
 
@@ -112,7 +120,7 @@ class ReferenceConfig:
     """The frozen reference; exists when algo.kl.init_coef > 0"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
-    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
     num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
 
@@ -124,9 +132,10 @@ class PreferenceReferenceConfig:
     model_name_or_path: str | None = flag(
         None, "HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"
     )
-    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
     cache_enable: bool = flag(
-        False, "Compute its log-probs once before training, keep them on disk by content, and hold no reference model"
+        False,
+        "Compute its log-probs once before training, keep them on disk, and load no reference model during training",
     )
 
 
@@ -135,7 +144,7 @@ class TeacherConfig:
     """The teacher; it has the student's vocabulary"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    offload: bool = flag(False, "Hold its weights in host memory, and bring them to the GPU for each forward pass")
+    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
 
 
 @dataclass

@@ -27,9 +27,9 @@ class HttpConfig:
     """Requests to reward servers"""
 
     batch_size: int = flag(32, "Responses per request", ge=1)
-    concurrency: int = flag(8, "Requests under way at once", ge=1)
-    num_retries: int = flag(5, "Further tries of a failed request, after 1, 2, 4, ... seconds", ge=0)
-    timeout_s: float = flag(180.0, "Deadline of one request", gt=0)
+    concurrency: int = flag(8, "Requests at a time", ge=1)
+    num_retries: int = flag(5, "How often a failed request is tried again, after 1, 2, 4, ... seconds", ge=0)
+    timeout_s: float = flag(180.0, "Deadline of one request in seconds", gt=0)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class ProcessRewardConfig:
     )
     step_separator: str | None = flag(
         None,
-        "What ends a step of a response; empty: every character is one; null: as the model was trained",
+        "The text that ends a step of a response; empty: every character is a step; null: as in training",
         when=STEPS,
     )
     num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, when=STEPS)
@@ -55,7 +55,7 @@ class RuleConfig:
     """Settings of rules"""
 
     format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
-    length_limit: int = flag(4000, "Characters up to which a response gets 1", ge=1)
+    length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
     code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
     code_memory_mb: int = flag(1024, "Memory of the program in MiB", ge=64)
 
@@ -64,7 +64,9 @@ class RuleConfig:
 class SourceConfig:
     """What scores: one of a rule, a .py file, HTTP servers, a reward model"""
 
-    rule: str | None = flag(None, "Verifiable reward", algorithms=registry.reward_rule)
+    rule: str | None = flag(
+        None, "A rule that computes the reward from the response and its label", algorithms=registry.reward_rule
+    )
     remote_url: str | None = flag(
         None, "A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"
     )
@@ -91,10 +93,10 @@ class TextRewardConfig(SourceConfig):
         HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
     )
     rules: RuleConfig = group(RuleConfig)
-    timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file", gt=0)
+    timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file, in seconds", gt=0)
     num_retries: int = flag(
         0,
-        "Further tries of responses that a rule, a file or servers fail to score, after 1, 2, 4, ... seconds",
+        "How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds",
         ge=0,
         when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"),
     )
@@ -106,16 +108,18 @@ class RewardConfig(TextRewardConfig):
 
     offload: bool = flag(
         False,
-        "Hold the reward model's weights in host memory, and bring them to the GPU for each forward pass",
+        "Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass",
         when=MODEL,
     )
-    normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
+    normalize_enable: bool = flag(
+        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
+    )
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, when=MODEL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, when=MODEL)
     on_error: str = flag(
         "stop",
-        "A sample whose reward fails or times out, reward.num_retries further tries included: end the run, or drop "
-        "its whole group",
+        "What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is "
+        "dropped",
         choices=("stop", "drop"),
     )
     max_error_rate: float = flag(
@@ -138,10 +142,12 @@ class JudgeConfig(RewardConfig):
 class RLRewardConfig(JudgeConfig):
     """One source of reward (a rule, a .py file, HTTP servers, a reward model or a process reward model); its shape"""
 
-    clip_range: list[float] = flag([-10.0, 10.0], "Clamp of the raw score, before any baseline")
+    clip_range: list[float] = flag([-10.0, 10.0], "The raw score is clamped to this range, before any baseline")
     clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them")
     overlong_buffer_len: int | None = flag(
-        None, "Penalise the last so many tokens before the longest response allowed, linearly; null: off", ge=1
+        None,
+        "Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off",
+        ge=1,
     )
     overlong_penalty_factor: float = flag(
         1.0, "The overlong penalty of a response of full length", ge=0, when=is_set(".overlong_buffer_len", "<tokens>")

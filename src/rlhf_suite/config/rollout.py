@@ -18,19 +18,26 @@ class SamplingConfig:
     """Sampling"""
 
     n_samples_per_prompt: int = flag(1, "Samples per prompt (the group)", ge=1)
-    max_new_tokens: int | None = flag(None, "Cap of a response in tokens; null: data.max_len less the prompt", ge=1)
+    max_new_tokens: int | None = flag(
+        None, "Longest response in tokens; null: what the prompt leaves of data.max_len", ge=1
+    )
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
-    top_p: float = flag(1.0, "Nucleus sampling", gt=0, le=1)
+    top_p: float = flag(
+        1.0, "Sample among the likeliest tokens that together have this probability (nucleus sampling)", gt=0, le=1
+    )
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1)
     min_p: float = flag(0.0, "Drop tokens below this share of the most likely one's probability", ge=0, lt=1)
-    stop: list[str] | None = flag(None, "Strings that end a response (kept in it)")
+    stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it")
 
 
 @dataclass
 class GenerationConfig(SamplingConfig):
     """Sampling, of the same tokens every time"""
 
-    seed: int = flag(42, "A sample's random numbers depend on this, on its prompt's row and on its own number alone")
+    seed: int = flag(
+        42,
+        "Seed; the random numbers of a sample depend only on it, the prompt's row and the sample's number",
+    )
 
 
 @dataclass
@@ -45,7 +52,7 @@ class RolloutConfig(SamplingConfig):
         when=is_true("algo.dynamic_filtering_enable"),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
-    micro_batch_size: int = flag(1, "Sequences per forward when making experience", ge=1)
+    micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1)
     max_tokens_per_gpu: int | None = flag(
         None,
         "Token budget of a forward pass; null: train.max_tokens_per_gpu",
@@ -70,9 +77,11 @@ class EngineConfig:
     kv_cache_mb: int | None = flag(
         None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1, resume=FREE
     )
-    max_num_seqs: int = flag(256, "Sequences an engine runs at once", ge=1)
-    enforce_eager: bool = flag(False, "No CUDA graphs (always so on CPU)")
-    enable_prefix_caching: bool = flag(False, "Share the KV of equal prefixes; reset at every weight sync")
+    max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
+    enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
+    enable_prefix_caching: bool = flag(
+        False, "Share the KV cache of equal prefixes; it is emptied at every weight sync"
+    )
 
 
 @dataclass
@@ -84,12 +93,12 @@ class VLLMConfig(EngineConfig):
     )
     sync_backend: str = flag(
         "auto",
-        "How weights travel: shm (one node), gloo, nccl, ipc (same GPU)",
+        "How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)",
         choices=("auto", "shm", "gloo", "nccl", "ipc"),
     )
     sync_check: str = flag(
         "full",
-        "Attestation of each sync: digest of every tensor, full adds a log-prob probe",
+        "How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe",
         choices=("off", "digest", "full"),
     )
 

@@ -33,12 +33,19 @@ class ChatConfig:
     """The conversation"""
 
     system: str | None = flag(None, "System message; /system changes it")
-    max_new_tokens: int = flag(512, "Cap of an answer in tokens", ge=1)
+    max_new_tokens: int = flag(512, "Longest answer in tokens", ge=1)
     max_len: int = flag(
-        2048, "Longest conversation in tokens, with max_new_tokens for its next answer; the oldest turns are dropped"
+        2048,
+        "Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped",
     )
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
-    top_p: float = flag(1.0, "Nucleus sampling", gt=0, le=1, when=SAMPLED)
+    top_p: float = flag(
+        1.0,
+        "Sample among the likeliest tokens that together have this probability (nucleus sampling)",
+        gt=0,
+        le=1,
+        when=SAMPLED,
+    )
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
 
 
@@ -61,7 +68,9 @@ class ServedRewardConfig:
     """The reward model"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model; its own tokenizer is used")
-    normalize_enable: bool = flag(False, "(score - mean) / std with the constants stored in the reward model's config")
+    normalize_enable: bool = flag(
+        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
+    )
 
 
 @dataclass
@@ -69,9 +78,9 @@ class ServeConfig:
     """The server"""
 
     host: str = flag("127.0.0.1", "Address to listen at; other machines need a token (RLHF_SUITE_REWARD_TOKEN)")
-    port: int = flag(5000, "Port; 0: a free one, see server.json in the run folder", ge=0, le=65535)
-    batch_size: int = flag(64, "Texts of all waiting requests in one forward at most", ge=1)
-    max_tokens: int = flag(16384, "Tokens in one forward at most", ge=1)
+    port: int = flag(5000, "Port; 0: a free one, which server.json in the run folder names", ge=0, le=65535)
+    batch_size: int = flag(64, "Most texts, of all waiting requests, in one forward pass", ge=1)
+    max_tokens: int = flag(16384, "Most tokens in one forward pass", ge=1)
     max_len: int = flag(4096, "Longest text in tokens; a longer one is not scored", ge=1)
     max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)
 

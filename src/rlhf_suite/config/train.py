@@ -18,8 +18,8 @@ class TrainConfig:
     """The optimiser step"""
 
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
-    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward", ge=1)
-    dynamic_batch_enable: bool = flag(False, "Balanced micro-batches by token budget; needs ds.packing_samples")
+    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1)
+    dynamic_batch_enable: bool = flag(False, "Form balanced micro-batches by a token budget; needs ds.packing_samples")
     max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch", ge=1, when=is_true(".dynamic_batch_enable"))
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
@@ -30,9 +30,11 @@ class TrainConfig:
         ge=1,
     )
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
-    full_determinism_enable: bool = flag(False, "Deterministic kernels everywhere, at some cost in speed")
+    full_determinism_enable: bool = flag(False, "Use deterministic kernels everywhere, at some cost in speed")
     on_nonfinite: str = flag(
-        "stop", "A non-finite loss or gradient: end the run, or skip the step", choices=("stop", "skip")
+        "stop",
+        "What happens at a loss or gradient that is not finite: the run ends, or the step is skipped",
+        choices=("stop", "skip"),
     )
 
 
@@ -40,14 +42,14 @@ class TrainConfig:
 class RLTrainConfig(TrainConfig):
     """The optimiser step and the RL loop"""
 
-    micro_batch_size: int = flag(1, "Sequences per rank and forward", ge=1)
+    micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
     enable_ema: bool = flag(
         False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED
     )
     ema_beta: float = flag(
-        0.992, "What the average keeps of itself at each optimiser step", ge=0, lt=1, when=is_true(".enable_ema")
+        0.992, "Share of itself that the average keeps at each optimiser step", ge=0, lt=1, when=is_true(".enable_ema")
     )
     colocate_all: bool | None = flag(
         None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"
