@@ -98,8 +98,8 @@ TRAIN = [
     Mutation(
         "the average of the weights starts at 0",
         "train/ema.py",
-        "held(p).detach().float().cpu().clone()",
-        "held(p).detach().float().cpu() * 0",
+        "local_part(p).detach().float().cpu().clone()",
+        "local_part(p).detach().float().cpu() * 0",
         ("tests/train/test_ema.py", "-k", "1-ZeRO-0"),
     ),
     Mutation(

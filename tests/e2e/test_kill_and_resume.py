@@ -90,7 +90,7 @@ def test_the_policy_waited_for_its_critic_and_groups_for_their_step(actor_critic
     first, *others = jobs.train_rows(actor_critic)
     assert "train/policy_loss" not in first and "train/critic_loss" in first
     assert all("train/policy_loss" in row for row in others)
-    assert max(row["rollout/held_groups"] for row in [first, *others]) > 0
+    assert max(row["rollout/waiting_groups"] for row in [first, *others]) > 0
     versions = [row["rollout/weight_version"] for row in [first, *others]]
     assert any(version < step for step, version in enumerate(versions)), versions
     for step in range(1, STEPS + 1):

@@ -24,7 +24,7 @@ METRICS = {
     *("train/ppo_kl", "train/tokens", "perf/tokens_per_s", "perf/actor_memory_gb"),
     *("train/actor_lr", "train/actor_grad_norm", "train/actor_skipped"),
     *("rollout/reward_std", "rollout/num_samples", "rollout/dropped_groups", "rollout/weight_version"),
-    *("mismatch/mean", "mismatch/max", "sync/tensors", "sync/held", "sync/probe"),
+    *("mismatch/mean", "mismatch/max", "sync/tensors", "sync/read_back", "sync/probe"),
     *(f"timing/{phase}" for phase in PHASES),
 }
 EVAL_METRICS = {"eval/pass1", "eval/reward", "eval/response_length_mean", "eval/truncated_rate", "eval/num_samples"}
@@ -141,7 +141,7 @@ def test_engine_and_trainer_agree_at_every_step(baseline, rows):
         assert row["mismatch/mean"] == pytest.approx(difference.mean(), rel=1e-3)
         assert row["mismatch/mean"] < 1e-6
         assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
-        assert row["sync/held"] == row["sync/tensors"] > 0
+        assert row["sync/read_back"] == row["sync/tensors"] > 0
 
 
 def test_evaluations_are_on_record_before_and_after(baseline):

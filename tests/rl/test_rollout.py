@@ -166,18 +166,18 @@ def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
         assert len(prompts_of(samples)) == 3
         assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
         trained += prompts_of(samples)
-        assert metrics["rollout/held_groups"] == len(one.waiting)
+        assert metrics["rollout/waiting_groups"] == len(one.waiting)
     even = [index for asked in one.sampler.asked for index in asked if index % 2 == 0]
     assert trained + [group.trajectories[0].prompt for group in one.waiting] == even
     assert not any(index % 2 for index in trained)
 
 
-def test_a_step_with_enough_held_groups_samples_nothing(builder):
+def test_a_step_with_enough_waiting_groups_samples_nothing(builder):
     one = builder()
     one.waiting = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
     samples, metrics = one.build(0)
     assert prompts_of(samples) == [2, 4, 6] and one.sampler.asked == []
-    assert (metrics["rollout/filter_rounds"], metrics["rollout/held_groups"]) == (0, 1)
+    assert (metrics["rollout/filter_rounds"], metrics["rollout/waiting_groups"]) == (0, 1)
     assert "rollout/filter_pass_rate" not in metrics
 
 

@@ -71,17 +71,17 @@ class Servers:
         self.turn = 0
 
     def next(self) -> Server:
-        """The next server that is not left out; when all are, the one that is due back first."""
+        """Return the next server that is not left out; when all are, the one that is due back first."""
         order = [*self.all[self.turn :], *self.all[: self.turn]]
         chosen = next((server for server in order if not server.is_out), min(order, key=lambda s: s.out_until))
         self.turn = (self.all.index(chosen) + 1) % len(self.all)
         return chosen
 
     def check(self) -> None:
-        """RunError when every server is left out."""
+        """Raise RunError when every server is left out."""
         if all(server.is_out for server in self.all):
-            told = "; ".join(server.last_error for server in self.all)
-            raise RunError(f"no reward server answers. {told}. Start it again, or change reward.remote_url")
+            errors = "; ".join(server.last_error for server in self.all)
+            raise RunError(f"no reward server answers. {errors}. Start it again, or change reward.remote_url")
 
 
 class GivenUp(Exception):
@@ -100,11 +100,11 @@ class RemoteReward:
         self.servers = Servers(urls)
 
     def score(self, rows: list[Sample]) -> list[Outcome]:
-        """One outcome per row, in their order."""
+        """Return one outcome per sample, in their order."""
         return asyncio.run(self._score(rows))
 
     def close(self) -> None:
-        """Nothing is held between two batches."""
+        """Do nothing: no connection outlives a batch."""
 
     async def _score(self, rows: list[Sample]) -> list[Outcome]:
         size, places = self.config.batch_size, asyncio.Semaphore(self.config.concurrency)
@@ -128,7 +128,7 @@ class RemoteReward:
         )
 
     async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:
-        """The outcomes of one request, tried as often as `num_retries` allows."""
+        """Return the outcomes of one request, tried as often as `num_retries` allows."""
         async with places:
             for attempt in range(self.config.num_retries + 1):
                 if attempt:
@@ -148,7 +148,7 @@ class RemoteReward:
         return [failure] * len(rows)
 
     async def _try(self, client: httpx.AsyncClient, url: str, rows: list[Sample]) -> Any:
-        """What the server at `url` answers."""
+        """Return what the server at `url` answers."""
         body: dict[str, Any] = {
             "query": [row.query for row in rows],
             "prompts": [row.prompt for row in rows],

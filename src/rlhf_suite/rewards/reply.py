@@ -1,4 +1,4 @@
-"""What a reward function or server answered for a batch, as an outcome per row: checked, never papered over."""
+"""Parsing of what a reward function or server answers for a batch: one outcome per row, every mistake reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class ResultError(ValueError):
 
 
 def outcomes(result: Any, count: int, who: str = "reward_func") -> list[Outcome]:
-    """What `who` returned for `count` rows: {"rewards", "scores"?, "extra_logs"?, "errors"?} or the rewards alone."""
+    """Return one outcome per row of what `who` returned for `count` rows: {"rewards", "scores"?, "extra_logs"?,
+    "errors"?} or the rewards alone."""
     try:
         given = result if isinstance(result, dict) else {"rewards": result}
         if "rewards" not in given:
@@ -33,13 +34,13 @@ def outcomes(result: Any, count: int, who: str = "reward_func") -> list[Outcome]
     return [
         row_outcome(rewards[i], scores[i], {name: values[i] for name, values in extra.items()})
         if errors[i] is None
-        else RewardFailure(f"{who}: {told(errors[i])}", "error")
+        else RewardFailure(f"{who}: {reason_of(errors[i])}", "error")
         for i in range(count)
     ]
 
 
 def logged_columns(who: str, logs: Any, count: int) -> dict[str, list[Any]]:
-    """The columns of extra_logs. A single number under a name is that of every row."""
+    """Return the columns of extra_logs. A single number under a name stands for every row."""
     if logs is None:
         return {}
     if not isinstance(logs, dict):
@@ -59,7 +60,7 @@ def logged_columns(who: str, logs: Any, count: int) -> dict[str, list[Any]]:
 
 
 def column(who: str, name: str, values: Any, count: int) -> list[Any]:
-    """One entry per row."""
+    """Return the values as a list with one entry per row."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
@@ -78,7 +79,7 @@ def row_outcome(reward: Any, score: Any, extra: dict[str, Any]) -> Outcome:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite float; numpy scalars and 0-dimensional tensors count as numbers."""
+    """Return a finite float; numpy scalars and 0-dimensional tensors count as numbers."""
     if not isinstance(value, Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real):
@@ -92,13 +93,13 @@ def number(name: str, value: Any) -> float:
     return result
 
 
-def told(error: Any) -> str:
-    """The reason that a server gives for a row without a score."""
+def reason_of(error: Any) -> str:
+    """Return the reason that a server gives for a row without a score."""
     return printable(error) if isinstance(error, str) else f"an error {shown(error)}"
 
 
 def shown(value: Any) -> str:
-    """A value for a message: a text in quotes, of anything else its type, since it may be nested or endless."""
+    """Return a value for a message: a text in quotes, of anything else its type, since it may be nested or endless."""
     if isinstance(value, str):
         return f"'{printable(value, SHOWN)}'"
     return "null" if value is None else f"of type {type(value).__name__}"

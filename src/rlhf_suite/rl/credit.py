@@ -23,7 +23,7 @@ class CreditAssigner:
 
     @property
     def kl_coef(self) -> float:
-        """The coefficient beta of this step."""
+        """The coefficient beta of the KL term in this step."""
         return self.controller.coef
 
     def adapt(self, metrics: dict[str, float], num_samples: int) -> None:

@@ -46,6 +46,6 @@ def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, d
         raise RunError(
             "the correction drops every token of the rollout: all are outside algo.advantage.is_correction_threshold="
             f"{config.is_correction_threshold} (gating: {config.is_correction_gating}; the mean of trainer / engine is "
-            f"{metrics['correction/ratio']:.3g}). Widen it, or mend what makes them differ (mismatch/*)"
+            f"{metrics['correction/ratio']:.3g}). Widen it, or repair what makes them differ (mismatch/*)"
         )
     return replace(batch, correction=weights), metrics

@@ -98,7 +98,7 @@ class RolloutBuilder:
                 "too hard or too easy. Widen the range, raise rollout.n_samples_per_prompt, or take other prompts"
             )
         taken, self.waiting = self.waiting[:wanted], self.waiting[wanted:]
-        metrics = {"rollout/filter_rounds": float(rounds), "rollout/held_groups": float(len(self.waiting))}
+        metrics = {"rollout/filter_rounds": float(rounds), "rollout/waiting_groups": float(len(self.waiting))}
         if sampled:
             metrics["rollout/filter_pass_rate"] = accepted / sampled
         return joined(taken), dict(counts) | metrics
@@ -130,15 +130,15 @@ class EqualRewards:
 
     def __init__(self, config: AlgoConfig, notice: Callable[[str], None]) -> None:
         self.by_group = config.advantage.needs("groups")
-        self.notice, self.steps, self.said = notice, 0, False
+        self.notice, self.steps, self.is_reported = notice, 0, False
 
     def observe(self, scored: ScoredTrajectories) -> None:
         """Take note of the rewards of a step."""
         groups = np.array([t.group for t in scored.trajectories]) if self.by_group else np.zeros(len(scored.rewards))
         spreads = [np.ptp(scored.rewards[groups == group]) for group in np.unique(groups)]
         self.steps = self.steps + 1 if max(spreads, default=0.0) == 0 else 0
-        if self.steps == EQUAL_STEPS and not self.said:
-            self.said = True
+        if self.steps == EQUAL_STEPS and not self.is_reported:
+            self.is_reported = True
             whose = "all answers to the same prompt" if self.by_group else "all answers"
             self.notice(
                 f"In each of the last {EQUAL_STEPS} steps {whose} had the same reward (mean "

@@ -13,7 +13,7 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
-    """Every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
+    """Write every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
     offsets = pa.array([0, *experience.lengths.cumsum(0).tolist()], pa.int32())
     columns = text_columns(scored)
     columns["ids"] = pa.ListArray.from_arrays(offsets, pa.array(experience.ids.numpy()))
@@ -25,7 +25,7 @@ def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experien
 
 
 def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:
-    """Every sample of an evaluation: prompt, response, label and reward."""
+    """Write every sample of an evaluation: prompt, response, label and reward."""
     write_table(folder, step, text_columns(scored))
 
 
@@ -54,7 +54,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
 
 
 def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
-    """`<folder>/step_<n>.parquet`, whole or not at all."""
+    """Write `<folder>/step_<n>.parquet`, whole or not at all."""
     with file_aside(folder / f"step_{step:06d}.parquet", durable=False) as aside:
         pq.write_table(pa.table(columns), aside)
 

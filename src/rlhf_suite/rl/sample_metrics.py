@@ -1,4 +1,4 @@
-"""What the samples of a step look like: rewards, lengths, truncation, also by source of the prompts."""
+"""Metrics of the samples of a step: rewards, lengths, truncation, also by source of the prompts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PASS = 0.5  # a sample passes when its score is above this
 
 
 def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> dict[str, float]:
-    """Means over samples; the spread inside groups; every extra value over the samples that have it; `train/<source>/`
-    where there are several sources. `sources`: that of each prompt of the run; empty: there is one."""
+    """Return means over samples, the spread inside groups, every extra value over the samples that have it, and
+    `train/<source>/` where there are several sources. `sources`: that of each prompt of the run; empty: one."""
     groups = np.array([t.group for t in scored.trajectories])
     versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
     result = {
@@ -34,16 +34,17 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
 
 
 def by_source(scored: ScoredTrajectories, sources: Sequence[str]) -> dict[str, np.ndarray]:
-    """Which samples [B] bool belong to each source of prompts, where the run has several, and to each value of the
-    column `datasource`, where these samples have several. `sources`: that of each prompt of the run; empty: one."""
-    kinds = [scored.datasources] if len(set(scored.datasources)) > 1 else []
+    """Return which samples [B] bool belong to each source of prompts, where the run has several, and to each value of
+    the column `datasource`, where these samples have several. `sources`: that of each prompt of the run; empty: one."""
+    columns = [scored.datasources] if len(set(scored.datasources)) > 1 else []
     if len(set(sources)) > 1:
-        kinds.append([sources[t.prompt] for t in scored.trajectories])
-    return {name: np.array(names) == name for names in kinds for name in sorted(set(names))}
+        columns.append([sources[t.prompt] for t in scored.trajectories])
+    return {name: np.array(names) == name for names in columns for name in sorted(set(names))}
 
 
 def means(scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
-    """Over the chosen samples [B] bool: shaped reward, score, share that passes, length and share that was cut off."""
+    """Return means over the chosen samples [B] bool: shaped reward, score, share that passes, length and share that was
+    cut off."""
     lengths = np.array([t.response_length for t in scored.trajectories])
     truncated = np.array([t.truncated for t in scored.trajectories])
     return {

@@ -1,4 +1,4 @@
-"""Scored samples as they flow through a step: chosen, put together, and kept on disk between steps."""
+"""Scored trajectories as they flow through a step: selected, joined, and kept on disk between steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from rlhf_suite.data.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class ScoredTrajectories:
-    """The trajectories that have a reward, whole groups only, with display text. B trajectories."""
+    """B trajectories that have a reward, whole groups only, with their text."""
 
     trajectories: list[Trajectory]
-    rewards: NDArray[
-        np.float32
-    ]  # [B] the source's, standardised by reward.normalize_enable; after rl/shaping.py shaped
-    scores: NDArray[np.float32]  # [B] as the source gave them
+    rewards: NDArray[np.float32]  # [B] learned from; rl/shaping.py replaces them by shaped ones
+    scores: NDArray[np.float32]  # [B] evaluated
     prompts: list[str]
     responses: list[str]
     labels: list[str]
@@ -33,7 +31,7 @@ class ScoredTrajectories:
     retries: NDArray[np.int32] | None = None  # [B] tries before the one that gave the reward
 
     def take(self, indices: Sequence[int]) -> ScoredTrajectories:
-        """The samples `indices`, in that order."""
+        """Return the samples `indices`, in that order."""
 
         def chosen(values: Any) -> Any:
             if isinstance(values, np.ndarray):
@@ -43,13 +41,13 @@ class ScoredTrajectories:
         return ScoredTrajectories(*(chosen(getattr(self, each.name)) for each in fields(self)))
 
     def by_group(self) -> list[ScoredTrajectories]:
-        """The samples of each group, by its number."""
+        """Return the samples of each group, in the order of the groups' numbers."""
         numbers = [t.group for t in self.trajectories]
         return [self.take([i for i, number in enumerate(numbers) if number == group]) for group in sorted(set(numbers))]
 
 
 def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
-    """Groups as the samples of one step, numbered anew."""
+    """Return groups as the samples of one step, numbered from 0."""
 
     def together(name: str) -> Any:
         parts = [getattr(group, name) for group in groups]
@@ -64,7 +62,7 @@ def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
 
 
 def write_groups(folder: Path, groups: Sequence[ScoredTrajectories]) -> None:
-    """Numbers as one .npz, everything else as JSON: nothing in it is code."""
+    """Write the arrays of groups as one .npz and everything else as JSON: nothing in the files is code."""
     if not groups:
         return
     whole = joined(groups)
@@ -78,23 +76,23 @@ def write_groups(folder: Path, groups: Sequence[ScoredTrajectories]) -> None:
 
 
 def read_groups(folder: Path) -> list[ScoredTrajectories]:
-    """What `write_groups` wrote."""
+    """Read what `write_groups` wrote."""
     if not (folder / "samples.json").exists():
         return []
-    said = json.loads((folder / "samples.json").read_text())
+    others = json.loads((folder / "samples.json").read_text())
     with np.load(folder / "samples.npz", allow_pickle=False) as file:
         arrays = dict(file)
     borders = arrays.pop("lengths").cumsum()[:-1]
     per_token = {name[2:]: np.split(arrays.pop(name), borders) for name in list(arrays) if name.startswith("t.")}
     trajectories = []
-    for i, rest in enumerate(said["trajectories"]):
+    for i, rest in enumerate(others["trajectories"]):
         values: dict[str, Any] = rest | {name: parts[i] for name, parts in per_token.items()}
         trajectories.append(Trajectory(**values))
-    return ScoredTrajectories(trajectories=trajectories, **arrays, **said["samples"]).by_group()
+    return ScoredTrajectories(trajectories=trajectories, **arrays, **others["samples"]).by_group()
 
 
 def split_fields(record: Any, skip: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of a dataclass that are arrays, and the others, which are plain JSON values."""
+    """Return the fields of a dataclass that are arrays, and the others, which are plain JSON values."""
     values = {each.name: getattr(record, each.name) for each in fields(record) if each.name not in skip}
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     return arrays, {name: value for name, value in values.items() if name not in arrays}

@@ -1,4 +1,4 @@
-"""Trajectories to rewards; a failure is never a silent zero."""
+"""Scoring of trajectories. A failure is never a silent zero."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def query_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[NDArray[
 
 
 def failure_counts(outcomes: Sequence[Outcome], dropped: int) -> dict[str, float]:
-    """How many samples have no reward, by kind, how many groups that cost, and how many further tries were made."""
+    """Return how many samples have no reward, by kind, how many groups that costs, and the number of retries."""
     return {
         "rollout/dropped_groups": float(dropped),
         "reward/errors": float(sum(kind_of(outcome) == "error" for outcome in outcomes)),
@@ -107,8 +107,8 @@ def check_failures(
     outcomes: Sequence[Outcome],
     all_failed: bool,
 ) -> None:
-    """End the run where the failures are more than it may go on with; else say a line about them. Either way each is
-    in a log, with what `rows` says of it."""
+    """End the run if there are more failures than it may go on with, else print a line about them. Either way each
+    failure is written to a log, with what `rows` says of it."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
     if not failures:
         return
@@ -118,19 +118,19 @@ def check_failures(
             if isinstance(outcome, RewardFailure):
                 file.write(json.dumps(dict(row) | asdict(outcome)) + "\n")
     first = f"{failures[0].kind}: {printable(failures[0].reason, keep_lines=True)}"
-    told = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
+    report = f"{len(failures)} of {len(outcomes)} samples have no reward ({first})"
     log = journal.folder.logs / REWARD_LOG
     if log.exists() and log.stat().st_size:
-        told += f"; what the reward code printed is in {log}"
+        report += f"; what the reward code printed is in {log}"
     if config.on_error == "stop":
-        raise RunError(f"{told}; mend the reward, or leave such groups out with reward.on_error=drop")
+        raise RunError(f"{report}; repair the reward, or drop such groups with reward.on_error=drop")
     if all_failed:
-        raise RunError(f"{told}; no group is left")
+        raise RunError(f"{report}; no group is left")
     if len(failures) > config.max_error_rate * len(outcomes):
-        raise RunError(f"{told}; that is more than reward.max_error_rate={config.max_error_rate:g}")
-    journal.info(f"{told}; their groups are left out")
+        raise RunError(f"{report}; that is more than reward.max_error_rate={config.max_error_rate:g}")
+    journal.info(f"{report}; their groups are left out")
 
 
 def kind_of(outcome: Outcome) -> str | None:
-    """error, timeout, or None for a score."""
+    """Return error, timeout, or None for a score."""
     return outcome.kind if isinstance(outcome, RewardFailure) else None

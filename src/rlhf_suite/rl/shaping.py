@@ -1,4 +1,4 @@
-"""From the source's rewards to those the estimators see: the clip, penalties, and greedy baselines set apart."""
+"""Reward shaping: the clip and penalties, and greedy baselines beside the samples that they are for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Shaper:
         self.config, self.max_new_tokens = config, max_new_tokens
 
     def shape(self, scored: ScoredTrajectories) -> ScoredTrajectories:
-        """The samples that are trained on, with shaped rewards and, where there were greedy samples, `greedy`."""
+        """Return the samples that are trained on, with shaped rewards and, where there are greedy samples, `greedy`."""
         return without_greedy(replace(scored, rewards=self.rewards(scored)))
 
     def rewards(self, scored: ScoredTrajectories) -> np.ndarray:
-        """[B] Clip, overlong penalty, stop-properly penalty; with reward.clip_shaped the clip comes last."""
+        """Return the rewards [B] after clip, overlong penalty and stop-properly penalty; with reward.clip_shaped the
+        clip comes last."""
         config, trajectories = self.config, scored.trajectories
         result = torch.from_numpy(scored.rewards)
         if not config.clip_shaped:
@@ -43,12 +44,12 @@ class Shaper:
         return result.float().numpy()
 
     def longest(self, trajectory: Trajectory) -> int:
-        """The most tokens that this response could have had."""
+        """Return the most tokens that this response could have had."""
         return self.max_new_tokens(int((trajectory.owner == PROMPT).sum()))
 
 
 def without_greedy(scored: ScoredTrajectories) -> ScoredTrajectories:
-    """The sampled responses, each with the reward of its group's greedy one, if there are such."""
+    """Return the sampled responses, each with the reward of the greedy one of its group, if there is one."""
     baselines = {t.group: reward for t, reward in zip(scored.trajectories, scored.rewards, strict=True) if t.greedy}
     if not baselines:
         return scored

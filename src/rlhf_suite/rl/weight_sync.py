@@ -48,9 +48,10 @@ class WeightSync:
             manifest, reports = self.engines.sync(
                 self.backend, version, lambda: self.policy.publish(version).refs, self.policy.group.members
             )
-        finally:  # not waited for: were the policy gone, its absence would hide why the sync failed
+        finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
-        metrics = {"sync/tensors": float(len(manifest.entries)), "sync/held": float(min(r.read_back for r in reports))}
+        read_back = min(report.read_back for report in reports)
+        metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
         if self.config.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
         return metrics

@@ -24,7 +24,8 @@ from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch
 
 @dataclass
 class Distillation(Task):
-    """(1 - c) x next-token loss + c t^2 x divergence of the distributions at temperature t, over the trained tokens.
+    """Minimise (1 - c) x next-token loss + c t^2 x divergence of the distributions at temperature t, over the trained
+    tokens.
 
     t^2 keeps the gradient of the divergence at its size (Hinton et al., section 2). c is `algo.kd_coef`.
     """
@@ -63,8 +64,8 @@ class Distillation(Task):
         return (logits[:, : self.vocabulary] / self.algo.temperature).log_softmax(-1)
 
     def distributions(self, teacher: torch.Tensor, student: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs [rows, V] of teacher and student; with `algo.top_k` of the teacher's likeliest tokens and of the
-        event that it is another, [rows, k + 1]."""
+        """Return log-probs [rows, V] of teacher and student; with `algo.top_k` of the teacher's likeliest tokens and
+        of the event that it is another, [rows, k + 1]."""
         if self.algo.top_k is None:
             return teacher, student
         largest = teacher.topk(min(self.algo.top_k, self.vocabulary), -1)

@@ -20,7 +20,7 @@ from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch
 
 @dataclass
 class DPO(Task):
-    """The chosen answer is to gain on the rejected one. Even sequences of a batch are chosen."""
+    """Train the chosen answer to gain on the rejected one. Even sequences of a batch are chosen."""
 
     encoder: PairEncoder
     algo: DPOAlgoConfig

@@ -21,7 +21,7 @@ from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch
 
 @dataclass
 class KTO(Task):
-    """Desirable answers are to gain on the KL reference point of the step, undesirable ones to fall behind it.
+    """Train desirable answers to gain on the KL reference point of the step, undesirable ones to fall behind it.
 
     The point is a mean over the whole step, so it is measured before the first backward pass: on mismatched answers
     (every second sequence of a batch, gone once measured), or with `algo.loss=vanilla` on those of the other class.
@@ -46,7 +46,7 @@ class KTO(Task):
 
     def before_step(self, model: Forward, batches: list[SupervisedBatch], total: Total) -> list[SupervisedBatch]:
         vanilla = self.algo.loss == "vanilla"
-        sums = torch.zeros(2, 2, dtype=torch.float64)  # of log-ratios and how many; for undesirable, desirable answers
+        sums = torch.zeros(2, 2, dtype=torch.float64)  # sum and count of log-ratios, for each label
         for batch in batches:
             measured = batch if vanilla else every_second(batch, 1)
             ratios = response_log_probs(model, measured).values - needed(measured.reference, "reference")

@@ -20,14 +20,14 @@ from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
 @dataclass
 class ProcessRewardModel(Task):
-    """The logits at a placeholder, its own and not those of the token before it, are to favour the step's label."""
+    """Train the logits at a placeholder, its own and not those of the token before it, to favour the step's label."""
 
     encoder: StepEncoder
     form: StepFormat | None
     main_metric: str = "acc"
 
     def extras(self) -> dict[str, object]:
-        """What scoring with the model needs to know."""
+        """Return what scoring with the model needs to know."""
         return {} if self.form is None else {KEY: self.form.saved()}
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, coun
 
 @dataclass
 class RewardModel(Task):
-    """The chosen answer is to score higher than the rejected one. Even sequences of a batch are chosen."""
+    """Train the chosen answer to score higher than the rejected one. Even sequences of a batch are chosen."""
 
     encoder: PairEncoder
     kind: str

@@ -1,4 +1,4 @@
-"""What frozen models say of every sequence, computed once before training and kept on disk by content.
+"""Annotations: what frozen models say of every sequence, computed once before training and cached on disk by content.
 
 The name of the file is a digest of the models' weights, the precision and every token and mask: another model or other
 data is another file. One number per sequence and annotation, in the order of the sequences.
@@ -32,7 +32,8 @@ Annotations = dict[str, torch.Tensor]  # each [number of sequences]
 def annotated_once(
     task: Task, config: SupervisedRun, actor: TrainedModel, sets: Mapping[str, Sequence[Item]]
 ) -> dict[str, Sequence[Item]]:
-    """The sets with every sequence annotated. The frozen models are loaded only if a file is missing, and let go."""
+    """Return the sets with every sequence annotated. The frozen models are loaded only if a file is missing, and are
+    freed afterwards."""
     files = {name: cache_file(task, config, items) for name, items in sets.items()}
     found = {name: load_file(file) for name, file in files.items() if file.exists()}
     some_are_missing = torch.tensor(float(len(found) < len(files)))
@@ -48,7 +49,7 @@ def annotated_once(
 
 
 def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path:
-    """Where the annotations of `items` are, or will be."""
+    """Return the file where the annotations of `items` are, or will be."""
     ds = config.ds
     digest = hashlib.sha256(f"{ds.param_dtype} {ds.load_in_4bit} {ds.attn_implementation}".encode())
     for name, role in sorted(task.roles().items()):
@@ -62,7 +63,8 @@ def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path
 
 @torch.no_grad()
 def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: Sequence[Item]) -> Annotations:
-    """`task.annotate` of all sequences; the ranks share the work and each gets all of it. Needs `task.frozen`."""
+    """Return `task.annotate` of all sequences; the ranks share the work and each gets all of it. Needs
+    `task.frozen`."""
     ends = torch.tensor([len(sequences(item)) for item in items]).cumsum(0)
     result: Annotations = {}
     for start in range(0, len(items), config.train.batch_size):
@@ -80,7 +82,7 @@ def annotate_all(task: Task, config: SupervisedRun, actor: TrainedModel, items: 
 
 
 class WithAnnotations(LazySequence[Item]):
-    """The items with each sequence's annotations among its numbers; put together when asked for."""
+    """Items whose sequences have their annotations among their numbers; an item is put together when it is read."""
 
     def __init__(self, items: Sequence[Item], annotations: Annotations) -> None:
         self.items, self.annotations = items, annotations

@@ -21,22 +21,22 @@ class WeightAverage:
 
     def __init__(self, model: TrainedModel, beta: float) -> None:
         self.model, self.beta = model, beta
-        self.average = {name: held(p).detach().float().cpu().clone() for name, p in self.trained()}
+        self.average = {name: local_part(p).detach().float().cpu().clone() for name, p in self.trained()}
 
     def trained(self) -> list[tuple[str, Tensor]]:
         return [(name, p) for name, p in self.model.module.named_parameters() if p.requires_grad]
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take note of the weights after an optimiser step."""
+        """Update the average with the weights after an optimiser step."""
         for name, parameter in self.trained():
-            weight = held(parameter).detach().float().cpu()
+            weight = local_part(parameter).detach().float().cpu()
             self.average[name].mul_(self.beta).add_(weight, alpha=1 - self.beta)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the model's weights are their average, rounded to its precision. Every rank enters it."""
-        parameters = {name: held(parameter) for name, parameter in self.trained()}
+        """Put the average, rounded to the precision of the model, in place of its weights. Every rank enters it."""
+        parameters = {name: local_part(parameter) for name, parameter in self.trained()}
         weights = {name: part.detach().cpu().clone() for name, part in parameters.items()}
         try:
             self._put(parameters, self.average)
@@ -51,15 +51,15 @@ class WeightAverage:
             part.copy_(values[name])
 
     def save_state(self, folder: Path) -> None:
-        """This rank's part of a checkpoint."""
+        """Write this rank's part of a checkpoint."""
         torch.save(self.average, folder / f"ema_{self.model.world.rank}.pt")
 
     def load_state(self, folder: Path) -> None:
-        """The inverse of `save_state`."""
+        """Read what `save_state` wrote."""
         self.average = load_tensors(folder / f"ema_{self.model.world.rank}.pt")
 
 
-def held(parameter: Tensor) -> Tensor:
-    """What this rank holds of a parameter: its part under ZeRO-3, else all of it."""
+def local_part(parameter: Tensor) -> Tensor:
+    """Return what this rank has of a parameter: its part under ZeRO-3, else all of it."""
     part: Tensor = getattr(parameter, "ds_tensor", parameter)
     return part

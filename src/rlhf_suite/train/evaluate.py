@@ -25,7 +25,7 @@ def evaluate(
     config: TrainConfig,
     prepare: Prepare = list,
 ) -> dict[str, float]:
-    """`eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them together (a mean over units).
+    """Return `eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them together (a mean over units).
 
     `prepare` is what a training step does to its micro-batches before their losses.
     """

@@ -28,7 +28,7 @@ class StepLoader:
         return min(steps, self.config.max_steps or steps)
 
     def step(self, step: int) -> list[SupervisedBatch]:
-        """The micro-batches of this rank for optimiser step `step` (0-based)."""
+        """Return the micro-batches of this rank for optimiser step `step` (0-based)."""
         chosen = self.order.indices(step)
         return rank_micro_batches(self.examples, chosen, self.config, self.world)
 
@@ -36,21 +36,21 @@ class StepLoader:
 def rank_micro_batches(
     examples: Sequence[Item], chosen: Sequence[int], config: TrainConfig, world: World
 ) -> list[SupervisedBatch]:
-    """This rank's part of the chosen examples as micro-batches: ranks get about equal token counts. The sequences of a
-    group stay together, and count as one in `train.micro_batch_size`."""
-    held = {i: examples[i] for i in chosen}  # read once: they may be on disk
-    lengths = [len(held[i]) for i in chosen]
+    """Return this rank's part of the chosen examples as micro-batches; ranks get about equal token counts. The
+    sequences of a group stay together, and count as one in `train.micro_batch_size`."""
+    items = {i: examples[i] for i in chosen}  # read once: they may be on disk
+    lengths = [len(items[i]) for i in chosen]
     parts = balance(lengths, world.mesh.data) if world.mesh.data > 1 else [list(range(len(chosen)))]
     part = parts[world.data_index]
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
-        return [weightless(collate_indexed(held, [chosen[0]]))]
+        return [weightless(collate_indexed(items, [chosen[0]]))]
     mine = [chosen[i] for i in part]
-    groups = micro_groups([len(held[i]) for i in mine], config)
-    return [collate_indexed(held, [mine[i] for i in group]) for group in groups]
+    groups = micro_groups([len(items[i]) for i in mine], config)
+    return [collate_indexed(items, [mine[i] for i in group]) for group in groups]
 
 
 def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]:
-    """Which of a rank's sequences share a micro-batch, by the flags of `train`."""
+    """Return which of a rank's sequences share a micro-batch, by the flags of `train`."""
     if config.dynamic_batch_enable:
         return micro_batches(lengths, token_budget=config.max_tokens_per_gpu)
     return micro_batches(lengths, count=config.micro_batch_size)

@@ -36,7 +36,8 @@ def optimizer_step(
     on_nonfinite: str,
     name: Callable[[int], str] = "sequence {}".format,
 ) -> dict[str, float]:
-    """Back up all micro-batches, update once; the step's metrics, exact over ranks, with `grad_norm` and `lr`.
+    """Run the backward pass of all micro-batches and update once; return the metrics of the step, exact over ranks,
+    with `grad_norm` and `lr`.
 
     Every rank calls it with its own micro-batches (possibly of different number). A loss or gradient norm that is not
     finite never reaches the optimiser: `on_nonfinite` says whether the run stops or the step is skipped (`skipped` 1).
@@ -64,8 +65,8 @@ def optimizer_step(
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
-    """Where the backward pass holds collectives every rank needs the same number of micro-batches: add empty-mask
-    copies of the first, which weigh nothing."""
+    """Return as many micro-batches on every rank, where the backward pass has collectives: weightless copies of the
+    first one are added."""
     wanted = len(micro_batches)
     if model.needs_equal_micro_batches:
         wanted = int(model.world.max(torch.tensor(float(wanted))))
@@ -74,8 +75,8 @@ def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
 
 @contextmanager
 def balanced_experts(model: TrainedModel, micro_batches: Sequence[TokenBatch]) -> Iterator[None]:
-    """Within it the load-balancing loss of the micro-batches is that of all of them, on all ranks, as one batch. That
-    takes a forward pass beforehand, which counts the tokens that go to each expert, unless there is only one."""
+    """Make the load-balancing loss of the micro-batches that of all of them, on all ranks, as one batch. That takes a
+    forward pass beforehand, which counts the tokens that go to each expert, unless there is only one batch."""
     balance, world = model.module.balance, model.world
     if balance is None or (world.mesh.size == 1 and len(micro_batches) == 1):
         yield
@@ -128,7 +129,7 @@ def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: Wo
 
 
 def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
-    """This micro-batch's share of the step's loss: sum over units of total / global count."""
+    """Return the share of a micro-batch in the loss of the step: the sum over units of total / global count."""
     shares = [total / max(counts[name], 1.0) for name, total in loss.sums.items()]
     return torch.stack(shares).sum()
 
@@ -140,7 +141,8 @@ def add_metrics(into: dict[str, Metric], metrics: Mapping[str, Metric]) -> None:
 
 
 def nonfinite(step: int, suspects: list[str]) -> RunError:
-    """The end of a run whose step (0-based) was not finite; `suspects`: all in the micro-batches whose loss was not."""
+    """Return the error that ends a run at a step (0-based) that is not finite. `suspects` are all sequences of the
+    micro-batches whose loss was not."""
     more = f" and {len(suspects) - NAMED} more" if len(suspects) > NAMED else ""
     where = f"The loss came from {', '.join(suspects[:NAMED])}{more}" if suspects else "All losses were finite"
     return RunError(

@@ -1,4 +1,4 @@
-"""What a supervised task fills in: what it trains on; the trainer says how."""
+"""The interface of a supervised task: what it trains on and what it minimises."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class FrozenRole:
 
 
 class Task:
-    """A supervised task: rows to items, and the objective over them. `encoder`, `units`, `loss` are enough for most."""
+    """A supervised task: it turns rows into items, and has the objective over them. Most tasks define `encoder`,
+    `units` and `loss` alone."""
 
     encoder: Encoder[Item]  # tokens and mask of a row, or of each sequence of its group
     head: Literal["lm", "value"] = "lm"  # of the trained model
