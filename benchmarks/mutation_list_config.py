@@ -182,9 +182,9 @@ CONFIG = [
     ),
     Mutation(
         "explain counts one epoch of optimiser steps",
-        "cli/explain.py",
-        'f"{steps * train.max_epochs}"',
-        'f"{steps}"',
+        "config/plan.py",
+        "-(-samples // run.train.batch_size) * run.train.max_epochs",
+        "-(-samples // run.train.batch_size)",
         EXPLAIN,
     ),
 ]

@@ -8,7 +8,7 @@ ACTOR_LOG = ("tests/launch/test_actor_log.py",)
 BATCHER = ("tests/serving/test_http_server.py",)
 ENVIRONMENT = ("tests/launch/test_environment.py",)
 JOBS = ("tests/launch/test_slurm_command.py",)
-PLACEMENT = ("tests/rl/test_placement.py",)
+PLACEMENT = ("tests/config/test_plan.py",)
 RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu or divide")
 SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
@@ -46,37 +46,37 @@ LAUNCH = [
     ),
     Mutation(
         "an engine on several devices is counted as one",
-        "launch/placement.py",
+        "config/plan.py",
         "self.roles[0].num_actors * self.roles[0].devices_per_actor",
         "self.roles[0].num_actors",
         PLACEMENT,
     ),
     Mutation(
         "roles that share a device take all of it",
-        "launch/placement.py",
+        "config/plan.py",
         "return 1 / len(self.roles)",
         "return 1.0",
         RESERVE,
     ),
     Mutation(
         "a reference runs without a KL term",
-        "launch/run_placement.py",
-        "config.algo.kl.init_coef > 0",
-        "config.algo.kl.init_coef >= 0",
+        "config/plan.py",
+        "run.algo.kl.init_coef > 0",
+        "run.algo.kl.init_coef >= 0",
         PLACEMENT,
     ),
     Mutation(
         "ranks of further nodes are forgotten",
-        "launch/run_placement.py",
+        "config/plan.py",
         "return section.num_nodes * section.num_gpus_per_node",
         "return section.num_gpus_per_node",
         PLACEMENT,
     ),
     Mutation(
         "an actor on several nodes sends weights through one node's memory",
-        "launch/run_placement.py",
-        "config.actor.num_nodes == 1",
-        "config.actor.num_nodes >= 1",
+        "config/plan.py",
+        "run.actor.num_nodes == 1",
+        "run.actor.num_nodes >= 1",
         PLACEMENT,
     ),
     Mutation(

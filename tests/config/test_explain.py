@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf_suite.cli.explain import batches
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import PPORun, SFTRun
 
 
@@ -11,8 +12,8 @@ def test_an_rl_step_has_the_optimiser_steps_of_all_its_epochs():
     run = PPORun()
     run.rollout.batch_size, run.rollout.n_samples_per_prompt = 6, 8
     run.train.batch_size, run.train.micro_batch_size, run.train.max_epochs = 24, 2, 3
-    run.actor.num_gpus_per_node = 2
-    found = {what: number for what, _, number in batches(run)}
+    run.actor.num_gpus_per_node, run.actor.model_name_or_path = 2, "builtin:tiny"
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["samples per RL step"] == "48"
     assert found["optimiser steps per RL step"] == "6"
     assert found["sequences per rank and optimiser step"] == "12"
@@ -23,6 +24,6 @@ def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
     run = SFTRun()
     run.train.batch_size, run.train.micro_batch_size = 24, 2
     run.actor.num_nodes, run.actor.num_gpus_per_node = 2, 3
-    found = {what: number for what, _, number in batches(run)}
+    found = {what: number for what, _, number in batches(run, None)}
     assert found["actor ranks"] == "6"
     assert found["micro-batches per rank and optimiser step"] == "2"

@@ -4,8 +4,9 @@ import pytest
 import ray
 from ray.util import remove_placement_group
 
+from rlhf_suite.config.plan import Placement, Pool, Role
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.placement import Plan, Pool, Role, reserve, resources
+from rlhf_suite.launch.placement import reserve, resources
 
 
 def test_shares_of_a_device_fit_in_it_again():
@@ -24,15 +25,15 @@ def test_a_device_without_gpu_is_a_share_of_cpu():
 def test_the_roles_of_a_pool_divide_its_devices():
     pool = Pool((Role("engine", 2, 4), Role("actor", 2, 4)))
     assert (pool.share, pool.num_devices, pool.name) == (0.5, 8, "engine+actor")
-    plan = Plan("cuda", (pool, Pool((Role("ref", 3),))))
-    assert (plan.num_devices, plan.num_actors) == (11, 7)
-    assert plan.lines() == ["8 x GPU: engine x 2 of 4, actor x 2 of 4", "3 x GPU: ref x 3"]
+    placement = Placement("cuda", (pool, Pool((Role("ref", 3),))))
+    assert (placement.num_devices, placement.num_actors) == (11, 7)
+    assert placement.lines() == ["8 x GPU: engine x 2 of 4, actor x 2 of 4", "3 x GPU: ref x 3"]
 
 
 @pytest.mark.usefixtures("cluster")
 def test_roles_of_a_pool_share_bundles_and_others_do_not():
-    plan = Plan("cpu", (Pool((Role("actor", 2), Role("ref", 2))), Pool((Role("engine", 1),))))
-    slots = reserve(plan, timeout_s=20)
+    placement = Placement("cpu", (Pool((Role("actor", 2), Role("ref", 2))), Pool((Role("engine", 1),))))
+    slots = reserve(placement, timeout_s=20)
     assert {name: len(found) for name, found in slots.items()} == {"actor": 2, "ref": 2, "engine": 1}
     assert slots["actor"] == slots["ref"]
     assert {slot.bundle for slot in slots["actor"]} == {0, 1}
@@ -51,16 +52,16 @@ def test_roles_of_a_pool_share_bundles_and_others_do_not():
 @pytest.mark.usefixtures("cluster")
 def test_devices_the_cluster_does_not_have_are_named_at_once():
     with pytest.raises(RunError, match=r"needs 4 GPUs, the cluster has 0 \(4 x GPU: actor x 4\).*colocate_all"):
-        reserve(Plan("cuda", (Pool((Role("actor", 4),)),)), timeout_s=3600)
+        reserve(Placement("cuda", (Pool((Role("actor", 4),)),)), timeout_s=3600)
     with pytest.raises(RunError, match=r"needs 16 CPUs, the cluster has 2 .*launch\.num_cpus"):
-        reserve(Plan("cpu", (Pool((Role("actor", 64),)),)), timeout_s=3600)
+        reserve(Placement("cpu", (Pool((Role("actor", 64),)),)), timeout_s=3600)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_devices_that_others_hold_are_waited_for_until_the_deadline():
-    (held,) = reserve(Plan("cpu", (Pool((Role("other", 6),)),)), timeout_s=20)["other"][:1]
+    (held,) = reserve(Placement("cpu", (Pool((Role("other", 6),)),)), timeout_s=20)["other"][:1]
     with pytest.raises(
         RunError, match=r"no devices for actor within 1 s \(launch\.timeout_s\): it needs 1 CPUs, free now: 0\.5"
     ):
-        reserve(Plan("cpu", (Pool((Role("actor", 4),)),)), timeout_s=1)
+        reserve(Placement("cpu", (Pool((Role("actor", 4),)),)), timeout_s=1)
     remove_placement_group(held.group)

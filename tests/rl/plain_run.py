@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Machine, resolve
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
@@ -20,12 +21,11 @@ from rlhf_suite.engines.generation import Generation, GenerationRequest
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
-from rlhf_suite.rl.build import wired
+from rlhf_suite.rl.build import RunData, build_pipeline
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import load_prompts
-from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole
-from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, Role, WorkerSettings
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
@@ -145,13 +145,19 @@ def small(**changes: Any) -> PPORun:
 
 
 def models(config: PPORun, steps: int) -> dict[str, ModelGroup]:
-    """The models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
-    all_steps, frozen = (count * steps_per_rollout(config) for count in (steps, warm_up_steps(config)))
-    found = {"policy": PolicyGroup(LocalGroup(PolicyRole, "actor", "cpu", (config, all_steps - frozen)))}
-    if config.algo.kl.init_coef > 0:
-        found["reference"] = ReferenceGroup(LocalGroup(ReferenceRole, "ref", "cpu", (config,)))
-    if config.algo.advantage.estimator == "gae":
-        found["critic"] = CriticGroup(LocalGroup(CriticRole, "critic", "cpu", (config, all_steps)))
+    """Return the models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
+    plan = resolve(config, Machine("cpu", 0))
+    settings = WorkerSettings(config.ds, config.train, config.rollout, config.data, plan.models[ACTOR].path)
+
+    def group(cls: type[Role], name: str, *more: object) -> LocalGroup:
+        return LocalGroup(cls, name, "cpu", (plan.models[name], settings, *more))
+
+    of_policy = (config.actor, config.algo.kl, plan.policy_steps(steps))
+    found: dict[str, ModelGroup] = {"policy": PolicyGroup(group(PolicyRole, ACTOR, *of_policy))}
+    if REFERENCE in plan.models:
+        found["reference"] = ReferenceGroup(group(ReferenceRole, REFERENCE))
+    if CRITIC in plan.models:
+        found["critic"] = CriticGroup(group(CriticRole, CRITIC, config.critic, plan.critic_steps(steps)))
     return found
 
 
@@ -175,5 +181,5 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     with closing(Rewards(config.reward, folder / "reward.log")) as rewards:
         journal = Journal(config.logger, run_folder, "ppo")
         with closing(journal):
-            data = (tokenizer, prompts, order)
-            return wired(config, run_folder, journal, data, actors, rewards).run()
+            data, plan = RunData(tokenizer, prompts, order), resolve(config, Machine("cpu", 0))
+            return build_pipeline(config, plan, run_folder, journal, data, actors, rewards).run()

@@ -9,16 +9,17 @@ import pytest
 import torch
 from plain_run import small
 
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.model_groups import PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
 
 
 def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
     config = small(**flags)
+    plan = resolve(config, Machine("cpu", 0))
     return ExperienceMaker(
         config.algo,
         config.rollout.temperature,
@@ -26,8 +27,8 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         reference,
         None,
         None,
-        steps_per_rollout=steps_per_rollout(config),
-        critic_warm_up=warm_up_steps(config),
+        steps_per_rollout=plan.optimizer_steps_per_rollout,
+        critic_warm_up=plan.critic_warm_up,
         mismatch_limit=1e-4,
     )
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 import torch
 
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
@@ -15,7 +16,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.sharding import split
-from rlhf_suite.rl.update import Updater, step_indices, steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.update import Updater, step_indices
 
 
 def rollout(*lengths: int) -> Experience:
@@ -40,7 +41,9 @@ def test_steps_per_rollout_counts_what_step_indices_gives():
     config = PPORun(
         rollout=RolloutConfig(batch_size=5, n_samples_per_prompt=3), train=RLTrainConfig(batch_size=4, max_epochs=2)
     )
-    assert steps_per_rollout(config) == len(step_indices(15, 4, 2, (0, 0))) == 8
+    config.actor.model_name_or_path = "builtin:tiny"
+    plan = resolve(config, Machine("cpu", 0))
+    assert plan.optimizer_steps_per_rollout == len(step_indices(15, 4, 2, (0, 0))) == 8
 
 
 def test_the_ranks_share_every_step_evenly():
@@ -79,14 +82,15 @@ class Asked:
 def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
     """RL steps of four sequences, two to an optimiser step; the critic warms up for two of them."""
     run = PPORun(rollout=RolloutConfig(batch_size=4), train=RLTrainConfig(batch_size=2, seed=3))
-    run.critic.freezing_steps = 2
+    run.critic.freezing_steps, run.actor.model_name_or_path = 2, "builtin:tiny"
     policy, critic = Asked("policy"), Asked("critic")
+    plan = resolve(run, Machine("cpu", 0))
     updater = Updater(
         run.train,
         PolicyGroup(policy),
         CriticGroup(critic),
-        steps_per_rollout=steps_per_rollout(run),
-        critic_warm_up=warm_up_steps(run),
+        steps_per_rollout=plan.optimizer_steps_per_rollout,
+        critic_warm_up=plan.critic_warm_up,
         mismatch_limit=1e-4,
     )
     batch = rollout(3, 4, 5, 6)

@@ -13,6 +13,7 @@ from policy_formulas import NextToken, policy
 
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
 from rlhf_suite.distributed.world import World
@@ -87,7 +88,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         lr_scheduler="constant",
         max_norm=setup.max_norm,
     )
-    return load_trained(config, "lm", ds, world, total_steps=9, seed=0, flag="actor.model_name_or_path")
+    return load_trained(ModelPlan("actor", config.model_name_or_path), config, ds, world, total_steps=9, seed=0)
 
 
 def one_step(model: TrainedModel, batch: TokenBatch, step: int, setup: Setup) -> dict[str, float]:

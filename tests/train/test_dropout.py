@@ -15,6 +15,7 @@ from rlhf_suite.config.models import (
     PolicyConfig,
     TrainedModelConfig,
 )
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
@@ -47,7 +48,7 @@ def first_step(world: World, folder: Path, section: TrainedModelConfig, output: 
     """The metrics of a first optimiser step, against log-probs measured just before; the model goes to `output`."""
     ds = DeepSpeedConfig(zero_stage=0, param_dtype="fp32", attn_implementation="eager")
     section = replace(section, model_name_or_path=str(folder))
-    model = load_trained(section, "lm", ds, world, total_steps=1, seed=0, flag="actor.model_name_or_path")
+    model = load_trained(ModelPlan("actor", section.model_name_or_path), section, ds, world, total_steps=1, seed=0)
     torch.manual_seed(3)
     lengths = torch.tensor([40, 60, 20])
     batch = Experience(torch.randint(0, 256, (120,)), lengths, torch.ones(120), torch.arange(3))

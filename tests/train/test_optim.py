@@ -10,6 +10,7 @@ from splits import Split
 from steps import Setup, one_step, train
 
 from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.models.load import load_model
 from rlhf_suite.train.optim import adamw, mark_muon_parameters, parameter_groups
 from rlhf_suite.train.schedules import learning_rate_factor
@@ -148,7 +149,7 @@ def moved(world, folder, batch):
         max_norm=0.0,
     )
     ds = DeepSpeedConfig(zero_stage=0, param_dtype="fp32", packing_samples=True)
-    model = load_trained(config, "lm", ds, world, total_steps=4, seed=0, flag="actor.model_name_or_path")
+    model = load_trained(ModelPlan("actor", config.model_name_or_path), config, ds, world, total_steps=4, seed=0)
     ends = ("embed_tokens.weight", "layers.0.mlp.down_proj.weight")
     watched = [next(p for name, p in model.module.named_parameters() if name.endswith(end)) for end in ends]
     before = [parameter.detach().clone() for parameter in watched]

@@ -21,6 +21,7 @@ from rlhf_suite.cli.values import flattened
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resolve import PLAN
 from rlhf_suite.config.runs import TASKS
 
 OPTION = "--config"
@@ -57,7 +58,7 @@ def read(path: Path) -> dict[str, Any] | Problem:
         return Problem(OPTION, f"{path} is not valid YAML: {' '.join(str(error).split())}", fix)
     if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
         return Problem(OPTION, f"{path} does not hold a table of flags", fix)
-    return {str(key): value for key, value in content.items()}
+    return {str(key): value for key, value in content.items() if key != PLAN}
 
 
 def words_of(content: dict[str, Any]) -> Iterator[str]:

@@ -13,8 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_config
+from rlhf_suite.config.plan import resolve
 from rlhf_suite.config.resolve import fingerprint, save
-from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
+from rlhf_suite.config.runs import LoopRun, PPORun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.disk import full_reason
 from rlhf_suite.errors import RunError, UserError
@@ -78,6 +79,7 @@ def unexpected(error: Exception, folder: Path) -> str:
 def train(run: Run, folder: Path) -> None:
     """The task, between a status that says running and one that says how it ended; then what there is to look at."""
     from rlhf_suite.launch.environment import device_kind, runtime_env
+    from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, stoppable
     from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -85,7 +87,7 @@ def train(run: Run, folder: Path) -> None:
     record.start(fingerprint(run))
     try:
         keep_other_config(run, record)
-        save(run, record.config)
+        save(run, record.config, resolve(run, machine(run.launch)) if isinstance(run, PPORun) else None)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
             metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)

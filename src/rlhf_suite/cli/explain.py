@@ -1,4 +1,4 @@
-"""`explain=true`: the batch arithmetic, the placement and the origin of each value, instead of a run."""
+"""`explain=true`: show the arithmetic of batches, the plan and the origin of each value, instead of running."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from rich.text import Text
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.plan import Plan, resolve
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.launch.ray_cluster import known_gpus
-from rlhf_suite.launch.run_placement import plan, settled
+from rlhf_suite.launch.ray_cluster import machine
 
 Rows = Iterator[tuple[str, ...]]
 
 
 def explain(line: CommandLine, found: Preflight) -> int:
-    """Print three tables for the run (for the first one of a sweep)."""
+    """Print tables about the run, or about the first one of a sweep."""
     console = Console()
     run = found.runs[0]
     if isinstance(run, SupervisedRun | PPORun):
-        show(console, "Batches", ("what", "how", "number"), batches(run))
-        show(console, "Placement", ("devices", "models and engines", "number"), placement(run))
+        plan = resolve(run, machine(run.launch)) if isinstance(run, PPORun) else None
+        show(console, "Batches", ("what", "how", "number"), batches(run, plan))
+        show(console, "Placement", ("devices", "models and engines", "number"), placement(run, plan))
+        if isinstance(run, PPORun) and plan is not None:
+            show(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
@@ -49,17 +52,16 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
     console.print(table)
 
 
-def batches(run: SupervisedRun | PPORun) -> Rows:
-    """From prompts to micro-batches, each number with its equation."""
+def batches(run: SupervisedRun | PPORun, plan: Plan | None) -> Rows:
+    """Return the numbers from prompts to micro-batches, each with its equation."""
     train = run.train
     ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
-    if isinstance(run, PPORun):
+    if isinstance(run, PPORun) and plan is not None:
         prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
-        steps = prompts * samples // train.batch_size
         yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
         yield "samples per RL step", f"x rollout.n_samples_per_prompt = {prompts} x {samples}", f"{prompts * samples}"
         how = f"samples / train.batch_size x epochs = {prompts * samples} / {train.batch_size} x {train.max_epochs}"
-        yield "optimiser steps per RL step", how, f"{steps * train.max_epochs}"
+        yield "optimiser steps per RL step", how, f"{plan.optimizer_steps_per_rollout}"
     yield "sequences per optimiser step", "train.batch_size", f"{train.batch_size}"
     yield "actor ranks", "actor.num_nodes x actor.num_gpus_per_node", f"{ranks}"
     share = train.batch_size // ranks
@@ -75,22 +77,36 @@ def batches(run: SupervisedRun | PPORun) -> Rows:
         yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
 
 
-def placement(run: SupervisedRun | PPORun) -> Rows:
-    """Pools of devices and who shares them."""
-    device = device_kind(run.launch)
-    unit = "GPU" if device == "cuda" else "CPU process"
-    if not isinstance(run, PPORun):
+def placement(run: SupervisedRun | PPORun, plan: Plan | None) -> Rows:
+    """Return pools of devices, and who shares them."""
+    unit = "GPU" if device_kind(run.launch) == "cuda" else "CPU process"
+    if plan is None:
         size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
         yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
         return
-    for pool in plan(settled(run, device, known_gpus(run.launch)), device).pools:
+    for pool in plan.placement.pools:
         size = f" x {pool.roles[0].devices_per_actor} devices" if pool.roles[0].devices_per_actor > 1 else ""
         members = ", ".join(f"{role.num_actors} {role.name}{size}" for role in pool.roles)
         yield unit, members + (" (sharing)" if len(pool.roles) > 1 else ""), f"{pool.num_devices}"
 
 
+def decisions(run: PPORun, plan: Plan) -> Rows:
+    """Return what follows from the flags: the models and where each comes from, and how engines get their weights."""
+    for name, model in plan.models.items():
+        first = f", trained with demo={model.recipe} first" if model.recipe else ""
+        offload = ", in host memory" if model.offload else ""
+        yield name, f"{model.path}{first}{offload}", f"{model.ranks} rank(s)"
+    engines = plan.engines
+    yield "weight sync", f"vllm.sync_backend={run.vllm.sync_backend}", engines.sync_backend
+    if plan.device == "cuda":
+        memory = "vLLM's default" if engines.gpu_memory_utilization is None else f"{engines.gpu_memory_utilization}"
+        yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
+    if plan.critic_warm_up:
+        yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
+
+
 def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
-    """Each value that is not its flag's default, and who set it."""
+    """Return each value that is not the default of its flag, and who set it."""
     defaults = flat(asdict(TASKS[run.task]()))
     sources = [*preset_files(line, found)]
     for key, value in flat(asdict(run)).items():
@@ -106,7 +122,7 @@ def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> s
 
 
 def preset_files(line: CommandLine, found: Preflight) -> Iterator[tuple[str, set[str]]]:
-    """The presets that are part of the run, the one that wins first: its name and the keys that it sets."""
+    """Return the presets that are part of the run, the one that wins first: its name and the keys that it sets."""
     folders = [Path(line.options["--config-dir"])] if "--config-dir" in line.options else []
     folders.append(conf_dir())
     menu = OmegaConf.load(conf_dir() / "config.yaml").defaults
@@ -119,7 +135,7 @@ def preset_files(line: CommandLine, found: Preflight) -> Iterator[tuple[str, set
 
 
 def preset_keys(file: Path, group: str) -> set[str]:
-    """The dotted keys that a preset sets, wherever its `@package` line puts them."""
+    """Return the dotted keys that a preset sets, wherever its `@package` line puts them."""
     content = OmegaConf.to_container(OmegaConf.load(file))
     prefix = "" if "@package _global_" in file.read_text() else f"{group}."
     return {f"{prefix}{key}" for key in flat(cast(dict[str, Any], content))}

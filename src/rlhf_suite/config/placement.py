@@ -1,31 +1,17 @@
-"""Which models a run has, on how many ranks each, and the rules about what they share."""
+"""The rules about the ranks of models and what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_suite.config.models import ReferenceConfig, RLTeacherConfig, TrainedModelConfig
+from rlhf_suite.config.plan import model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig, reward_model
 from rlhf_suite.config.runs import PPORun
-
-RankedConfig = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
 
 
 def ranks(run: PPORun) -> dict[str, int]:
     """Return the number of ranks of each model that this run has."""
-    sections: dict[str, RankedConfig] = {"actor": run.actor}
-    if run.algo.advantage.needs("values"):
-        sections["critic"] = run.critic
-    if run.algo.kl.init_coef > 0:
-        sections["ref"] = run.ref
-    if run.algo.distill.coef > 0:
-        sections["teacher"] = run.teacher
-    if reward_model(run.reward) is not None:
-        sections["reward"] = run.reward
-    if run.reward.process.enable:
-        sections["reward.process"] = run.reward.process
-    return {name: section.num_nodes * section.num_gpus_per_node for name, section in sections.items()}
+    return {name: num_ranks(section) for name, section in model_sections(run).items()}
 
 
 @rule

@@ -12,19 +12,24 @@ from omegaconf import OmegaConf
 
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, walk
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.plan import Plan
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
 from rlhf_suite.registry import digest, is_own
 
+PLAN = "plan"  # the key in config.yaml that is not a flag
 
-def save(run: Run, path: Path) -> None:
-    """Write all values of a run as YAML."""
-    write_text(path, OmegaConf.to_yaml(OmegaConf.create(recorded_values(run))))
+
+def save(run: Run, path: Path, plan: Plan | None = None) -> None:
+    """Write all values of a run as YAML, and under `plan` what was decided from them."""
+    values = recorded_values(run) if plan is None else {**recorded_values(run), PLAN: asdict(plan)}
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(values)))
 
 
 def load(path: Path) -> Run:
-    """Read a run back into its task's dataclasses; types are checked, unknown keys are errors."""
+    """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
     saved = OmegaConf.load(path)
+    saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
     run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TASKS[saved.task]), saved))
     assert isinstance(run, Run)
     return run

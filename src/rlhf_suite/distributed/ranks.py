@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.plan import Placement, Pool, Role
 from rlhf_suite.distributed.group import Group, LocalGroup
 from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
 from rlhf_suite.launch.environment import device_kind, runtime_env
-from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
+from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -18,14 +19,14 @@ from rlhf_suite.tracking.run_folder import RunFolder
 def running(
     cls: type[Worker], name: str, ranks: int, launch: LaunchConfig, folder: RunFolder, args: tuple[object, ...]
 ) -> Iterator[Group]:
-    """`ranks` workers of a class, ready, each built with `args`."""
+    """Start `ranks` workers of a class, each built with `args`, and wait until they are up."""
     device = device_kind(launch)
     if ranks == 1:
         yield LocalGroup(cls, name, device, args)
         return
-    plan = Plan(device, (Pool((Role(name, ranks),)),))
+    placement = Placement(device, (Pool((Role(name, ranks),)),))
     options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device))
     with ray_cluster(launch, folder.path, ranks):
-        group = WorkerGroup(cls, name, reserve(plan, launch.timeout_s)[name], options, args)
+        group = WorkerGroup(cls, name, reserve(placement, launch.timeout_s)[name], options, args)
         group.ready()
         yield group

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
 
+from rlhf_suite.config.plan import ACTOR, Plan
 from rlhf_suite.config.runs import GenerateRun, PPORun
 from rlhf_suite.engines.actor import Engine
 from rlhf_suite.engines.generation import EngineSpec
@@ -14,28 +16,27 @@ from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
-from rlhf_suite.launch.run_placement import sync_backend
 from rlhf_suite.models.load import model_folder
 
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def start_engines(config: PPORun, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:
+def start_engines(run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path) -> EnginePool:
     """Start one actor per engine with random weights; the first sync brings the policy's weights. Does not wait."""
-    assert config.actor.model_name_or_path is not None
+    actor = plan.models[ACTOR]
     spec = EngineSpec(
-        model=model_folder(config.actor.model_name_or_path, "actor.model_name_or_path"),
-        dtype=ENGINE_DTYPES[config.ds.param_dtype],
-        device=device,
-        max_len=config.data.max_len,
-        seed=config.train.seed,
-        vllm=config.vllm,
-        sync_backend=sync_backend(config, device),
+        model=model_folder(actor.path, actor.flag),
+        dtype=ENGINE_DTYPES[run.ds.param_dtype],
+        device=plan.device,
+        max_len=run.data.max_len,
+        seed=run.train.seed,
+        vllm=replace(run.vllm, gpu_memory_utilization=plan.engines.gpu_memory_utilization),
+        sync_backend=plan.engines.sync_backend,
         load_weights=False,
-        enable_sleep=config.vllm.enable_sleep,
-        detokenize=config.rollout.stop is not None,
+        enable_sleep=run.vllm.enable_sleep,
+        detokenize=run.rollout.stop is not None,
     )
-    return start(spec, slots, log_dir, config.launch.timeout_s)
+    return start(spec, slots, log_dir, run.launch.timeout_s)
 
 
 def start_generators(config: GenerateRun, model: str, slots: Sequence[Slot], device: str, log_dir: Path) -> EnginePool:

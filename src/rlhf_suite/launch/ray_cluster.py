@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.plan import Machine
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch import slurm
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, runtime_env
@@ -48,9 +49,10 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
         yield
 
 
-def known_gpus(config: LaunchConfig) -> int | None:
-    """Return the number of GPUs of the cluster that `ray_cluster` makes; None if it has other machines too."""
-    return gpu_count() if config.ray_address is None and slurm.allocation() is None else None
+def machine(config: LaunchConfig) -> Machine:
+    """Return what is known of the devices of the cluster that `ray_cluster` makes."""
+    is_here = config.ray_address is None and slurm.allocation() is None
+    return Machine(device_kind(config), gpu_count() if is_here else None)
 
 
 def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:

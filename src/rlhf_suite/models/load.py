@@ -24,7 +24,6 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
-from rlhf_suite.config.models import TeacherConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
@@ -256,10 +255,8 @@ def list_tensors(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more tensors" if len(names) > 3 else "")
 
 
-def check_teacher(student: Tokenizer, teacher: TeacherConfig, data: RenderConfig) -> None:
+def check_teacher(student: Tokenizer, path: str, data: RenderConfig) -> None:
     """Raise UserError unless the teacher's own tokenizer has the vocabulary of the student."""
-    path = teacher.model_name_or_path
-    assert path is not None
     check_same_vocabulary(student, load_tokenizer(path, data, "teacher.model_name_or_path"), path)
 
 

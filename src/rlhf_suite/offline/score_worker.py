@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.runs import ScoreRun
+from rlhf_suite.config.ds import DeepSpeedConfig, RewardModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import Worker
@@ -21,20 +21,16 @@ from rlhf_suite.train.strategy import join_world, load_frozen
 class ScoreWorker(Worker):
     """Holds a whole copy of the model. Sequences are packed without padding, up to the token budget."""
 
-    def __init__(self, rank: Rank, config: ScoreRun) -> None:
+    def __init__(self, rank: Rank, model: ModelPlan, ds: RewardModelConfig, max_tokens_per_gpu: int) -> None:
         super().__init__(rank)
-        section, by_steps = config.reward, config.reward.process.enable
-        path = section.process.model_name_or_path if by_steps else section.model_name_or_path
-        assert path is not None
-        self.world, self.budget = join_world(rank), config.score.max_tokens_per_gpu
-        flag = "reward.process.model_name_or_path" if by_steps else "reward.model_name_or_path"
-        ds = DeepSpeedConfig(
+        self.world, self.budget = join_world(rank), max_tokens_per_gpu
+        held = DeepSpeedConfig(
             zero_stage=0,
-            param_dtype=config.ds.param_dtype or checkpoint_precision(path, flag),
+            param_dtype=ds.param_dtype or checkpoint_precision(model.path, model.flag),
             packing_samples=True,
-            value_head_prefix=config.ds.value_head_prefix,
+            value_head_prefix=ds.value_head_prefix,
         )
-        self.model = load_frozen(path, "lm" if by_steps else "value", ds, self.world, flag)
+        self.model = load_frozen(model, held, self.world)
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """Return the scores at the last token of each sequence, [B]."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, REFERENCE, REWARD, TEACHER, Plan
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
@@ -13,10 +15,8 @@ from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
-from rlhf_suite.launch.run_placement import PROCESS
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ProcessRewardGroup, ReferenceGroup, RewardGroup
-from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, TeacherRole
-from rlhf_suite.rl.update import steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, Role, WorkerSettings
 
 G = TypeVar("G", bound=ModelGroup)
 
@@ -41,28 +41,29 @@ class Actors:
         self.engines.ready()
 
 
-def start_actors(
-    config: PPORun, device: str, slots: dict[str, list[Slot]], log_dir: Path, optimizer_steps: int
-) -> Actors:
-    """Create all actors in their slots, waiting only for engines that share their GPU.
+def start_actors(run: PPORun, plan: Plan, slots: Mapping[str, list[Slot]], log_dir: Path, rollouts: int) -> Actors:
+    """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
+    run, which set the schedules."""
+    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device))
+    settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
-    `optimizer_steps` of the whole run set the schedules.
-    """
-    options = GroupOptions(device, log_dir, config.launch.timeout_s, runtime_env(device))
+    def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
+        if name not in plan.models:
+            return None
+        return handle(WorkerGroup(cls, name, slots[name], options, (plan.models[name], settings, *more)))
 
-    def group(handle: type[G], cls: type, name: str, *args: object) -> G | None:
-        return handle(WorkerGroup(cls, name, slots[name], options, args)) if name in slots else None
-
-    engines = start_engines(config, slots["engine"], device, log_dir)
-    if config.train.colocate_all and device == "cuda":
+    engines = start_engines(run, plan, slots[ENGINE], log_dir)
+    if plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
-    frozen = warm_up_steps(config) * steps_per_rollout(config)
-    policy = group(PolicyGroup, PolicyRole, "actor", config, optimizer_steps - frozen)
+    policy = group(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
     assert policy is not None
-    critic = group(CriticGroup, CriticRole, "critic", config, optimizer_steps)
-    reference = group(ReferenceGroup, ReferenceRole, "ref", config)
-    teacher = group(ReferenceGroup, TeacherRole, "teacher", config)
-    reward = group(RewardGroup, RewardRole, "reward", config)
-    process = group(ProcessRewardGroup, ProcessRole, PROCESS, config)
-    return Actors(engines, policy, critic, reference, teacher, reward, process)
+    return Actors(
+        engines,
+        policy,
+        critic=group(CriticGroup, CriticRole, CRITIC, run.critic, plan.critic_steps(rollouts)),
+        reference=group(ReferenceGroup, ReferenceRole, REFERENCE),
+        teacher=group(ReferenceGroup, ReferenceRole, TEACHER),
+        reward=group(RewardGroup, RewardRole, REWARD),
+        process=group(ProcessRewardGroup, ProcessRole, PROCESS),
+    )

@@ -1,17 +1,17 @@
-"""The parts of the story in `pipeline.py`, made of a configuration and put together."""
+"""Build the parts of the story in `pipeline.py` from a configuration and a plan, and put them together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.launch.run_placement import sync_backend
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
@@ -24,7 +24,7 @@ from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
-from rlhf_suite.rl.update import Updater, steps_per_rollout, warm_up_steps
+from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -35,25 +35,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def wired(
+@dataclass(frozen=True)
+class RunData:
+    """What a run samples from."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Prompts
+    order: BatchOrder  # which prompts each step takes
+
+
+def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     config: PPORun,
+    plan: Plan,
     folder: RunFolder,
     journal: Journal,
-    data: tuple[PreTrainedTokenizerBase, Prompts, BatchOrder],
+    data: RunData,
     actors: Actors,
     rewards: Rewards | None,
 ) -> Pipeline:
-    """Return the pipeline of a run whose actors are up; trainer and engines are introduced to each other."""
-    tokenizer, prompts, order = data
-    limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, device_kind(config.launch))
-    sampler = make_sampler(config, prompts.train, actors.engines, tokenizer)
+    """Build the pipeline of a run whose actors are up, and connect the trainer with the engines."""
+    tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
+    limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
+    stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
+    sampler = make_sampler(config, prompts.train, actors.engines, stop_ids)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
     shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
     sources = prompts.train_sources
     rollout = RolloutBuilder(config.algo, config.rollout, order, sampler, scorer, shaper, journal, sources)
-    counts = {"steps_per_rollout": steps_per_rollout(config), "critic_warm_up": warm_up_steps(config)}
+    counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
@@ -72,7 +83,7 @@ def wired(
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        weights=connected_weight_sync(config, actors, prompts.train[:PROBE_SEQUENCES], limit),
+        weights=connected_weight_sync(config, plan, actors, prompts.train[:PROBE_SEQUENCES], limit),
         evaluator=Evaluator(
             config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
         ),
@@ -81,17 +92,13 @@ def wired(
     )
 
 
-def make_sampler(
-    config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, tokenizer: PreTrainedTokenizerBase
-) -> Sampler:
+def make_sampler(config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> Sampler:
     """Return what samples responses to the prompts that the run trains on."""
-    path = config.actor.model_name_or_path
-    assert path is not None
     return Sampler(
         config.rollout,
         prompts,
         engines,
-        stop_token_ids(path, tokenizer),
+        stop_ids,
         seed=config.train.seed,
         max_len=config.data.max_len,
         adds_greedy=config.algo.advantage.needs("greedy"),
@@ -100,19 +107,19 @@ def make_sampler(
 
 
 def connected_weight_sync(
-    config: PPORun, actors: Actors, prompts: Sequence[Prompt], mismatch_limit: float
+    config: PPORun, plan: Plan, actors: Actors, prompts: Sequence[Prompt], mismatch_limit: float
 ) -> WeightSync:
-    """Introduce trainer and engines to each other; `prompts` are what the first sync is probed with."""
-    backend = sync_backend(config, device_kind(config.launch))
+    """Connect the trainer with the engines. The first sync is probed with `prompts`."""
     probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts], TokenBatch)
     result = WeightSync(
         config.vllm,
         actors.policy,
         actors.engines,
-        backend,
+        plan.engines.sync_backend,
         probe,
         max_len=config.data.max_len,
         mismatch_limit=mismatch_limit,
+        timeout_s=config.launch.timeout_s,
     )
     result.connect()
     return result
@@ -127,9 +134,9 @@ def make_saver(
     rollout: RolloutBuilder,
 ) -> Saver:
     """Return what writes and reads the checkpoints of a run, and writes its models at the end."""
-    trained: dict[str, TrainedGroup] = {"actor": actors.policy}
+    trained: dict[str, TrainedGroup] = {ACTOR: actors.policy}
     if actors.critic is not None:
-        trained["critic"] = actors.critic
+        trained[CRITIC] = actors.critic
     return Saver(
         config.ckpt,
         folder,

@@ -60,9 +60,11 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Start one optimiser step per batch, the first one at `first_step` of the schedule."""
         return self.train(batches, first_step, kl_coef, what=what)
 
-    def open_sender(self, backend: str) -> tuple[str, int]:
-        """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines."""
-        address: tuple[str, int] = self.begin("open_sender", backend, what="preparing to send weights").result()
+    def open_sender(self, backend: str, check: bool, timeout_s: float) -> tuple[str, int]:
+        """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
+        tensor is sent with its digest."""
+        started = self.begin("open_sender", backend, check, timeout_s, what="preparing to send weights")
+        address: tuple[str, int] = started.result()
         return address
 
     def join_sender(self, host: str, port: int) -> None:

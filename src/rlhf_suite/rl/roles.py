@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.reward import reward_model
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
+from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
@@ -35,28 +40,39 @@ from rlhf_suite.weight_sync.sender import IpcSender, Sender, ShmSender, StreamSe
 STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy and critic share
 
 
-class Role(Worker):
-    """What all roles share: the ranks they work with, and forward passes in micro-batches."""
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The sections of flags that the workers of every model read."""
 
-    def __init__(self, rank: Rank, config: PPORun) -> None:
+    ds: DeepSpeedConfig
+    train: RLTrainConfig
+    rollout: RolloutConfig
+    data: PromptDataConfig
+    tokenizer: str  # the folder or hub name of the tokenizer that is saved with each model
+
+
+class Role(Worker):
+    """What the ranks of all models share: the ranks they work with, and forward passes in micro-batches."""
+
+    def __init__(self, rank: Rank, settings: WorkerSettings) -> None:
         super().__init__(rank)
-        self.config = config
+        self.settings = settings
         self.world = join_world(rank)
-        seed_process(config.train, rank.number)
+        seed_process(settings.train, rank.number)
 
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """`compute` of each micro-batch of this rank's shard."""
-        rollout, train = self.config.rollout, self.config.train
+        """Return the micro-batches of this rank's shard as groups of sequences, and `compute` of each of them."""
+        rollout, train = self.settings.rollout, self.settings.train
         budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
         groups = forward_groups(batch, rollout.micro_batch_size, budget)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
 
     def masked_log_probs(self, model: Callable[..., Any], batch: TokenBatch, temperature: float) -> torch.Tensor:
-        """Log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
+        """Return the log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
 
         def compute(part: TokenBatch) -> torch.Tensor:
             needed = part.mask.bool()
@@ -66,86 +82,59 @@ class Role(Worker):
         return reassemble(batch, groups, results)
 
 
-class ReferenceRole(Role):
-    """The frozen reference policy."""
+class FrozenRole(Role):
+    """A model that only runs forward."""
 
-    section = "ref"
+    def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings) -> None:
+        super().__init__(rank, settings)
+        self.model = load_frozen(model, settings.ds, self.world)
 
-    def __init__(self, rank: Rank, config: PPORun) -> None:
-        super().__init__(rank, config)
-        section = getattr(config, self.section)
-        path = section.model_name_or_path or config.actor.model_name_or_path
-        assert path is not None
-        flag = f"{self.section}.model_name_or_path"
-        self.model = load_frozen(path, "lm", config.ds, self.world, flag, section.offload)
+
+class ReferenceRole(FrozenRole):
+    """The reference policy, or the teacher of on-policy distillation."""
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
-        """As the policy's."""
+        """Return the log-probs of the masked tokens, [T], computed as `PolicyRole.log_probs` does."""
         return self.masked_log_probs(self.model, batch, temperature)
 
 
-class TeacherRole(ReferenceRole):
-    """The frozen teacher of on-policy distillation."""
-
-    section = "teacher"
-
-
-class RewardRole(Role):
-    """The frozen reward model: one score per sequence, at its last token."""
-
-    def __init__(self, rank: Rank, config: PPORun) -> None:
-        super().__init__(rank, config)
-        path = reward_model(config.reward)
-        assert path is not None
-        flag = "reward.model_name_or_path"
-        self.model = load_frozen(path, "value", config.ds, self.world, flag, config.reward.offload)
+class RewardRole(FrozenRole):
+    """The reward model: one score per sequence, at its last token."""
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
-        """[B], as the model gives them."""
+        """Return the scores of the sequences as the model gives them, [B]."""
         groups, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
         return reassemble_rows(groups, results)
 
 
-class ProcessRole(Role):
-    """The frozen process reward model: P(good) of every step."""
-
-    def __init__(self, rank: Rank, config: PPORun) -> None:
-        super().__init__(rank, config)
-        path = config.reward.process.model_name_or_path
-        assert path is not None
-        self.model = load_frozen(path, "lm", config.ds, self.world, "reward.process.model_name_or_path")
+class ProcessRole(FrozenRole):
+    """The process reward model: P(good) of every step."""
 
     def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
-        """At the masked tokens, [T] in the order of the shard; the batch holds the model's own tokens."""
+        """Return P(good) at the masked tokens, [T] in the order of the shard; the batch holds the model's own tokens,
+        and `columns` are those of the reward tokens."""
         groups, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
         return reassemble(batch, groups, results)
 
 
 class TrainedRole(Role, TrainedWorker):
-    """A model that is trained on rollouts."""
+    """A model that is trained on rollouts. `total_steps`: optimiser steps of the run, for the schedule."""
 
     objective: Objective[Experience]
     prefix: str
 
-    def build(self, section: TrainedModelConfig, head: Literal["lm", "value"], total_steps: int, flag: str) -> None:
-        """Load the model of `section` and put it under DeepSpeed."""
-        config = self.config
-        assert config.actor.model_name_or_path is not None
-        self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
-        self.model = load_trained(
-            section,
-            head,
-            config.ds,
-            self.world,
-            total_steps=total_steps,
-            seed=config.train.seed,
-            flag=flag,
-        )
+    def __init__(
+        self, rank: Rank, model: ModelPlan, settings: WorkerSettings, section: TrainedModelConfig, total_steps: int
+    ) -> None:
+        super().__init__(rank, settings)
+        self.tokenizer = load_tokenizer(settings.tokenizer, settings.data)
+        seed = settings.train.seed
+        self.model = load_trained(model, section, settings.ds, self.world, total_steps=total_steps, seed=seed)
 
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
     ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """As every role's, without dropout: what is measured is the model, not one draw of it."""
+        """Do as `Role.forward` does, without dropout: what is measured is the model, not one draw of it."""
         self.model.module.eval()
         try:
             return super().forward(batch, compute)
@@ -153,16 +142,16 @@ class TrainedRole(Role, TrainedWorker):
             self.model.module.train()
 
     def updated(self) -> None:
-        """An optimiser step has changed the weights."""
+        """Do what follows an optimiser step that has changed the weights."""
 
     def train(self, batches: list[Experience], first_step: int) -> dict[str, float]:
-        """One optimiser step per batch; the mean of each metric over them."""
+        """Take one optimiser step per batch, and return the mean of each metric over them."""
         rows = []
         for offset, batch in enumerate(batches):
-            groups = micro_groups(batch.lengths.tolist(), self.config.train)
+            groups = micro_groups(batch.lengths.tolist(), self.settings.train)
             micro_batches = [take(batch, group) for group in groups]
             step = first_step + offset
-            row = optimizer_step(self.model, self.objective, micro_batches, step, self.config.train.on_nonfinite)
+            row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
             rows.append(row)
             if not row["skipped"]:
                 self.updated()
@@ -179,18 +168,27 @@ class PolicyRole(TrainedRole):
     objective: PolicyObjective
     sender: Sender | None = None
 
-    def __init__(self, rank: Rank, config: PPORun, total_steps: int) -> None:
-        super().__init__(rank, config)
-        self.build(config.actor, "lm", total_steps, "actor.model_name_or_path")
-        horizon = config.rollout.max_new_tokens or config.data.max_len
-        self.objective = PolicyObjective(config.actor, config.algo.kl, config.rollout.temperature, horizon)
-        self.average = WeightAverage(self.model, config.train.ema_beta) if config.train.enable_ema else None
+    def __init__(
+        self,
+        rank: Rank,
+        model: ModelPlan,
+        settings: WorkerSettings,
+        actor: PolicyConfig,
+        kl: KLConfig,
+        total_steps: int,
+    ) -> None:
+        super().__init__(rank, model, settings, actor, total_steps)
+        rollout, train = settings.rollout, settings.train
+        horizon = rollout.max_new_tokens or settings.data.max_len
+        self.objective = PolicyObjective(actor, kl, rollout.temperature, horizon)
+        self.average = WeightAverage(self.model, train.ema_beta) if train.enable_ema else None
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
-        """Of the masked tokens, [T] in the order of the shard."""
+        """Return the log-probs of the masked tokens, [T] in the order of the shard."""
         return self.masked_log_probs(self.model, batch, temperature)
 
     def update(self, batches: list[Experience], first_step: int, kl_coef: float) -> dict[str, float]:
+        """Take one optimiser step per batch, the first one at `first_step` of the schedule."""
         self.objective.kl_coef = kl_coef
         return self.train(batches, first_step)
 
@@ -209,36 +207,36 @@ class PolicyRole(TrainedRole):
             self.average.load_state(folder)
 
     def export(self, path: Path) -> None:
-        """The policy, and beside it as `<path>_ema` the average of its weights."""
+        """Write the policy in HF format, and beside it as `<path>_ema` the average of its weights."""
         super().export(path)
         if self.average is not None:
             with self.average.in_place():
                 super().export(path.with_name(f"{path.name}_ema"))
 
-    def open_sender(self, backend: str) -> tuple[str, int]:
-        """Prepare rank 0 to send weights; gives (host, port) of the rendezvous."""
-        self.host = os.environ["MASTER_ADDR"]
+    def open_sender(self, backend: str, check: bool, timeout_s: float) -> tuple[str, int]:
+        """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
+        tensor is sent with its digest."""
+        self.host, self.check, self.timeout_s = os.environ["MASTER_ADDR"], check, timeout_s
         return self.host, self._open(backend, 0) if self.world.is_main else 0
 
     def join_sender(self, host: str, port: int) -> None:
-        """With ipc every rank sends, to the engine on its own GPU."""
+        """Prepare the other ranks to send by CUDA IPC, each to the engine on its own GPU."""
         if not self.world.is_main:
             self._open("ipc", port)
 
     def _open(self, backend: str, port: int) -> int:
-        dtype, check = DTYPES[self.config.ds.param_dtype], self.config.vllm.sync_check != "off"
-        timeout_s = self.config.launch.timeout_s
+        dtype = DTYPES[self.settings.ds.param_dtype]
         if backend == "shm":
-            self.sender = ShmSender(dtype, check)
+            self.sender = ShmSender(dtype, self.check)
             return 0
         if backend == "ipc":
-            self.sender = IpcSender(dtype, check, self.host, port, timeout_s)
+            self.sender = IpcSender(dtype, self.check, self.host, port, self.timeout_s)
         else:
-            self.sender = StreamSender(backend, dtype, check, self.host, timeout_s)
+            self.sender = StreamSender(backend, dtype, self.check, self.host, self.timeout_s)
         return self.sender.port
 
     def connect_sender(self, world_size: int) -> None:
-        """Meet the engines' workers."""
+        """Wait until the workers of the engines have come."""
         if isinstance(self.sender, StreamSender):
             self.sender.connect(world_size)
 
@@ -252,7 +250,7 @@ class PolicyRole(TrainedRole):
         return None
 
     def release(self) -> None:
-        """The engines have loaded the weights."""
+        """Free what the last sync took: the engines have loaded the weights."""
         if self.sender is not None:
             self.sender.release()
 
@@ -262,15 +260,17 @@ class CriticRole(TrainedRole):
 
     prefix = "critic_"
 
-    def __init__(self, rank: Rank, config: PPORun, total_steps: int) -> None:
-        super().__init__(rank, config)
-        self.build(config.critic, "value", total_steps, "critic.model_name_or_path")
-        self.objective = ValueObjective(config.critic)
+    def __init__(
+        self, rank: Rank, model: ModelPlan, settings: WorkerSettings, critic: CriticConfig, total_steps: int
+    ) -> None:
+        super().__init__(rank, model, settings, critic, total_steps)
+        self.objective = ValueObjective(critic)
 
     def values(self, batch: TokenBatch) -> torch.Tensor:
-        """State values at the model tokens, [T] in the order of the shard."""
+        """Return the state values at the model tokens, [T] in the order of the shard."""
         groups, results = self.forward(batch, lambda part: token_values(self.model, part) * part.mask)
         return reassemble(batch, groups, results)
 
     def update(self, batches: list[Experience], first_step: int) -> dict[str, float]:
+        """Take one optimiser step per batch, the first one at `first_step` of the schedule."""
         return self.train(batches, first_step)

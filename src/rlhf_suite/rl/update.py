@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
@@ -20,17 +19,6 @@ def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[i
         order = generator.permutation(num_sequences)
         steps += [order[i : i + batch_size].tolist() for i in range(0, num_sequences, batch_size)]
     return steps
-
-
-def steps_per_rollout(config: PPORun) -> int:
-    """Return the number of optimiser steps of a full rollout."""
-    sequences = config.rollout.batch_size * config.rollout.n_samples_per_prompt
-    return -(-sequences // config.train.batch_size) * config.train.max_epochs
-
-
-def warm_up_steps(config: PPORun) -> int:
-    """Return the number of RL steps at the start in which the critic alone is trained."""
-    return config.critic.freezing_steps if config.algo.advantage.needs("values") else 0
 
 
 class Updater:

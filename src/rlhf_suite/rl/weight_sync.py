@@ -27,13 +27,15 @@ class WeightSync:
         *,
         max_len: int,
         mismatch_limit: float,
+        timeout_s: float,
     ) -> None:
         self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
         self.prompts, self.max_len, self.mismatch_limit = prompts, max_len, mismatch_limit
+        self.timeout_s = timeout_s
 
     def connect(self) -> None:
         """Introduce trainer and engines to each other."""
-        host, port = self.policy.open_sender(self.backend)
+        host, port = self.policy.open_sender(self.backend, self.config.sync_check != "off", self.timeout_s)
         if self.backend == "ipc":
             self.policy.join_sender(host, port)
         if self.backend != "shm":

@@ -37,7 +37,7 @@ class Distillation(Task):
     offload: bool  # the teacher
 
     def roles(self) -> dict[str, FrozenRole]:
-        return {"teacher": FrozenRole(self.teacher, "teacher.model_name_or_path", self.offload)}
+        return {"teacher": FrozenRole(self.teacher, "teacher", self.offload)}
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"tokens": batch.mask.sum()}
@@ -73,9 +73,10 @@ class Distillation(Task):
 
 
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
-    check_teacher(tokenizer, config.teacher, config.data)
-    encoder = ConversationEncoder(tokenizer, config.data)
     teacher = config.teacher
+    assert teacher.model_name_or_path is not None, "checked with the flags"
+    check_teacher(tokenizer, teacher.model_name_or_path, config.data)
+    encoder = ConversationEncoder(tokenizer, config.data)
     return Distillation(encoder, config.algo, teacher.model_name_or_path, len(tokenizer), teacher.offload)
 
 

@@ -32,7 +32,7 @@ class DPO(Task):
     def roles(self) -> dict[str, FrozenRole]:
         if not self.algo.needs("reference"):
             return {}
-        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
+        return {"reference": FrozenRole(self.reference, "ref", self.offload, is_reference=True)}
 
     def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.plan import ENGINE, Placement, Pool, Role
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
@@ -17,7 +18,7 @@ from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
-from rlhf_suite.launch.placement import Plan, Pool, Role, reserve
+from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
@@ -54,10 +55,10 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
     for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
         journal.warn(notice)
     device, vllm = device_kind(config.launch), config.vllm
-    plan = Plan(device, (Pool((Role("engine", vllm.num_engines, vllm.tensor_parallel_size),)),))
+    placement = Placement(device, (Pool((Role(ENGINE, vllm.num_engines, vllm.tensor_parallel_size),)),))
     with ExitStack() as stack:
-        stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.num_actors))
-        slots = reserve(plan, config.launch.timeout_s)["engine"]
+        stack.enter_context(ray_cluster(config.launch, journal.folder.path, placement.num_actors))
+        slots = reserve(placement, config.launch.timeout_s)[ENGINE]
         engines = start_generators(config, path, slots, device, journal.folder.logs)
         scorer = None
         if has_source(config.reward):

@@ -39,7 +39,7 @@ class KTO(Task):
         return MismatchedPairs(items, self.encoder.config.max_len)
 
     def roles(self) -> dict[str, FrozenRole]:
-        return {"reference": FrozenRole(self.reference, "ref.model_name_or_path", self.offload)}
+        return {"reference": FrozenRole(self.reference, "ref", self.offload, is_reference=True)}
 
     def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
+from rlhf_suite.config.plan import PROCESS, REWARD, ModelPlan, num_ranks
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.distributed.ranks import running
@@ -49,14 +50,14 @@ def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Re
     if reward.process.enable:
         process = reward.process
         assert process.model_name_or_path is not None
-        flag, ranks = "reward.process.model_name_or_path", process.num_nodes * process.num_gpus_per_node
-        encoder = solution_encoder(process.model_name_or_path, flag, process.step_separator)
+        model = ModelPlan(PROCESS, process.model_name_or_path, ranks=num_ranks(process))
+        encoder = solution_encoder(model.path, model.flag, process.step_separator)
         least, budget = encoder.form.max_len, config.score.max_tokens_per_gpu
         if least > budget:
             raise UserError(
                 f"score.max_tokens_per_gpu={budget} is too small for a whole solution; write {least} or more"
             )
-        with running(ScoreWorker, "process", ranks, config.launch, folder, (config,)) as group:
+        with running(ScoreWorker, "process", model.ranks, config.launch, folder, (model, config.ds, budget)) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
     elif path is None:
@@ -65,8 +66,9 @@ def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Re
             yield TextReader(config.data, asks_servers), rewards
     else:
         constants = score_constants(path, reward.normalize_enable)
-        tokenizer = load_tokenizer(path, config.data, "reward.model_name_or_path")
-        ranks = reward.num_nodes * reward.num_gpus_per_node
-        with running(ScoreWorker, "reward", ranks, config.launch, folder, (config,)) as group:
-            model = RewardModelSource(RewardGroup(group), constants)
-            yield TokenReader(config.data, tokenizer), Rewards(reward, log, model)
+        model = ModelPlan(REWARD, path, head="value", ranks=num_ranks(reward))
+        tokenizer = load_tokenizer(path, config.data, model.flag)
+        settings = (model, config.ds, config.score.max_tokens_per_gpu)
+        with running(ScoreWorker, "reward", model.ranks, config.launch, folder, settings) as group:
+            reward_model = RewardModelSource(RewardGroup(group), constants)
+            yield TokenReader(config.data, tokenizer), Rewards(reward, log, reward_model)

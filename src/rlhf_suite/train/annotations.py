@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf_suite.config.plan import actor_path
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Group, Item, needed, sequences
 from rlhf_suite.data.combine import LazySequence
@@ -53,8 +54,7 @@ def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path
     ds = config.ds
     digest = hashlib.sha256(f"{ds.param_dtype} {ds.load_in_4bit} {ds.attn_implementation}".encode())
     for name, role in sorted(task.roles().items()):
-        path = role.path or config.actor.model_name_or_path
-        assert path is not None
+        path = role.path or actor_path(config)
         digest.update(f"{name} {model_digest(path, role.flag)}".encode())
     for example in chain.from_iterable(map(sequences, items)):
         digest.update(torch.tensor([len(example), *example.ids, *example.mask]).numpy().tobytes())

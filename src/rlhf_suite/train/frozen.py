@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from rlhf_suite.config.plan import ModelPlan, actor_path
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.train.step import equalise
@@ -15,18 +16,21 @@ from rlhf_suite.train.task import Forward, FrozenRole, SupervisedBatch, Task
 
 
 def load_frozen_roles(task: Task, config: SupervisedRun, actor: TrainedModel) -> Mapping[str, Forward]:
-    """The models of `task.roles()`."""
+    """Load the models of `task.roles()`."""
     return {name: load_role(role, config, actor) for name, role in task.roles().items()}
 
 
 def load_role(role: FrozenRole, config: SupervisedRun, actor: TrainedModel) -> Forward:
-    """The actor's starting weights are its own where only adapters are trained: no second copy is loaded."""
-    start = config.actor.model_name_or_path
+    """Load a frozen model; None for a path stands for the starting weights of the actor. Where only adapters are
+    trained, the actor holds them itself, and no second copy is loaded."""
+    start = actor_path(config)
     if config.ds.lora.rank > 0 and role.path in (None, start):
         return WithoutAdapters(actor)
     path = role.path or start
-    assert path is not None
-    return load_frozen(path, "lm", config.ds, actor.world, role.flag, role.offload)
+    in_4bit = config.ds.load_in_4bit and role.is_reference
+    return load_frozen(
+        ModelPlan(role.section, path, offload=role.offload, load_in_4bit=in_4bit), config.ds, actor.world
+    )
 
 
 class WithoutAdapters:
@@ -47,7 +51,7 @@ class WithoutAdapters:
 
 @torch.no_grad()
 def prepared(task: Task, actor: TrainedModel, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
-    """A step's micro-batches with what their losses read beside the tokens; untouched for a task of one model."""
+    """Return the micro-batches of a step with what their losses read beside the tokens."""
     if not task.roles():
         return batches
     world = actor.world
@@ -56,7 +60,7 @@ def prepared(task: Task, actor: TrainedModel, batches: list[SupervisedBatch]) ->
 
 
 def annotated(task: Task, batch: SupervisedBatch) -> SupervisedBatch:
-    """The batch with what the frozen models say of its sequences, unless it was said before training."""
+    """Return the batch with what the frozen models say of its sequences, unless that was done before training."""
     if not task.frozen:
         return batch
     return replace(batch, **task.annotate(batch))

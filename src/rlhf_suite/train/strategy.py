@@ -1,4 +1,4 @@
-"""Everything DeepSpeed: process group, engine configuration, the trained and the frozen model, ZeRO-3 gathering."""
+"""All that touches DeepSpeed: process group, engine settings, trained and frozen models, gathering under ZeRO-3."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
@@ -45,7 +46,7 @@ def join_world(rank: Rank) -> World:
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
-    """DeepSpeed's configuration. The caller owns accumulation: backward adds up, each step() updates."""
+    """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates."""
     zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
     if ds.zero_stage == 3:
         zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
@@ -67,12 +68,12 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
 
 
 def is_plain(ds: DeepSpeedConfig) -> bool:
-    """Whether torch's optimiser runs with no DeepSpeed optimiser around it, which would clip and guard."""
+    """Return whether the optimiser of torch runs without one of DeepSpeed around it, which would clip and guard."""
     return ds.zero_stage == 0 and ds.param_dtype == "fp32"
 
 
 def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
-    """Where a model is created: under ZeRO-3 `from_pretrained` then partitions parameters as it loads them."""
+    """Return a context to create a model in: under ZeRO-3 `from_pretrained` partitions parameters as it loads them."""
     if ds.zero_stage != 3:
         return nullcontext()
     from transformers.integrations import HfDeepSpeedConfig
@@ -83,7 +84,7 @@ def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
 
 
 class TrainedModel:
-    """A model under DeepSpeed. `forward` through it, `backward` sums of losses, `step` once per optimiser step."""
+    """A model under DeepSpeed: call it, `backward` sums of losses, and `step` once per optimiser step."""
 
     def __init__(
         self, module: nn.Module, config: TrainedModelConfig, ds: DeepSpeedConfig, total_steps: int, world: World
@@ -117,14 +118,14 @@ class TrainedModel:
         return self.engine(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss`, this rank's share of the step's loss. DeepSpeed averages over the ranks, so it
-        is scaled by their number to make the result the gradient of the sum over ranks."""
+        """Add the gradient of `loss`, the share of this rank in the loss of the step. DeepSpeed averages over the data
+        axis; scaled by its size, the result is the gradient of the sum over it."""
         self.engine.backward(loss * self.world.mesh.data)
 
     def step(self, step: int) -> dict[str, float]:
         """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
 
-        Returns the gradient norm before clipping and the rate. A norm that is not finite means nothing was updated.
+        Return the gradient norm before clipping, and the rate. Nothing was updated where the norm is not finite.
         """
         factor = learning_rate_factor(step, self.total_steps, self.config)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
@@ -136,7 +137,7 @@ class TrainedModel:
         return {"grad_norm": norm if math.isfinite(norm) else math.inf, "lr": self._peaks[0] * factor}
 
     def _forget_gradients(self) -> None:
-        """Drop the sums of a step that was skipped. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
+        """Drop the gradients of a skipped step. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
         every later step would be skipped too."""
         if self.ds.adam_offload and self.ds.zero_stage < 3:
             for group in self.optimizer.averaged_gradients:
@@ -144,15 +145,15 @@ class TrainedModel:
 
     @property
     def needs_equal_micro_batches(self) -> bool:
-        """Whether every rank must run the same number of micro-batches (its collectives run in the backward pass)."""
+        """Return whether every rank must run as many micro-batches as the others: backward passes hold collectives."""
         return self.world.mesh.size > 1 and self.ds.zero_stage >= 2
 
     def gathered(self, parameters: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Within it the given parameters are whole on every rank (ZeRO-3 partitions them)."""
+        """Return a context in which the given parameters are whole on every rank; ZeRO-3 partitions them."""
         return gathered(self.ds, parameters)
 
     def save_state(self, folder: Path) -> None:
-        """Weights, optimiser state and this rank's RNG state. Every rank calls it."""
+        """Write weights, optimiser state and the state of the random numbers of this rank. Every rank calls it."""
         frozen_4bit = self.ds.load_in_4bit  # such weights do not load again, and come from the model's folder
         self.engine.save_checkpoint(
             str(folder), tag="engine", client_state={}, save_latest=False, exclude_frozen_parameters=frozen_4bit
@@ -160,60 +161,49 @@ class TrainedModel:
         torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
 
     def load_state(self, folder: Path) -> None:
-        """The inverse of `save_state`, on the same number of ranks."""
+        """Do the inverse of `save_state`, on the same number of ranks."""
         path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.ds.load_in_4bit)
         assert path is not None, f"no engine state in {folder}"
         set_rng_state(load_tensors(folder / f"rng_{self.world.rank}.pt"))
 
 
-def load_trained(  # noqa: PLR0913 - one model is many choices, each made by its caller
-    section: TrainedModelConfig,
-    head: Literal["lm", "value"],
-    ds: DeepSpeedConfig,
-    world: World,
-    *,
-    total_steps: int,
-    seed: int,
-    flag: str,
+def load_trained(
+    model: ModelPlan, section: TrainedModelConfig, ds: DeepSpeedConfig, world: World, *, total_steps: int, seed: int
 ) -> TrainedModel:
-    """Load the model of `section`, make it trainable and put it under DeepSpeed."""
-    assert section.model_name_or_path is not None, flag
+    """Load a model, make it trainable as `section` says, and put it under DeepSpeed."""
     with loading_context(ds):
         writable = partial(gathered, ds, modifier_rank=0)
         module = load_model(
-            section.model_name_or_path,
-            head=head,
+            model.path,
+            head=model.head,
             ds=ds,
             seed=seed,
-            flag=flag,
+            flag=model.flag,
             writable=writable,
             dropout=not section.disable_dropout,
         )
     if ds.use_liger_kernel:
         fuse_layers(module.model, world.device.type)
-    make_trainable(module, section, ds.lora, seed=seed, section=flag.partition(".")[0])
+    make_trainable(module, section, ds.lora, seed=seed, section=model.name)
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
 
 
-def load_frozen(
-    path: str, head: Literal["lm", "value"], ds: DeepSpeedConfig, world: World, flag: str, offload: bool = False
-) -> nn.Module:
-    """Load a model that only runs forward. With ds.load_in_4bit a reference is held as its policy is; a judge whose
-    word counts (reward model, teacher) keeps its precision."""
-    ds = replace(ds, load_in_4bit=ds.load_in_4bit and flag.startswith("ref."))
+def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Module:
+    """Load a model that only runs forward."""
+    ds = replace(ds, load_in_4bit=model.load_in_4bit)
     with loading_context(ds):
-        module = load_model(path, head=head, ds=ds, flag=flag)
+        module = load_model(model.path, head=model.head, ds=ds, flag=model.flag)
     if isinstance(module, ScalarModel):
-        check_head_is_trained(module, path, flag)
-    if offload and world.device.type == "cpu":
-        key = f"{flag.partition('.')[0]}.offload"
+        check_head_is_trained(module, model.path, model.flag)
+    if model.offload and world.device.type == "cpu":
+        key = f"{model.name}.offload"
         raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")
-    return frozen_model(module, ds, world, offload)
+    return frozen_model(module, ds, world, model.offload)
 
 
 def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: bool = False) -> nn.Module:
-    """A model that only runs forward: whole on its device, or under ZeRO-3 partitioned over the ranks; with `offload`
-    from host memory."""
+    """Prepare a model that only runs forward: whole on its device, under ZeRO-3 partitioned over the ranks, and with
+    `offload` streamed from host memory."""
     module.eval().requires_grad_(False)
     if ds.zero_stage != 3:
         return stream_from_host(module, world.device) if offload else module.to(world.device)
@@ -235,8 +225,8 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
 def gathered(
     ds: DeepSpeedConfig, parameters: Iterable[torch.Tensor], modifier_rank: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Within it the given parameters are whole on every rank; a no-op below ZeRO-3. What `modifier_rank` changes in
-    them is kept."""
+    """Return a context in which the given parameters are whole on every rank; below ZeRO-3 they always are. What
+    `modifier_rank` changes in them is kept."""
     if ds.zero_stage != 3:
         return nullcontext()
     import deepspeed

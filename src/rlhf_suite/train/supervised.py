@@ -1,4 +1,4 @@
-"""How a supervised task runs: data in the driver, the model in this process or on a group of workers."""
+"""The run of a supervised task: its data in the driver, its model in this process or on a group of workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.plan import ModelPlan, actor_path
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.load import Loader
@@ -56,21 +57,19 @@ class SupervisedWorker(TrainedWorker):
 
     def __init__(self, rank: Rank, config: R, make_task: MakeTask[R], data: Encoded) -> None:
         super().__init__(rank)
-        assert config.actor.model_name_or_path is not None
         world = join_world(rank)
         seed_process(config.train, rank.number)
         self.config, self.data = config, data
         self.loader = StepLoader(data.train, config.train, world)
-        self.tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+        self.tokenizer = load_tokenizer(actor_path(config), config.data)
         self.task = make_task(config, self.tokenizer)
         self.model = load_trained(
+            ModelPlan("actor", actor_path(config), self.task.head),
             config.actor,
-            self.task.head,
             config.ds,
             world,
             total_steps=self.loader.total_steps,
             seed=config.train.seed,
-            flag="actor.model_name_or_path",
         )
         if self.task.annotates_once:
             sets = annotated_once(self.task, config, self.model, {"": data.train, **data.held_out})
@@ -80,11 +79,11 @@ class SupervisedWorker(TrainedWorker):
             self.task.frozen = load_frozen_roles(self.task, config, self.model)
 
     def steps(self) -> tuple[int, int]:
-        """(optimiser steps of the run, of an epoch)."""
+        """Return the optimiser steps of the run, and those of an epoch."""
         return self.loader.total_steps, self.loader.order.steps_per_epoch
 
     def train_step(self, step: int) -> dict[str, float]:
-        """Optimiser step `step` (0-based)."""
+        """Take optimiser step `step` (0-based) and return its metrics."""
         loaded = self.loader.step(step)
         world, batches = self.model.world, self.prepare(loaded)
         policy, name = self.config.train.on_nonfinite, lambda index: self.data.train[index].where
@@ -95,21 +94,21 @@ class SupervisedWorker(TrainedWorker):
         return result | {"perf/memory_gb": world.peak_memory_gb()}
 
     def evaluate(self) -> dict[str, float]:
-        """The task's metrics on the held-out sets."""
+        """Return the metrics of the task on the held-out sets."""
         return evaluate(self.model, self.task, self.data.held_out, self.config.train, self.prepare)
 
     def prepare(self, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
         return prepared(self.task, self.model, batches)
 
     def export(self, path: Path) -> None:
-        """The model in HF format, with what its task has to say about it."""
+        """Write the model in HF format, with what its task adds to config.json."""
         extras = dict(self.task.extras())
         if self.task.head == "value":
             extras["reward_mean"], extras["reward_std"] = self.reward_stats()
         export(self.model, self.tokenizer, path, extras)
 
     def reward_stats(self) -> tuple[float, float]:
-        """Mean and standard deviation of the scores of the held-out sets, or of the training set without one."""
+        """Return mean and standard deviation of the scores of the held-out sets, or of the training set without one."""
         sets = self.data.held_out or {"train": self.data.train}
         metrics = evaluate(self.model, self.task, sets, self.config.train, self.prepare)
         return metrics["eval/reward_mean"], max(metrics["eval/reward_std"], 1e-8)
@@ -117,8 +116,7 @@ class SupervisedWorker(TrainedWorker):
 
 def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str, float]:
     """Encode the data, train, and return the last metrics."""
-    assert config.actor.model_name_or_path is not None
-    tokenizer = load_tokenizer(config.actor.model_name_or_path, config.data)
+    tokenizer = load_tokenizer(actor_path(config), config.data)
     task = make_task(config, tokenizer)
     run_folder, journal = RunFolder(folder), Journal(config.logger, RunFolder(folder), config.task)
     data = encode(config, make_task, task, journal)
@@ -145,7 +143,7 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
 
 
 def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> Encoded:
-    """All rows as items; what could not be used is counted and said."""
+    """Encode all rows as items; rows that cannot be used are counted, and reported."""
     data, seed = config.data, config.train.seed
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
@@ -165,23 +163,23 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
 
 
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
-    """What the user should know before the run trains."""
+    """Return what the user should know before the run trains."""
     pretrains = isinstance(config, SFTRun) and config.actor.pretrain_mode_enable
     if not pretrains:
-        yield from chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path))
+        yield from chat_template_notices(tokenizer, config.data, actor_path(config))
     yield from batch_notices("train.batch_size", config.train.batch_size, rows, "rows")
 
 
 def with_columns(config: R, make_task: MakeTask[R], task: Task, columns: dict[str, Any]) -> Task:
-    """The task for an evaluation set that calls some columns otherwise than the training data."""
+    """Return the task for an evaluation set that has other names for some columns than the training data."""
     if not columns:
         return task
-    tokenizer = load_tokenizer(config.actor.model_name_or_path or "", config.data)
+    tokenizer = load_tokenizer(actor_path(config), config.data)
     return make_task(replace(config, data=replace(config.data, **columns)), tokenizer)
 
 
 def in_rows(items: Sequence[Item], config: SupervisedRun, journal: Journal) -> Sequence[Item]:
-    """The items, several to a row of data.max_len tokens where data.pack_to_max_len asks for it."""
+    """Return the items, several to a row of data.max_len tokens where data.pack_to_max_len asks for it."""
     if not isinstance(config.data, SFTDataConfig) or not config.data.pack_to_max_len:
         return items
     rows = PackedRows(items, config.data.max_len)

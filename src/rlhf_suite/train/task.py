@@ -60,11 +60,17 @@ class Objective(Protocol[B_contra]):
 
 @dataclass(frozen=True)
 class FrozenRole:
-    """A model that a task only reads. `path` null: the starting weights of the trained model."""
+    """A model that a task only reads. Without a path it has the starting weights of the trained model."""
 
     path: str | None
-    flag: str
+    section: str  # of its flags
     offload: bool = False  # its weights stay in host memory
+    is_reference: bool = False  # of the trained model, and held in the precision of that one
+
+    @property
+    def flag(self) -> str:
+        """Return the flag that names the model."""
+        return f"{self.section}.model_name_or_path"
 
 
 class Task:

@@ -1,0 +1,156 @@
+"""What is decided about an RL run from its flags and the machine: arithmetic, without Ray."""
+
+import pytest
+
+from rlhf_suite.config.plan import Machine, ModelPlan, Placement, Plan, resolve
+from rlhf_suite.config.resolve import load, save
+from rlhf_suite.config.runs import PPORun
+
+
+def resolved(config: PPORun, device: str = "cuda", num_gpus: int | None = None) -> Plan:
+    return resolve(config, Machine(device, num_gpus))
+
+
+def placement(config: PPORun) -> Placement:
+    return resolved(config).placement
+
+
+def sizes(config: PPORun) -> list[list[tuple[str, int]]]:
+    return [[(role.name, role.num_actors) for role in pool.roles] for pool in placement(config).pools]
+
+
+@pytest.fixture
+def config() -> PPORun:
+    config = PPORun()
+    config.algo.advantage.estimator = "group_norm"
+    config.algo.kl.init_coef = 0.0
+    config.reward.rule = "exact_match"
+    config.actor.model_name_or_path = "org/policy"
+    return config
+
+
+def test_only_the_roles_that_are_needed_exist(config):
+    assert sizes(config) == [[("actor", 1)], [("engine", 1)]]
+    config.algo.kl.init_coef = 0.01
+    config.algo.advantage.estimator = "gae"
+    config.reward.model_name_or_path = "some/model"
+    assert sizes(config) == [[("actor", 1)], [("engine", 1)], [("critic", 1)], [("ref", 1)], [("reward", 1)]]
+
+
+def test_separate_placement_adds_devices_up(config):
+    config.actor.num_nodes, config.actor.num_gpus_per_node = 2, 4
+    config.vllm.num_engines, config.vllm.tensor_parallel_size = 3, 2
+    placed = placement(config)
+    assert placed.num_devices == 2 * 4 + 3 * 2
+    assert placed.num_actors == 8 + 3
+    assert placed.lines() == ["8 x GPU: actor x 8", "6 x GPU: engine x 3 of 2"]
+
+
+def test_colocation_of_all_puts_every_role_on_the_same_devices(config):
+    config.algo.kl.init_coef = 0.01
+    config.train.colocate_all = True
+    config.actor.num_gpus_per_node = config.ref.num_gpus_per_node = config.vllm.num_engines = 2
+    placed = placement(config)
+    assert placed.lines() == ["2 x GPU: actor x 2, engine x 2, ref x 2"]
+    assert placed.num_devices == 2
+    assert placed.pools[0].share == pytest.approx(1 / 3)
+
+
+def test_pairs_share_devices(config):
+    config.algo.kl.init_coef = 0.01
+    config.algo.advantage.estimator = "gae"
+    config.reward.model_name_or_path = "some/model"
+    config.train.colocate_actor_ref = config.train.colocate_critic_reward = True
+    assert sizes(config) == [[("actor", 1), ("ref", 1)], [("critic", 1), ("reward", 1)], [("engine", 1)]]
+
+
+def test_a_pair_with_an_absent_partner_is_alone(config):
+    config.train.colocate_actor_ref = config.train.colocate_critic_reward = True
+    assert sizes(config) == [[("actor", 1)], [("engine", 1)]]
+
+
+def test_roles_share_the_gpu_of_a_machine_that_has_too_few(config):
+    config.algo.kl.init_coef = 0.01
+    alone, one = resolved(config, num_gpus=3), resolved(config, num_gpus=1)
+    assert alone.placement.lines() == ["1 x GPU: actor x 1", "1 x GPU: engine x 1", "1 x GPU: ref x 1"]
+    assert one.placement.lines() == ["1 x GPU: actor x 1, engine x 1, ref x 1"]
+    assert (alone.engines.gpu_memory_utilization, one.engines.gpu_memory_utilization) == (None, 0.4)
+    assert (alone.engines.sync_backend, one.engines.sync_backend) == ("nccl", "ipc")
+
+
+def test_nobody_is_made_to_share_what_is_not_known_or_not_equal_or_forbidden(config):
+    assert not resolved(config).engines.shares_gpu
+    assert not resolved(config, "cpu", 0).engines.shares_gpu
+    config.vllm.num_engines = 2
+    assert not resolved(config, num_gpus=1).engines.shares_gpu
+    config.vllm.num_engines, config.train.colocate_all = 1, False
+    assert not resolved(config, num_gpus=1).engines.shares_gpu
+
+
+def test_an_engine_that_shares_its_gpu_takes_what_it_is_told_to(config):
+    config.train.colocate_all, config.vllm.gpu_memory_utilization = True, 0.6
+    assert resolved(config, num_gpus=8).engines.gpu_memory_utilization == 0.6
+
+
+def test_the_ranks_of_all_nodes_count_for_every_role(config):
+    config.algo.kl.init_coef = 0.01
+    config.algo.advantage.estimator = "gae"
+    for section in (config.actor, config.ref, config.critic):
+        section.num_nodes, section.num_gpus_per_node = 2, 3
+    assert sizes(config) == [[("actor", 6)], [("engine", 1)], [("critic", 6)], [("ref", 6)]]
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "colocate", "backend"),
+    [("cpu", 1, False, "shm"), ("cpu", 2, False, "gloo"), ("cuda", 1, False, "nccl"), ("cuda", 2, True, "ipc")],
+)
+def test_weights_go_through_memory_only_where_trainer_and_engines_share_it(config, device, nodes, colocate, backend):
+    config.actor.num_nodes, config.vllm.num_engines, config.train.colocate_all = nodes, nodes, colocate
+    assert resolved(config, device).engines.sync_backend == backend
+    config.vllm.sync_backend = "gloo"
+    assert resolved(config, device).engines.sync_backend == "gloo"
+
+
+def test_reference_and_critic_start_where_nothing_else_is_said(config):
+    config.algo.kl.init_coef, config.algo.advantage.estimator = 0.01, "gae"
+    models = resolved(config).models
+    assert (models["ref"].path, models["critic"].path) == ("org/policy", "org/policy")
+    assert models["critic"].head == "value"
+    config.reward.model_name_or_path, config.ref.model_name_or_path = "org/judge", "org/reference"
+    models = resolved(config).models
+    assert [models[name].path for name in ("ref", "critic", "reward")] == ["org/reference", "org/judge", "org/judge"]
+    config.critic.model_name_or_path = "org/critic"
+    assert resolved(config).models["critic"].path == "org/critic"
+
+
+def test_a_built_in_model_is_trained_first_and_its_reference_is_the_trained_one(config):
+    config.actor.model_name_or_path, config.algo.kl.init_coef = "builtin:tiny", 0.01
+    config.algo.distill.coef, config.teacher.model_name_or_path = 0.1, "builtin:tiny"
+    recipes = {name: model.recipe for name, model in resolved(config).models.items()}
+    assert recipes == {"actor": "warm_start", "ref": "warm_start", "teacher": "teacher"}
+    config.ref.model_name_or_path = "builtin:tiny"
+    assert resolved(config).models["ref"].recipe is None, "a named reference is taken as it is"
+
+
+def test_models_are_held_as_their_sections_say(config):
+    """A reference is held in 4 bits as its policy is; models whose word counts keep their precision."""
+    config.algo.kl.init_coef, config.ds.load_in_4bit = 0.01, True
+    config.reward.model_name_or_path, config.reward.offload, config.reward.num_gpus_per_node = "org/judge", True, 2
+    models = resolved(config).models
+    assert models["ref"] == ModelPlan("ref", "org/policy", load_in_4bit=True)
+    assert models["reward"] == ModelPlan("reward", "org/judge", head="value", ranks=2, offload=True)
+
+
+def test_schedules_count_optimiser_steps_and_the_policys_begins_after_the_warm_up(config):
+    config.rollout.batch_size, config.rollout.n_samples_per_prompt = 5, 3
+    config.train.batch_size, config.train.max_epochs, config.critic.freezing_steps = 4, 2, 2
+    without = resolved(config)
+    assert (without.optimizer_steps_per_rollout, without.policy_steps(10)) == (8, 80)
+    config.algo.advantage.estimator = "gae"
+    assert (resolved(config).policy_steps(10), resolved(config).critic_steps(10)) == (64, 80)
+
+
+def test_the_saved_configuration_holds_the_plan_and_loads_without_it(config, tmp_path):
+    save(config, tmp_path / "config.yaml", resolved(config))
+    assert "sync_backend: nccl" in (tmp_path / "config.yaml").read_text()
+    assert load(tmp_path / "config.yaml") == config
