@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, walk
 from rlhf_suite.config.names import flags_of
@@ -29,6 +29,7 @@ def save(run: Run, path: Path, plan: Plan | None = None) -> None:
 def load(path: Path) -> Run:
     """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
     saved = OmegaConf.load(path)
+    assert isinstance(saved, DictConfig), "a table of flags"
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
     run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TASKS[saved.task]), saved))
     assert isinstance(run, Run)
