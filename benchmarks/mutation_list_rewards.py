@@ -15,6 +15,13 @@ SHAPING = ("tests/algo/test_shaping.py",)
 
 REWARDS = [
     Mutation(
+        "the steps of a solution are lost where sources are added up",
+        "rewards/sources.py",
+        "steps += outcome.steps",
+        "steps += []",
+        ROUTES,
+    ),
+    Mutation(
         "the weights of several sources are ignored",
         "rewards/sources.py",
         "reward + weight * outcome.reward",
