@@ -61,7 +61,8 @@ class Credit:
 
 def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """The advantages and returns of a whole rollout by `algo.advantage.estimator`."""
-    return estimator.load(config.estimator)(inputs, config)
+    credit: Credit = estimator.load(config.estimator)(inputs, config)
+    return credit
 
 
 @estimator(needs=("rewards", "values"), reads=("gamma", "lambd", "no_std_norm"))

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.overrides import key_of, quoted
+from rlhf_suite.cli.arguments import CommandLine, quoted
+from rlhf_suite.cli.overrides import key_of
 from rlhf_suite.cli.presets import group_names
 from rlhf_suite.cli.values import flattened
 from rlhf_suite.config.formatting import spelled

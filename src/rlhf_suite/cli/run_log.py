@@ -63,7 +63,7 @@ def recorded(path: Path) -> Iterator[None]:
     with path.open("ab", buffering=0) as log:
         streams = sys.stdout, sys.stderr
         out, err = (Recorded(stream, log) for stream in streams)
-        sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+        sys.stdout, sys.stderr = out, err
         try:
             yield
         finally:

@@ -120,7 +120,7 @@ def open_store(host: str, timeout: timedelta | None = None) -> dist.TCPStore:
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
-    options = {} if timeout is None else {"timeout": timeout}
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     return dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), **options
     )

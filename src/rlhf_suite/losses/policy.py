@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.config.models import PolicyConfig
+from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import (
     LossSum,
-    Mean,
     masked_mean,
     masked_sum,
     sequence_sums,

@@ -38,7 +38,7 @@ def keep_exact(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 - torch types attributes as modules
 
 
 def dequantized(weight: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tenso
     owner, leaf = name.rpartition(".")[::2]
     while owner.endswith(".base_layer"):
         owner = owner.removesuffix(".base_layer")
-        layer = hf.get_submodule(owner)
+        layer: Any = hf.get_submodule(owner)  # a layer of peft's
         if getattr(layer, "parameter_name", "weight") == leaf:  # each matrix of a stack of experts has its own adapter
             down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
             if getattr(layer.get_base_layer(), "is_transposed", False):  # experts [E, in, out]

@@ -36,7 +36,8 @@ def mark_muon_parameters(named_parameters: Iterable[tuple[str, nn.Parameter]]) -
     """Muon takes the hidden matrices; embeddings, heads and vectors stay with AdamW."""
     for name, parameter in named_parameters:
         matrix = getattr(parameter, "ds_shape", parameter.shape)
-        parameter.use_muon = len(matrix) >= 2 and not any(part in name for part in NOT_MUON)
+        # DeepSpeed reads this attribute, which torch's Parameter does not declare.
+        parameter.use_muon = len(matrix) >= 2 and not any(part in name for part in NOT_MUON)  # type: ignore[attr-defined]
 
 
 def muon_config(config: TrainedModelConfig) -> dict[str, object]:

@@ -22,7 +22,7 @@ from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.forward import ScalarModel
+from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
 from rlhf_suite.models.reward_model import check_head_is_trained
@@ -87,7 +87,12 @@ class TrainedModel:
     """A model under DeepSpeed: call it, `backward` sums of losses, and `step` once per optimiser step."""
 
     def __init__(
-        self, module: nn.Module, config: TrainedModelConfig, ds: DeepSpeedConfig, total_steps: int, world: World
+        self,
+        module: LanguageModel | ScalarModel,
+        config: TrainedModelConfig,
+        ds: DeepSpeedConfig,
+        total_steps: int,
+        world: World,
     ) -> None:
         import deepspeed
 

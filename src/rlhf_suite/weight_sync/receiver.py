@@ -207,7 +207,8 @@ def repack_heads(model: torch.nn.Module) -> None:
     """Pack matrices for the CPU kernels again; the packed copy in a tied head would otherwise keep the
     old embedding."""
     for module in model.modules():
-        if hasattr(module, "cpu_linear") and module.weight.dim() == 2 and module.weight.numel() > 0:
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.numel():
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 

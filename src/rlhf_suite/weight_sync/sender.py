@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 import torch
@@ -28,6 +28,9 @@ from rlhf_suite.distributed.world import open_store
 from rlhf_suite.errors import UserError
 from rlhf_suite.weight_sync.cuda_ipc import export_handle
 from rlhf_suite.weight_sync.digests import Manifest, TensorEntry, as_bytes, digest, dtype_name
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
 
 SHM_FOLDER = Path("/dev/shm")
 SHM_PREFIX = "rlhf-suite-weights-"
@@ -75,7 +78,7 @@ class ShmSender:
         payload = tensor.detach().to(_wire_dtype(tensor, self._dtype))
         file.write(b"\0" * (-file.tell() % ALIGNMENT))
         entry = _entry(name, payload, file.tell(), self._check)
-        file.write(as_bytes(payload.cpu()).numpy())
+        file.write(as_bytes(payload.cpu()).numpy().data)
         return entry
 
     def release(self) -> None:
@@ -99,7 +102,7 @@ class StreamSender:
         self._backend, self._dtype, self._check = backend, dtype, check
         self._timeout = timedelta(seconds=timeout_s)
         self._store = open_store(host, self._timeout)
-        self._group: dist.Backend | None = None
+        self._group: Backend | None = None
         self._headers: list[str] = []
 
     @property
@@ -184,7 +187,7 @@ class IpcSender:
 Sender = ShmSender | StreamSender | IpcSender
 
 
-def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Backend:
+def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Backend:
     """Return a process group that is separate from the process's default group."""
     prefixed = dist.PrefixStore("weights", store)
     if backend == "gloo":
@@ -194,11 +197,11 @@ def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: t
     return dist.ProcessGroupNCCL(prefixed, rank, size, options)
 
 
-def broadcast(group: dist.Backend, flat: torch.Tensor) -> None:
+def broadcast(group: Backend, flat: torch.Tensor) -> None:
     """Send `flat` of rank 0 into `flat` of the other ranks."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
-    group.broadcast([flat], options).wait()
+    group.broadcast([flat], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def header_key(version: int, bucket: int) -> str:
