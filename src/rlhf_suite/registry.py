@@ -145,8 +145,11 @@ class Kind:
             function: Callable[..., Any] = getattr(module, declared.function)
             return function
         place, _, attribute = name.rpartition(":")
-        module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
-        found: Callable[..., Any] = getattr(module, attribute)
+        try:
+            module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
+            found: Callable[..., Any] = getattr(module, attribute)
+        except Exception as error:
+            raise SourceError(f"{name}: importing it raised {type(error).__name__}: {error}", "correct it") from error
         return found
 
     def _in_file(self, name: str, path: Path, function: str) -> Declaration:
@@ -183,6 +186,7 @@ class Kind:
 CREDIT = ("rewards", "values", "greedy", "groups", "teacher")
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
+CHECKED = ("label", "tests", "locked_process")
 RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))
@@ -193,7 +197,7 @@ reward_loss = Kind("reward_loss", "loss of a reward model", ("losses.preference"
 divergence = Kind("divergence", "divergence", ("losses.distillation",), ("teacher", "student"))
 kl_estimator = Kind("kl_estimator", "KL estimator", ("algo.kl",), ("log_ratio",), ("reward",))
 schedule = Kind("schedule", "learning-rate schedule", ("train.schedules",), ("moment", "config"))
-reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), ("label", "locked_process"), below="rules.")
+reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), CHECKED, below="rules.")
 step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.scores",), ("scores",))
 dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
 row_format = Kind("row_format", "row format", (), ("row",))

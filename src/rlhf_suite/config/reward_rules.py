@@ -213,8 +213,8 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
     if run.data.label_key is None:
         yield Problem(key, "there is nothing to score: no response, and no label to take for one", fix)
     for name, source in named(run).items():
-        if source.rule == "code":
-            yield Problem(key, f"a label of {name}.rule=code contains tests, which are not an answer", fix)
+        if source.rule is not None and reward_rule.needs(source.rule, "tests"):
+            yield Problem(key, f"a label of {name}.rule={source.rule} contains tests, which are not an answer", fix)
 
 
 @rule

@@ -30,7 +30,7 @@ class Tests:
     asserts: tuple[str, ...] = ()
 
 
-@reward_rule(needs=("label",), reads=("code_timeout_s", "code_memory_mb"))
+@reward_rule(needs=("label", "tests"), reads=("code_timeout_s", "code_memory_mb"))
 def code(row: Sample, config: RuleConfig) -> Scored:
     """1 when the response's Python program passes all tests of the label, in the sandbox; else 0.
 

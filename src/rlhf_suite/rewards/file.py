@@ -3,9 +3,9 @@
     def reward_func(queries, prompts, labels):                       # lists of str, one entry per response
         return {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}   # or the rewards alone
 
-It is called with whole batches and may be `async def`. Lists, tuples, arrays and tensors will do. `scores` (0 to 1, for
-evaluation) default to the rewards; `extra_logs`, any of its names, or an entry of it (None) may be absent. A response
-is to be scored by itself: when a batch fails, its rows are tried again one at a time.
+It is called with whole batches and may be `async def`. It may return lists, tuples, arrays or tensors. `scores` (0 to 1,
+for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry of it (None) may be absent. Each
+response is scored by itself: when a batch fails, its rows are tried again one at a time.
 
 With `data.reward_columns=[a,b]` it must have an argument `columns` too, and gets {"a": [...], "b": [...]} as that: what
 the row of each response has in these columns. A function that has the argument always gets it.
@@ -14,13 +14,12 @@ the row of each response has in these columns. A function that has the argument 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Outcome, Sample, Scorer, columns_of
 from rlhf_suite.rewards.reply import outcomes
 
@@ -28,14 +27,8 @@ RewardFunc = Callable[..., Any]
 
 
 def make_scorer(path: str) -> Scorer:
-    """The `reward_func` of the file at `path` over rows. The file may import its neighbours."""
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    spec = importlib.util.spec_from_file_location("reward_file", path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reward_file"] = module  # dataclasses and pickle look their module up
-    spec.loader.exec_module(module)
-    reward_func: RewardFunc | None = getattr(module, "reward_func", None)
+    """Return the `reward_func` of the file at `path` as a function of samples. The file may import its neighbours."""
+    reward_func: RewardFunc | None = getattr(import_file(Path(path).resolve()), "reward_func", None)
     if reward_func is None:
         raise AttributeError("the file defines no reward_func(queries, prompts, labels)")
 
@@ -56,7 +49,7 @@ def make_scorer(path: str) -> Scorer:
 
 
 def accepts_columns(function: Callable[..., Any]) -> bool:
-    """Whether a function has an argument `columns`, or takes any."""
+    """Return whether a function has an argument `columns`, or takes any."""
     known = inspect.signature(function).parameters.values()
     return any(each.name == "columns" or each.kind is inspect.Parameter.VAR_KEYWORD for each in known)
 

@@ -63,7 +63,7 @@ class IsolatedScorer:
         kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
         self.source = (kind, name, json.dumps(asdict(config.rules)))
         # A single row may take this long even when others wait. A program has its own, earlier deadline.
-        runs_programs = kind == "rule" and "code_timeout_s" in (reward_rule.declared(name).reads or ())
+        runs_programs = kind == "rule" and reward_rule.needs(name, "tests")
         self.least_s = config.rules.code_timeout_s + 2 if runs_programs else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")

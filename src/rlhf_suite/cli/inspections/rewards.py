@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import string
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.reward_rules import named
 from rlhf_suite.config.runs import LoopRun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
 
 FUNCTION, ARGUMENTS = "reward_func", 3
 SIGNATURE = f"{FUNCTION}(queries, prompts, labels)"
@@ -35,47 +35,25 @@ def reward_files_define(run: Run, folder: Path | None) -> Iterator[Problem]:
         if is_http(name):
             continue
         try:
-            with warnings.catch_warnings(action="ignore"):
-                tree = ast.parse(Path(name).read_bytes(), name)
-                compile(tree, name, "exec", dont_inherit=True)  # finds more, such as a return outside of a function
-        except (SyntaxError, ValueError) as error:  # a ValueError for a null byte, in Python 3.11
-            line, reason = (error.lineno or 1, error.msg) if isinstance(error, SyntaxError) else (1, str(error))
-            yield Problem(key, f"{name}:{line}: {reason}", "correct the file; it must be valid Python")
-        except RecursionError:
-            yield Problem(key, f"{name} is nested too deeply to be read as Python", "correct the file")
-        except OSError as error:
-            yield Problem(key, f"{name} cannot be read: {error.strerror}", "check its permissions")
+            tree = parsed(Path(name))
+        except SourceError as error:
+            yield Problem(key, error.what, error.fix)
         else:
             yield from function_problems(key, name, tree)
 
 
 def function_problems(key: str, name: str, tree: ast.Module) -> Iterator[Problem]:
     """Yield a problem if the file has no top-level function of this name, or if it takes too few arguments."""
-    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    bound = [found for statement in tree.body for found in bindings(statement)]
-    if not any(found in (FUNCTION, "*") for found in bound):
-        others = ", ".join(each.name for each in functions)
+    if not bound_names(tree) & {FUNCTION, "*"}:
+        others = ", ".join(each.name for each in functions(tree))
         what = f"{name} defines no {FUNCTION}" + (f"; its functions are {others}" if others else "")
         yield Problem(key, what, f"define {SIGNATURE} in it")
-    for each in functions:
+    for each in functions(tree):
         count = len(each.args.posonlyargs) + len(each.args.args)
         is_plain = each.name == FUNCTION and not each.decorator_list and each.args.vararg is None
         if is_plain and count < ARGUMENTS:
             what = f"{name}:{each.lineno}: {FUNCTION} takes {count} arguments, not {ARGUMENTS}"
             yield Problem(key, what, f"write def {SIGNATURE}")
-
-
-def bindings(statement: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement of a module may bind; `*` stands for all names of another module."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from (each.asname or each.name for each in statement.names)
-    elif isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
-        yield statement.id
-    else:
-        for child in ast.iter_child_nodes(statement):
-            yield from bindings(child)
 
 
 def reward_servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
