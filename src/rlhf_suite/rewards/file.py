@@ -3,8 +3,8 @@
     def reward_func(queries, prompts, labels):                       # lists of str, one entry per response
         return {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}   # or the rewards alone
 
-It is called with whole batches and may be `async def`. It may return lists, tuples, arrays or tensors. `scores` (0 to 1,
-for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry of it (None) may be absent. Each
+It is called with whole batches and may be `async def`. It may return lists, tuples, arrays or tensors. `scores` (0 to
+1, for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry of it (None) may be absent. Each
 response is scored by itself: when a batch fails, its rows are tried again one at a time.
 
 With `data.reward_columns=[a,b]` it must have an argument `columns` too, and gets {"a": [...], "b": [...]} as that: what
