@@ -9,7 +9,9 @@ import pytest
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.config_file import with_config_file
 from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.resolve import flat, save
+from rlhf_suite.config.runs import PPORun
 
 SFT = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse"]
 PPO = [
@@ -29,7 +31,8 @@ def checked(*words: str):
 def test_the_configuration_of_a_run_gives_the_same_run(tmp_path, words):
     run, problems = checked(*words)
     assert problems == []
-    save(run, tmp_path / "config.yaml")
+    plan = resolve(run, Machine("cpu", 0)) if isinstance(run, PPORun) else None
+    save(run, tmp_path / "config.yaml", plan)
     again, problems = checked("--config", str(tmp_path / "config.yaml"))
     assert problems == []
     assert flat(asdict(again)) == flat(asdict(run))

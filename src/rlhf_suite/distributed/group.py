@@ -81,7 +81,7 @@ class LocalGroup:
         self._worker = cls(Rank(0, self.mesh, LOOPBACK, self._store.port, device), *args)
 
     def ready(self) -> None:
-        pass
+        """Return at once: the worker is built."""
 
     def start(self, method: str, *args: Any) -> list[Any]:
         return [getattr(self._worker, method)(*args)]

@@ -1,4 +1,4 @@
-"""Which devices the run uses, and the environment of its processes; both are settled before any heavy import."""
+"""Which devices the run uses, and the environment of its processes; both are decided before any heavy import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
 
 
 def device_kind(config: LaunchConfig) -> str:
-    """ "cuda" or "cpu": as launch.device says, or whether this machine has a GPU."""
+    """Return "cuda" or "cpu": what launch.device says, or "cuda" where this machine has a GPU."""
     if config.device == "auto":
         return "cuda" if gpu_count() else "cpu"
     if config.device == "cuda" and config.ray_address is None and not gpu_count():
@@ -35,7 +35,7 @@ def device_kind(config: LaunchConfig) -> str:
 
 
 def gpu_count() -> int:
-    """GPUs that this process may use, found without torch."""
+    """Return the number of GPUs that this process may use, found without torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1", "NoDevFiles")])
@@ -44,7 +44,7 @@ def gpu_count() -> int:
 
 @cache
 def installed_gpus() -> int:
-    """GPUs of this machine; asked once, since the answer may take a process and is wanted at every RL step."""
+    """Return the number of GPUs of this machine. It is counted once: that may take a process."""
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if devices or shutil.which("nvidia-smi") is None:
         return devices
@@ -54,7 +54,7 @@ def installed_gpus() -> int:
 
 @contextmanager
 def limited_rights(config: LaunchConfig) -> Iterator[None]:
-    """Within it new files have the rights that launch.umask leaves them, here and in every process started here."""
+    """Limit the rights of new files to what launch.umask leaves, here and in every process started here."""
     before, said = os.umask(0o077), os.environ.get(UMASK)
     os.umask(before | int(config.umask or "0", 8))
     os.environ[UMASK] = config.umask or "0"
@@ -73,12 +73,12 @@ def adopt_umask() -> None:
 
 
 def cpu_count() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def runtime_env(device: str) -> dict[str, str]:
-    """Environment variables for the driver and every actor; what the user has set already is kept.
+    """Return the environment variables of the driver and every actor; what the user has set already is kept.
 
     CPU: one thread per process, and threads that sleep while they wait. Several processes share the cores here, and
     OpenMP's default of spinning makes them up to ten times slower.

@@ -1,4 +1,4 @@
-"""The actors of a run: one worker group per model, and the engines; all start at once."""
+"""The actors of a run: one worker group per model, and the engines. All start at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Actors:
     process: ProcessRewardGroup | None
 
     def ready(self) -> None:
-        """Wait until all are up."""
+        """Wait until all actors are up."""
         for group in (self.policy, self.critic, self.reference, self.teacher, self.reward, self.process):
             if group is not None:
                 group.ready()

@@ -28,19 +28,19 @@ DIGEST_THREADS = 8  # hashlib computes outside of Python's lock
 
 
 class Entry(NamedTuple):
-    """What the manifest says of a file."""
+    """Size and digest of a file, as the manifest has them."""
 
     bytes: int
     sha256: str
 
 
 class DamagedError(Exception):
-    """A file of a checkpoint is not as it was written; the message names it."""
+    """A file of a checkpoint differs from what was written; the message names it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that `commit` has put in its place."""
+    """A folder that was committed."""
 
     path: Path
     step: int
@@ -53,7 +53,7 @@ class Checkpoint:
 
     @property
     def config(self) -> Path:
-        """The configuration of the run that wrote it."""
+        """Return the path of the configuration of the run that wrote the checkpoint."""
         return self.path / "config.yaml"
 
     def check_sizes(self) -> dict[str, Entry]:
@@ -79,7 +79,7 @@ class Checkpoint:
                 raise DamagedError(f"{name} is not what was written (its SHA-256 differs)")
 
     def is_whole(self) -> bool:
-        """Whether every file is there with its size: the quick look, which reads no contents."""
+        """Return whether every file is there with its size. This reads no contents."""
         try:
             self.check_sizes()
         except DamagedError:
@@ -94,14 +94,14 @@ class CheckpointStore:
         self.config, self.path = config, path
 
     def begin(self, step: int, kind: str = "step") -> Path:
-        """A fresh folder to write into, invisible to readers."""
+        """Make a fresh folder to write into, which readers do not see, and return it."""
         folder = self.path / f"{kind}_{step:06d}.tmp"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
     def commit(self, step: int, state: dict[str, Any], kind: str = "step") -> Path:
-        """Make the folder of `begin` a checkpoint, whole or not at all; then rotate."""
+        """Turn the folder of `begin` into a checkpoint, whole or not at all, then delete old ones; return its path."""
         folder = self.path / f"{kind}_{step:06d}.tmp"
         (folder / "state.json").write_text(json.dumps(state, indent=1))
         files = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]

@@ -46,7 +46,7 @@ class TrainingRows(NamedTuple):
 
 
 class Saver:
-    """Saves every trained model with its optimiser and random states, and the driver's state.
+    """Saves every trained model with its optimiser and random states, and the state of the driver.
 
     The data cursor, shuffles and sampling seeds are functions of the step, so the step number stands for them.
     """
@@ -70,7 +70,7 @@ class Saver:
         self.saved = 0  # the last step of which there is a checkpoint
 
     def resume(self, say: Callable[[str], None]) -> int:
-        """Load the newest sound checkpoint when asked, and say which; return the step to go on with."""
+        """Load the newest sound checkpoint if ckpt.load_enable asks for it, and return the step to continue with."""
         self.store.sweep()
         found = self.store.found()
         if found and not self.config.load_enable:
@@ -137,7 +137,7 @@ class Saver:
         raise Stopped(number, f"step {step}")
 
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
-        """Whether the metric of ckpt.best_metric_key is the best so far (losses: lowest), and is to be kept."""
+        """Return whether the metric of ckpt.best_metric_key is the best so far (the lowest of a loss), and is kept."""
         if self.metric not in evaluation:
             if evaluation and self.config.best_metric_key not in (None, NO_METRIC):
                 choices = ", ".join(sorted(evaluation))
@@ -153,7 +153,7 @@ class Saver:
         return self.config.save_steps > 0 or self.config.best_metric_key is not None
 
     def save(self, step: int, kind: str) -> None:
-        """Write aside, then commit."""
+        """Write a checkpoint into a folder of its own, then commit it."""
         folder = self.store.begin(step, kind)
         try:
             with writing(folder):

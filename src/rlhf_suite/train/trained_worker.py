@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class TrainedWorker(Worker):
-    """Subclasses load `model` and `tokenizer`."""
+    """One rank of a model that is trained. Subclasses load `model` and `tokenizer`."""
 
     model: TrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def save_state(self, folder: Path) -> None:
-        """This rank's part of a checkpoint."""
+        """Write the part of this rank in a checkpoint."""
         self.model.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """The inverse of `save_state`."""
+        """Do the inverse of `save_state`."""
         self.model.load_state(folder)
 
     def export(self, path: Path) -> None:
-        """The model in HF format; rank 0 writes, every rank gathers."""
+        """Write the model in HF format: every rank gathers, and rank 0 writes."""
         export(self.model, self.tokenizer, path)
 
     def export_adapter(self, path: Path) -> None:
-        """The LoRA adapter alone, in peft's format."""
+        """Write the LoRA adapter alone, in the format of peft."""
         model = self.model
         save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
         model.world.barrier()
@@ -56,7 +56,7 @@ class TrainedGroup(ModelGroup):
         self.begin("export", path, what="exporting").result()
 
     def export_adapter(self, path: Path) -> None:
-        """Write the LoRA adapter alone, in peft's format."""
+        """Write the LoRA adapter alone, in the format of peft."""
         self.begin("export_adapter", path, what="exporting its adapter").result()
 
 

@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Problems of the machine that the job runs on; nothing where that machine is not known yet."""
+    """Return what the machine lacks that the job runs on; nothing where that machine is not known yet."""
     if folder is None or not isinstance(run, ResumableRun):
         return
     yield from network()
@@ -31,7 +31,7 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def network() -> Iterator[Problem]:
-    """The processes of a run meet at loopback ports that the system chooses."""
+    """Check that processes can meet at loopback ports that the system chooses."""
     with ExitStack() as stack:
         opened = 0
         try:
@@ -50,13 +50,13 @@ def network() -> Iterator[Problem]:
 
 
 def temporary_folder() -> Iterator[Problem]:
-    """Ray's sockets are in the folder for temporary files."""
+    """Check the folder for temporary files, which holds the sockets of Ray."""
     if (what := root_problem()) is not None:
         yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
 
 
 def shared_memory(needed_mb: int) -> Iterator[Problem]:
-    """Ray's object store and the published weights are in shared memory."""
+    """Check shared memory, which holds the object store of Ray and the weights on their way to engines."""
     container = "in a container give it room: docker run --shm-size=2g"
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         what = f"{SHARED_MEMORY} is missing or cannot be written"
