@@ -13,12 +13,12 @@ Panels = Mapping[str, Mapping[str, Row]]  # task: algorithm: its run
 
 HEAD = """# Does it learn?
 
-`python benchmarks/curves.py --write` writes this page and its picture: {runs} whole runs of the suite's own command
-line on real Ray, vLLM and DeepSpeed, on two CPU cores, of about {cpu} CPU seconds each (all processes, Ray's daemons
-included). Every run starts from `builtin:tiny` (0.16 million parameters), which `task=sft` has warmed up on answers of
-which 60 % have one wrong digit; a step is 64 prompts x 8 samples. Accuracy is pass@1 on 128 questions that are in no
-other set, 4 samples each at temperature 1: mean ± standard error over the questions. One seed: where two algorithms
-differ by less than three standard errors, nothing is said about which is better.
+`python benchmarks/curves.py --write` writes this page and its picture. It makes {runs} whole runs by the command line
+of the suite, on real Ray, vLLM and DeepSpeed, on two CPU cores, of about {cpu} CPU seconds each (all processes,
+including the daemons of Ray). Every run starts from `builtin:tiny` (0.16 million parameters), which `task=sft` has
+trained on answers of which 60 % have one wrong digit. A step has 64 prompts x 8 samples. Accuracy is pass@1 on 128
+questions that are in no other set, with 4 samples each at temperature 1: mean ± standard error over the questions.
+There is one seed, so a difference of less than three standard errors does not show which algorithm is better.
 
 ## Three tasks, six algorithms
 
@@ -33,10 +33,10 @@ experiment=<algorithm>`, followed by
 |---|{rules}---|
 """
 ESTIMATORS = """
-Sort levels off where a digit comes twice. After 32 steps of GRPO 97 % of the answers to questions with four different
-digits are right, and 62 % of the others (`evaluations/step_000032.parquet` of its run). All four samples are right for
-94 of the 128 questions and wrong for 15; at the start it was 4 and 14, 4 of them the same. The policy has become sure
-of its answers, of wrong ones too.
+On sort, questions with a repeated digit limit the accuracy. After 32 steps of GRPO, 97 % of the answers to questions
+with four different digits are right, and 62 % of the others (`evaluations/step_000032.parquet` of its run). All four
+samples are right for 94 of the 128 questions and wrong for 15. At the start these numbers were 4 and 14, and 4 of the
+14 are among the 15. The policy has become certain of its answers, including wrong ones.
 
 ## The default job with each estimator
 

@@ -53,13 +53,13 @@ DEMOS = {
 }
 PAGE = """# The demos, measured
 
-`python benchmarks/demos.py --save --write` writes this page: demos from command to end on two CPU cores,
-with the models that it starts from at hand. CPU seconds are those of all processes, Ray's daemons included.
-The machine had other work (`benchmarks/results/demos.jsonl` has the load averages), so seconds are upper bounds.
+`python benchmarks/demos.py --save --write` writes this page. Each demo was run as a whole on two CPU cores. The
+models from which it starts existed already. CPU seconds are those of all processes, including the daemons of Ray. The
+machine had other work (`benchmarks/results/demos.jsonl` has the load averages), so seconds are upper bounds.
 
-Gradient error: the largest of the task's losses in [gradient_equality.md](gradient_equality.md), relative to the
-formula in float64, over all splits of a step. Oracle error: the largest difference from other systems in
-[oracles.md](oracles.md), where they do not differ on purpose. Loops have those of the task that trains for them.
+The gradient error is the largest error of the task's losses in [gradient_equality.md](gradient_equality.md), relative
+to the formula in float64, over all splits of a step. The oracle error is the largest difference from other systems in
+[oracles.md](oracles.md), without differences on purpose. A loop has the errors of the task that trains its models.
 
 | demo | lines of its file | command | seconds | CPU seconds | metric | first | last | gradient error | oracle error |
 |---|---|---|---|---|---|---|---|---|---|

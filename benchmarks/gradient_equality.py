@@ -32,15 +32,16 @@ PAGE = ROOT / "docs" / "gradient_equality.md"
 HEAD = """# One batch, one gradient
 
 `python benchmarks/gradient_equality.py` writes this page. One batch goes through a real optimiser step in fp32, split
-in every way below. Each number is the largest relative error over all weight tensors, |g - g*| / |g*| in the 2-norm, of
-the gradient that the optimiser is given. g* is computed in float64 from the plain transformers model and the formula of
-the loss, one sequence at a time (`tests/train/policy_formulas.py`, `credit_formulas.py`, `task_formulas.py`). A few
-1e-6 are fp32's own rounding: they are there without any split.
+in each of the ways below. Each number is the relative error of the gradient that the optimiser gets, |g - g*| / |g*|
+in the 2-norm, for the weight tensor with the largest error. g* is computed in float64 from the plain transformers
+model and the formula of the loss, one sequence at a time (`tests/train/policy_formulas.py`, `credit_formulas.py`,
+`task_formulas.py`). Errors of a few 1e-6 come from the rounding of fp32 and also occur without any split.
 
-Micro-batches hold 4 packed rows, on one rank without ZeRO, where nothing else is said; `micro 2` is micro-batches of 2
-rows, so several of them are added up for a step. `test_gradient_equality.py`, `test_policy_gradients.py` and
-`test_task_gradients.py` in tests/train hold every loss, estimator and split once below 1e-5, and show that the
-comparison sees a dropped mask, a wrong divisor, a forgotten rank, the baseline of another group and other mistakes.
+Unless a column says otherwise, micro-batches have 4 packed rows, on one rank without ZeRO. `micro 2` means
+micro-batches of 2 rows, so a step adds up several of them. The tests `test_gradient_equality.py`,
+`test_policy_gradients.py` and `test_task_gradients.py` in tests/train require errors below 1e-5 for every loss,
+estimator and split. They also show that the comparison notices a dropped mask, a wrong divisor, a forgotten rank, the
+baseline of another group, and other mistakes.
 
 """
 

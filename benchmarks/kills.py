@@ -250,11 +250,12 @@ def page(found: Sequence[Result]) -> str:
         "",
         "# Killed at random instants",
         "",
-        f"{kills} times `kill -9` of a run's driver, at instants drawn uniformly from the duration of a run that "
-        "nothing disturbs; after each the same command, with `ckpt.load_enable=true`, goes on. At the end "
-        f"{compared} models, series of metrics and files of samples were compared with those of the undisturbed runs: "
-        f"{'all are equal' if not different else f'{different} DIFFER'}. Models are compared by SHA-256, metrics "
-        "without the clock's. The last step is that of the run's record when it was killed, 0 where there was none.",
+        f"The driver of a run was killed {kills} times by `kill -9`, at random instants that are uniform over the "
+        "duration of an undisturbed run. After each kill the same command with `ckpt.load_enable=true` continued. "
+        f"At the end {compared} models, series of metrics and files of samples were compared with those of undisturbed "
+        f"runs: {'all are equal' if not different else f'{different} DIFFER'}. Models are compared by SHA-256, metrics "
+        "without times. The last step is the step in the record of the run when it was killed, or 0 if there was "
+        "no record.",
         "",
         "| run | seconds undisturbed | runs | kills | killed after seconds | last step then | compared | different |",
         "|---|---|---|---|---|---|---|---|",

@@ -31,8 +31,8 @@ PACKAGE = Path("src/rlhf_suite")
 HEAVY = ("deepspeed", "fastapi", "httpx", "hydra", "pyarrow.parquet", "ray", "rich.table", "transformers.models.qwen3")
 HEAD = """# Mistakes that the tests notice
 
-`python benchmarks/mutations.py` writes this page. Each mistake is made alone, in a copy of the sources; the same tests
-pass without it. The last column is the first test that failed, or SURVIVED.
+`python benchmarks/mutations.py` writes this page. Each mistake is made by itself, in a copy of the sources. Without the
+mistake the same tests pass. The last column is the first test that failed, or SURVIVED.
 
 | mistake | file | edit | noticed by |
 |---|---|---|---|

@@ -17,10 +17,10 @@ PAGE = ROOT / "docs" / "oracles.md"
 HEAD = """# Agreement with other systems
 
 `python benchmarks/oracles.py` writes this page. The references are numbers that other systems computed in float32 on
-seeded inputs (`tests/oracles/README.md` says which versions); ours are computed in float64 on the same inputs. Each
-error is the largest absolute difference over all cases, of values, gradients and metrics together; about 1e-7 is the
-rounding of the reference. Without a number the test compares in another way (a tolerance of its own, a bound). Where a
-system differs on purpose the test says why.
+seeded inputs (`tests/oracles/README.md` gives their versions). Our numbers are computed in float64 on the same
+inputs. Each error is the largest absolute difference over all cases of values, gradients and metrics. The rounding of
+the reference is about 1e-7. If a line has no number, the test compares in another way (with its own tolerance, or a
+bound). If a system differs on purpose, the test says why.
 
 """
 

@@ -277,9 +277,9 @@ def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
         "# What reward code can do to a run",
         "",
         f"{features()}. Programs: `reward.rule=code`, {timeout_s:g} s and {MEMORY_MB} MiB; files: "
-        f"`reward.timeout_s={file_timeout_s:g}`; for those that end by themselves {OTHERS_S:g} s. Each attack stands "
-        "between right answers of one batch; seconds are of all three. Left behind are processes that outlive the "
-        "attack (of a file: its reward process).",
+        f"`reward.timeout_s={file_timeout_s:g}`, or {OTHERS_S:g} s for those that end by themselves. Each attack is "
+        "between two right answers of one batch; the seconds are those of all three. The last column counts processes "
+        "that outlive the attack (for a file, its reward process).",
         "",
         "| by | attack | what limits it | outcome | seconds | run goes on | left behind |",
         "|---|---|---|---|---|---|---|",
@@ -295,14 +295,14 @@ def table(found: list[Result], timeout_s: float, file_timeout_s: float) -> str:
 NOT_STOPPED = """
 Not stopped:
 
-- Tests that let the program's own object answer can be passed by it without being right: `assert f("x").is_valid()`, or
+- A program can pass a wrong test if the test calls a method of an object of the program: `assert f("x").is_valid()`, or
   `assert f("x").startswith("ab")` with an object that has such a method. Compare values: `assert f("x")[:2] == "ab"`.
-- A reward file is the user's own code: it has the user's files, network, keys and processes. A process that it starts
-  in a session of its own outlives it, and nothing bounds how many it starts. What the suite promises is that a file
-  that hangs, crashes, floods or answers nonsense costs its rows and not the run.
-- Without namespaces (no root, and user namespaces are off) programs cannot start processes, and Landlock alone refuses
-  TCP (Linux 6.7) and signals to other processes (Linux 6.12); on older kernels nothing does, UDP is open on all, and
-  the number of files of 8 MiB each is bounded by the time alone.
+- A reward file is code of the user. It has the user's files, network, keys and processes. A process that it starts in a
+  new session outlives it, and their number is not limited. The suite promises that a file that hangs, crashes, prints
+  without end or returns nonsense only loses its rows and does not end the run.
+- Without namespaces (no root, and user namespaces are off) programs cannot start processes. Only Landlock denies TCP
+  (Linux 6.7) and signals to other processes (Linux 6.12). On older kernels nothing denies them, UDP is open on all
+  kernels, and only the time limits the number of files of 8 MiB.
 """
 
 

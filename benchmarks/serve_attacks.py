@@ -176,8 +176,8 @@ def section(found: list[Result]) -> str:
     """The part of docs/reward_attacks.md about clients."""
     lines = [
         HEADING,
-        "Written by `python benchmarks/serve_attacks.py --write`: status and seconds of a small request that follows",
-        "each attack, or of the attack itself where it is one request. Before: the first edition.",
+        "Written by `python benchmarks/serve_attacks.py --write`: the status and the seconds of a small request after",
+        "each attack, or of the attack itself if it is one request. Before: the first edition.",
         "",
         "| attack | before | after |",
         "|---|---|---|",

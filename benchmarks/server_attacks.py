@@ -156,8 +156,8 @@ def section(found: list[dict[str, object]]) -> str:
     lines = [
         HEADING,
         "Written by `python benchmarks/server_attacks.py --write`. Each attack is the answer to a request for two",
-        f"rows, with `reward.http.timeout_s={DEADLINE_S:g}`. MiB are the memory that the process grew by. A failed row",
-        "is an outcome like any other: `reward.on_error` says what becomes of its group. Before: the first edition.",
+        f"rows, with `reward.http.timeout_s={DEADLINE_S:g}`. MiB is the growth of the memory of the process. A failed",
+        "row is a normal outcome: `reward.on_error` says what happens to its group. Before: the first edition.",
         "",
         "| attack | what limits it | before | after | seconds | MiB |",
         "|---|---|---|---|---|---|",
@@ -179,9 +179,9 @@ def section(found: list[dict[str, object]]) -> str:
 REFUSED = """
 Refused before a run, with exit code 2:
 
-- A token in `RLHF_SUITE_REWARD_TOKEN` with a line end or other characters than visible ASCII. The message says at which
-  place, never the value. Before, every request failed with "Illegal header value" and the token, on the console and in
-  `status.json`, or the run ended in a traceback.
+- A token in `RLHF_SUITE_REWARD_TOKEN` with a line end or characters other than visible ASCII. The message says at which
+  position, never the value. Before, every request failed with "Illegal header value" and the token, on the console
+  and in `status.json`, or the run ended in a traceback.
 - `reward.remote_url` with a port such as `abc`, `99999` or `0`. Before, it was found at the first request.
 """
 

@@ -30,10 +30,10 @@ PATH = "/get_reward"
 class RewardService:
     """Answers requests with the scores of a reward model, within the limits of `serve`."""
 
-    def __init__(self, judge: RewardModel, limits: ServeConfig) -> None:
-        self.judge, self.limits = judge, limits
-        self.batcher = Batcher(judge.scores, limits.batch_size, limits.max_tokens)
-        self.max_characters = limits.max_len * judge.longest_token
+    def __init__(self, model: RewardModel, limits: ServeConfig) -> None:
+        self.model, self.limits = model, limits
+        self.batcher = Batcher(model.scores, limits.batch_size, limits.max_tokens)
+        self.max_characters = limits.max_len * model.longest_token
         self.tokenising = ThreadPoolExecutor(1, "tokenise")
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ class RewardService:
             text.encode()
         except UnicodeEncodeError:
             return "the text holds half of a surrogate pair, which is not a character"
-        ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.judge.encode, text)
+        ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.model.encode, text)
         if not ids:
             return "the text is empty"
         if len(ids) > self.limits.max_len:

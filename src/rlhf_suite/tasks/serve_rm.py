@@ -33,14 +33,14 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
             "are requested, or remove serve.host"
         )
     constants = score_constants(reward.model_name_or_path, reward.normalize_enable)
-    judge = RewardModel(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
+    model = RewardModel(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
     try:
         listener = listening(limits.host, limits.port)
     except OSError as error:
         raise UserError(
             f"serve.host={limits.host} serve.port={limits.port}: {error.strerror}. Choose another serve.port, or 0"
         ) from None
-    service = RewardService(judge, limits)
+    service = RewardService(model, limits)
     app = make_app(
         PATH,
         service.answer,
