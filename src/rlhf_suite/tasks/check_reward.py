@@ -161,7 +161,7 @@ def warnings(config: CheckRewardRun, checked: Sequence[Checked], in_batch: Mappi
     asks_servers = any(is_http(source.remote_url) for source in named_sources(config.reward).values())
     if asks_servers and items and all(item.query == item.prompt + item.response for item in items):
         yield (
-            "no response ends with an end-of-sequence token, as finished responses do in rollouts; a reward model "
+            "no response has an end-of-sequence token at its end, as finished ones have in rollouts; a reward model "
             "behind a server scores them as if they were cut off. Set data.response_end to this token"
         )
     pairs = [(each.outcome, in_batch.get(each.where)) for each in checked]
