@@ -16,10 +16,9 @@ MIN_SHARED = 40  # a shorter module with one importer belongs into that importer
 # Path (and function) -> why it may be longer.
 LONGER: dict[str, str] = {}
 # Found by their names, not by imports: the tasks, and what `python -m` starts.
-STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py", "rlhf_suite/cli/stage.py")
+STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py")
 # Short modules with one importer, to go back to it. This list only shrinks.
 SHORT = {
-    "rlhf_suite/cli/versions.py",
 }
 
 

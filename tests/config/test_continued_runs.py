@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_config
-from rlhf_suite.cli.folders import Place, for_run
+from rlhf_suite.cli.folders import Place, finished, for_run, how_to_continue, keep_other_config
 from rlhf_suite.cli.inspections import inspect
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint, load, save

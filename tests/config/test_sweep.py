@@ -10,8 +10,7 @@ import pytest
 from rlhf_suite.cli.folders import for_sweep
 from rlhf_suite.cli.local_jobs import gpu_slots, run_here
 from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
-from rlhf_suite.cli.summary import finish
-from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended
+from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended, finish
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder

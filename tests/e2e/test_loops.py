@@ -40,7 +40,7 @@ def killed_in(folder, words, sign):
     """Kill the loop's process alone as soon as a file like `sign` is there; its stage has to follow by itself."""
     job = jobs.Job(folder, words)
     job.wait_for(lambda: any(folder.glob(sign)))
-    stages = [each for each in job.family() if "rlhf_suite.cli.stage" in " ".join(each.cmdline())]
+    stages = [each for each in job.family() if "rlhf_suite.cli.execute" in " ".join(each.cmdline())]
     assert len(stages) == 1
     job.kill()
     assert psutil.wait_procs(stages, timeout=GONE_S)[1] == []

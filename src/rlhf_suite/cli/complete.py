@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED
+from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED, parse
 from rlhf_suite.cli.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, kind
 from rlhf_suite.config.names import flags_of
@@ -32,7 +33,8 @@ def candidates(line: str) -> list[str]:
         groups = [f"{name}=" for name in group_names()]
         return sorted({*next_parts(word, infos), *(name for name in (*options, *groups) if name.startswith(word))})
     before, comma, start = value.rpartition(",")
-    found = [name for name in values(key, infos) if name.startswith(start)]
+    parsed = parse([each for each in words[1:-1] if each])
+    found = [name for name in values(key, infos, parsed.own_presets) if name.startswith(start)]
     return [f"{key}={before}{comma}{name}" for name in found]
 
 
@@ -44,10 +46,10 @@ def next_parts(word: str, keys: Iterable[str]) -> Iterator[str]:
             yield f"{word}{part}{dot or '='}"
 
 
-def values(key: str, infos: dict[str, FlagInfo]) -> list[str]:
-    """The values that a preset group or a flag is known to take."""
+def values(key: str, infos: dict[str, FlagInfo], own: Path | None) -> list[str]:
+    """Return the values that a group of presets (with those of the user's folder `own`) or a flag is known to take."""
     if key not in infos or key == "task":
-        return preset_names(key)
+        return preset_names(key, own)
     info = infos[key]
     expected = kind(info.type)
     known = [str(choice) for choice in info.meta.choices or ()]

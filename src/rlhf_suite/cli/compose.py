@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.cli.presets import group_names
+from rlhf_suite.cli.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
 from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.runs import TASKS
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+MENU = "config"  # conf/config.yaml
+REORDERED = "menu"  # the same in another order
+NAMES_A_MODEL = ("model_name_or_path", "prompt_dataset", "dataset")
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A composition: the run's part, and the whole with Hydra's own under `hydra`."""
+class Schemas(dict[str, ConfigNode]):
+    """The schema of each task for Hydra's store, made when it is asked for: to make all of them takes long."""
 
-    run: DictConfig
-    whole: DictConfig
+    def __contains__(self, file: object) -> bool:
+        return str(file).removesuffix(".yaml") in TASKS
+
+    def __missing__(self, file: str) -> ConfigNode:
+        node = OmegaConf.structured(TASKS[file.removesuffix(".yaml")])
+        self[file] = ConfigNode(name=file, node=node, group="_schema", package="_global_", provider="rlhf_suite")
+        return self[file]
 
 
 @cache
 def register() -> None:
-    """Make each task's dataclasses the schema that its conf/task file names first."""
+    """Give Hydra each task's dataclasses, the schema that its conf/task file names first, and the generated presets."""
     store = ConfigStore.instance()
-    for name, root in TASKS.items():
-        store.store(group="_schema", name=name, node=root, package="_global_")
+    store.repo["_schema"] = Schemas()
+    for group in CHOICES:
+        for name, values in generated(group).items():
+            store.store(group=group, name=name, node=values, provider="rlhf_suite")
 
 
 @contextmanager
@@ -49,13 +58,22 @@ def hydra_ready() -> Iterator[None]:
         yield
 
 
-def composed(overrides: list[str]) -> Composed:
-    """Compose the menu with choices of presets and Hydra's own settings."""
-    whole = compose("config", overrides=overrides, return_hydra_config=True)
-    run = copy.deepcopy(whole)
-    with open_dict(run):
-        run.pop("hydra")
-    return Composed(run, whole)
+def menu(chosen: Collection[str]) -> str:
+    """Return the name of the menu for a command line that chooses presets of some groups (see conf/config.yaml)."""
+    if "experiment" not in chosen or set(chosen) <= {*BEFORE_EXPERIMENT}:
+        return MENU
+    content = OmegaConf.load(conf_dir() / f"{MENU}.yaml")
+    groups = {name: entry for entry in content.defaults if isinstance(entry, DictConfig) for name in entry}
+    others = [entry for entry in content.defaults if entry not in [groups[name] for name in group_names()]]
+    content.defaults = [*(groups[group] for group in order(chosen)), *others]
+    ConfigStore.instance().store(name=REORDERED, node=content, provider="rlhf_suite")
+    return REORDERED
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    """Return the run with choices of presets, and Hydra's own settings under `hydra`."""
+    chosen = {word.partition("=")[0] for word in overrides}
+    return compose(menu(chosen), overrides=overrides, return_hydra_config=True)
 
 
 def search_path(folder: str) -> str:
@@ -63,14 +81,8 @@ def search_path(folder: str) -> str:
     return f'hydra.searchpath=["file://{Path(folder).expanduser().resolve()}"]'
 
 
-def presets(group: str) -> list[str]:
-    """The choices of a group of conf/, e.g. experiment."""
-    loader = GlobalHydra.instance().config_loader()
-    return [name for name in loader.get_group_options(group) if name != "config"]
-
-
 @cache
-def compose_blaming(*overrides: str) -> tuple[Composed, list[Problem]]:
+def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
     """Compose; words that do not compose with those before them are left out, each as a problem.
 
     The results are kept and shared: copy before changing one.
@@ -80,34 +92,54 @@ def compose_blaming(*overrides: str) -> tuple[Composed, list[Problem]]:
     except COMPOSE_ERRORS:
         good: list[str] = []
         problems = []
+        task = None
         for word in overrides:
             try:
-                composed([*good, word])
+                task = composed([*good, word]).get("task")
                 good.append(word)
             except COMPOSE_ERRORS as error:
-                problems.append(blame(word, str(error)))
+                problems.append(blame(word, str(error), task))
         return composed(good), problems
 
 
-def blame(word: str, reason: str) -> Problem:
-    """The problem of one word that does not compose: no such preset, or a preset that does not fit the task."""
+def blame(word: str, reason: str, task: str | None) -> Problem:
+    """Return the problem of one word that does not compose: no such preset, or one that does not fit the task."""
     key, _, value = word.lstrip("+~").partition("=")
-    if f"Could not find '{key}/" in reason:
-        options = presets(key)
-        close = did_you_mean(value, options)
-        fix = (
-            close.replace("did you mean ", f"did you mean {key}=") if close else f"choose {key}={' or '.join(options)}"
-        )
-        hint = f"; for a model write {Run.MODEL}={value}" if key == "actor" else ""
-        return Problem(key, f"there is no preset {key}/{value}", fix + hint)
-    if key in group_names():
-        what = f"{value} does not fit this task: {one_line(reason)}"
-        return Problem(key, what, f"leave {word} away, or change task=")
-    return Problem(key, one_line(reason), "see --info config and --cfg hydra")
+    if missing := re.search(f"Could not (?:find|load) '{key}/([^']*)'", reason):
+        return no_such_preset(key, missing[1], task)
+    if "group override must be a string" in reason:
+        return no_such_preset(key, value, task)
+    if key not in group_names():
+        return Problem(key, one_line(reason), "see --info config and --cfg hydra")
+    section = key.replace("/", ".")
+    owners = [name for name in TASKS if any(flag.startswith(f"{section}.") for flag in flags_of(name))]
+    if owners and task not in (None, *owners):
+        where = " or ".join(f"task={name}" for name in owners)
+        what = f"{value} does not fit this task: task={task} has no section {section}"
+        return Problem(key, what, f"remove {word}; the section belongs to {where}")
+    return Problem(key, f"{value} does not fit this task: {one_line(reason)}", f"remove {word}, or change task=")
+
+
+def no_such_preset(key: str, value: str, task: str | None) -> Problem:
+    """Return the problem of a choice that names no preset: the flag that was meant, or the nearest presets."""
+    options = [name for name in GlobalHydra.instance().config_loader().get_group_options(key) if name != "config"]
+    flags = {name: info for name, info in flags_of(task).items() if name.startswith(f"{key.replace('/', '.')}.")}
+    meant = next((name for name, info in flags.items() if value in map(str, info.meta.choices or ())), None)
+    close = did_you_mean(value, options)
+    if meant:
+        fix = f"did you mean {meant}={value}?"
+    elif close:
+        fix = close.replace("did you mean ", f"did you mean {key}=")
+    else:
+        fix = f"choose {key}={' or '.join(options)}"
+    named = next((f"{key}.{name}" for name in NAMES_A_MODEL if f"{key}.{name}" in flags), None)
+    if named and not meant:
+        fix += f"; for a {'model' if named.endswith('path') else 'data set'} write {named}={value}"
+    return Problem(key, f"there is no preset {key}/{value}", fix)
 
 
 def one_line(reason: str) -> str:
-    """The first sentences of one of Hydra's errors."""
+    """Return the first sentences of one of Hydra's errors."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     if lines[0].endswith("composing config:"):  # names a file, and the fault only in the next line
         return lines[1]

@@ -1,7 +1,8 @@
 """`--config <file>`: a YAML file as the beginning of a command line, a run's own `config.yaml` or one written by hand.
 
-The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `actor: {adam: {lr: 1e-6}}`. Its values win
-over presets, and the command line wins over them.
+The file holds flags, nested or dotted, and choices of presets: `task: ppo`, `ds: zero3`, `actor: {adam: {lr: 1e-6}}`.
+Its values win over the presets that it chooses. The command line wins over the file, with its flags and with the
+presets that it chooses.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.cli.arguments import CommandLine, quoted
-from rlhf_suite.cli.overrides import key_of
-from rlhf_suite.cli.presets import group_names
-from rlhf_suite.cli.values import flattened
+from rlhf_suite.cli.arguments import CommandLine, key_of, quoted
+from rlhf_suite.cli.overrides import flattened
+from rlhf_suite.cli.presets import group_names, keys_set, names_in
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
@@ -39,11 +39,19 @@ def with_config_file(line: CommandLine) -> CommandLine:
     if isinstance(content, Problem):
         line.problems.append(content)
         return line
-    given = {key_of(word) for word in line.overrides}
+    given = {key_of(word) for word in line.overrides}.union(*presets_keys(line))
     words = [word for word in words_of(content) if key_of(word) not in given]
     line.from_file = {key_of(word): str(path) for word in words}
     line.overrides = [*words, *line.overrides]
     return line
+
+
+def presets_keys(line: CommandLine) -> Iterator[set[str]]:
+    """Yield the keys that each preset of the command line sets."""
+    for word in line.overrides:
+        group, _, choice = word.partition("=")
+        if group in group_names():
+            yield from (keys_set(group, name, line.own_presets) for name in names_in(choice))
 
 
 def read(path: Path) -> dict[str, Any] | Problem:

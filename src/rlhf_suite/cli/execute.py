@@ -1,4 +1,8 @@
-"""One job: its configuration written down, its task run, its end recorded and told."""
+"""One run: its configuration written down, its task run, its end recorded and reported.
+
+`python -m rlhf_suite.cli.execute <folder> <pid of the loop>` runs a stage of a loop: the run whose configuration the
+loop has written, as a process that ends with the loop. How it ended is in the folder's status.json and error.log.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig, open_dict, read_write
 
-from rlhf_suite.cli.continuing import finished, how_to_continue, keep_other_config
+from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
 from rlhf_suite.config.plan import resolve
-from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.resolve import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.disk import full_reason
@@ -25,25 +31,37 @@ INTERRUPTED = 130
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 20_000, 1_000_000  # characters of the last message, and of error.log
 
 
+def run_with(run: Run, folder: Path, hydra: DictConfig) -> int:
+    """Execute a run in its folder, as Hydra's settings say; return the exit code."""
+    for name, value in hydra.job.env_set.items():
+        os.environ[str(name)] = str(value)
+    with read_write(hydra), open_dict(hydra):
+        hydra.runtime.output_dir = str(folder.absolute())
+    configure_log(hydra.job_logging, hydra.verbose)
+    run = replace(run, run_dir=None)
+    if (end := finished(run, folder)) is not None:
+        return tell(end, 0)
+    return execute(run, folder)
+
+
 def job(config: DictConfig) -> None:
-    """What Hydra calls, with a configuration that the preflight has checked."""
+    """Execute a job of a sweep whose launcher is not one of the suite's: Hydra calls this in the job's process."""
     run, problems = to_run(config)
     assert not problems, problems
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    if (end := finished(run, folder)) is not None:
-        tell(end, 0)
-    elif code := execute(run, folder):
+    hydra = HydraConfig.instance().cfg
+    assert hydra is not None
+    if code := run_with(run, Path(hydra.hydra.runtime.output_dir), hydra.hydra):
         sys.exit(code)
 
 
 def tell(message: str, code: int) -> int:
-    """Print why a run ended; what others wrote in it (models, servers, files) acts on no terminal."""
+    """Print why a run ended and return the exit code. What others wrote in it (models, servers) acts on no terminal."""
     print(printable(message, MESSAGE_LIMIT, keep_lines=True), file=sys.stderr, flush=True)
     return code
 
 
 def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> int:
-    """Run a task in its folder; returns the exit code. Errors that users can mend or understand have no traceback."""
+    """Run a task in its folder; return the exit code. Errors that users can mend or understand have no traceback."""
     from rlhf_suite.launch.slurm import join_node
     from rlhf_suite.launch.stop import Stopped, stoppable
 
@@ -77,7 +95,7 @@ def unexpected(error: Exception, folder: Path) -> str:
 
 
 def train(run: Run, folder: Path) -> None:
-    """The task, between a status that says running and one that says how it ended; then what there is to look at."""
+    """Run the task between a status that says running and one that says how it ended; then print what to look at."""
     from rlhf_suite.launch.environment import device_kind, runtime_env
     from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, stoppable
@@ -104,3 +122,15 @@ def train(run: Run, folder: Path) -> None:
         lines = summarise(record, run)
         if run.logger.progress:
             print(printable("\n".join(lines), MESSAGE_LIMIT, keep_lines=True), flush=True)
+
+
+def stage(folder: Path, parent: int) -> int:
+    """Run a stage of the loop that is process `parent`; return the exit code."""
+    from rlhf_suite.launch.processes import kill_with_parent
+
+    kill_with_parent(parent)
+    return execute(load(folder / "config.yaml"), folder, lambda message, code: code)
+
+
+if __name__ == "__main__":
+    sys.exit(stage(Path(sys.argv[1]), int(sys.argv[2])))

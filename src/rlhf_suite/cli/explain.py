@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, cast
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
+from rlhf_suite.cli.presets import preset_keys
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.plan import Plan, resolve
-from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.resolve import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.launch.environment import device_kind
@@ -108,7 +105,7 @@ def decisions(run: PPORun, plan: Plan) -> Rows:
 def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
     """Return each value that is not the default of its flag, and who set it."""
     defaults = flat(asdict(TASKS[run.task]()))
-    sources = [*preset_files(line, found)]
+    sources = [*preset_keys(found.presets, found.chosen, line.own_presets)]
     for key, value in flat(asdict(run)).items():
         default = defaults.get(key)  # an entry of a table has none
         if value != default and key != "explain":
@@ -119,23 +116,3 @@ def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> s
     if any(key == given or key.startswith(f"{given}.") for given in found.given):
         return "command line"
     return next((name for name, keys in sources if key in keys), "command line")
-
-
-def preset_files(line: CommandLine, found: Preflight) -> Iterator[tuple[str, set[str]]]:
-    """Return the presets that are part of the run, the one that wins first: its name and the keys that it sets."""
-    folders = [Path(line.options["--config-dir"])] if "--config-dir" in line.options else []
-    folders.append(conf_dir())
-    menu = OmegaConf.load(conf_dir() / "config.yaml").defaults
-    groups = [group for entry in menu if not isinstance(entry, str) for group in entry if " " not in group]
-    for group in reversed(groups):
-        name = f"{group}/{found.presets.get(group)}.yaml"
-        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if file is not None:
-            yield name, preset_keys(file, group)
-
-
-def preset_keys(file: Path, group: str) -> set[str]:
-    """Return the dotted keys that a preset sets, wherever its `@package` line puts them."""
-    content = OmegaConf.to_container(OmegaConf.load(file))
-    prefix = "" if "@package _global_" in file.read_text() else f"{group}."
-    return {f"{prefix}{key}" for key in flat(cast(dict[str, Any], content))}

@@ -1,4 +1,7 @@
-"""Where a run lives: a new folder, the one the user names, or the one of the run that it continues."""
+"""Where a run lives: a new folder, the one that the user names, or that of the run that it continues.
+
+And what an earlier run in that folder means for the new one: finished, to be continued, or configured differently.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_suite.cli.inspections.outputs import targets
-from rlhf_suite.cli.nodes import node_problem
+from rlhf_suite.cli.preflight import Preflight, node_problem
 from rlhf_suite.cli.sweep import read
+from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resolve import fingerprint
 from rlhf_suite.config.resume import changes, is_allowed, load_earlier
-from rlhf_suite.config.runs import ResumableRun, Run, TrainedRun
+from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.locks import LOCK, alone_in, holder_of
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint import store_of
 
-if TYPE_CHECKING:
-    from rlhf_suite.cli.preflight import Preflight
-
+METRICS_SHOWN = 6  # in the message about a finished run
 # What a run writes in its folder, and would write over.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "status.json", "run.log", "error.log", "curves.png", "samples.md", "loop.json"),
@@ -35,7 +37,7 @@ RUN_FILES = (
 
 @dataclass(frozen=True)
 class Place:
-    """A run's folder, and what to tell the user about it."""
+    """A run's folder, and a remark about it for the user."""
 
     folder: Path
     note: str = ""
@@ -51,7 +53,7 @@ class Place:
 
 
 def for_run(found: Preflight) -> Place | Problem:
-    """The folder of a single run that passed the preflight."""
+    """Return the folder of a single run that passed the preflight."""
     (run,) = found.runs
     here = allocation()
     nodes = 1 if here is None else here.num_nodes
@@ -73,7 +75,7 @@ def for_run(found: Preflight) -> Place | Problem:
 
 
 def chosen(folder: Path, run: Run) -> Place | Problem:
-    """The folder that the user names: a run in it is continued, but not by accident."""
+    """Return the folder that the user names: a run in it is continued, but not by accident."""
     if (reason := unwritable(folder)) is not None:
         return Problem("run_dir", f"{folder} cannot hold a run: {reason}", "choose another folder")
     if not is_first_node():
@@ -92,13 +94,13 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
 
 
 def is_first_node() -> bool:
-    """Whether this process drives the run; the others of a Slurm job lend it their nodes."""
+    """Return whether this process drives the run; the others of a Slurm job lend it their nodes."""
     here = allocation()
     return here is None or here.rank == 0
 
 
 def busy(folder: Path) -> Problem | None:
-    """The problem of a folder that another run works in."""
+    """Return the problem of a folder that another run works in."""
     if (holder := holder_of(folder)) is None:
         return None
     fix = "wait for its end, stop that process, or choose another folder with run_dir=<folder>"
@@ -106,7 +108,7 @@ def busy(folder: Path) -> Problem | None:
 
 
 def damaged(folder: Path) -> Problem | None:
-    """The problem of a run or a sweep whose record cannot be read."""
+    """Return the problem of a run or a sweep whose record cannot be read."""
     try:
         RunFolder(folder).status()
         read(folder)
@@ -117,7 +119,7 @@ def damaged(folder: Path) -> Problem | None:
 
 
 def for_sweep(found: Preflight) -> Path | Problem:
-    """The folder of a sweep that passed the preflight, whose jobs each write somewhere else."""
+    """Return the folder of a sweep that passed the preflight, whose jobs each write somewhere else."""
     for (key, path), jobs in Counter((each.key, each.path) for run in found.runs for each in targets(run)).items():
         if jobs > 1:
             fix = f"remove {key}, or name a flag in it that differs, for example {key}='{path}-${{train.seed}}'"
@@ -141,12 +143,12 @@ def working_in(folder: Path, run: Run) -> Iterator[None]:
 
 
 def resumes(run: Run) -> bool:
-    """Whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
+    """Return whether the run wants to go on where an earlier one stopped; a tool that keeps no state cannot."""
     return isinstance(run, ResumableRun) and run.ckpt.load_enable
 
 
 def fresh(wished: Path) -> Path:
-    """Make a folder that nobody has: `wished`, or with -1, -2, ... behind it."""
+    """Make a folder that does not exist yet: `wished`, or with -1, -2, ... behind it."""
     for number in itertools.count():
         folder = wished.with_name(f"{wished.name}-{number}") if number else wished
         try:
@@ -175,3 +177,54 @@ def is_earlier(record: RunFolder, run: Run) -> bool:
         return False
     before = load_earlier(record.config)
     return isinstance(before, Run) and all(is_allowed(each, run.ckpt.allow_changes) for each in changes(before, run))
+
+
+def finished(run: Run, folder: Path) -> str | None:
+    """Return how the run in a folder ended, if it reached its end with these flags and its result is there."""
+    record = RunFolder(folder)
+    if not isinstance(run, ResumableRun) or not run.ckpt.load_enable or record.status()["state"] != "done":
+        return None
+    before, result = load_earlier(record.config), result_of(run, record)
+    if isinstance(before, Problem) or changes(before, run) or not result.exists():
+        return None
+    metrics = record.status()["metrics"]
+    chosen = [name for name in metrics if name.startswith("eval/")] or list(metrics)
+    shown = "".join(f", {name} {metrics[name]:.4g}" for name in chosen[:METRICS_SHOWN] if metrics[name] is not None)
+    step = record.status()["last_step"]
+    reached = f" after step {step}" if step else ""
+    return f"the run in {folder} is finished{reached}{shown}. Its result is {result}; nothing is left to do"
+
+
+def result_of(run: ResumableRun, record: RunFolder) -> Path:
+    """Return where a run puts what it is made for: the model, or the rows."""
+    if isinstance(run, GenerateRun):
+        return output_file(run.generate.output_path, run.generate.shard, record.path / "generations.jsonl")
+    if isinstance(run, ScoreRun):
+        return output_file(run.score.output_path, run.score.shard, record.path / "scores.jsonl")
+    assert isinstance(run, TrainedRun | LoopRun)
+    return Path(record.status().get("outputs", {}).get("actor") or run.ckpt.output_dir or record.model)
+
+
+def how_to_continue(run: Run, folder: Path) -> str:
+    """Return what to tell the user of a run that was stopped: from where it can go on, if from anywhere."""
+    if not isinstance(run, ResumableRun):
+        return ""
+    record, again = RunFolder(folder), "with the same command and ckpt.load_enable=true"
+    if not isinstance(run, TrainedRun):
+        begun = record.loop if isinstance(run, LoopRun) else record.path / "progress.json"
+        return f"; continue where it was {again}" if begun.exists() else "; nothing was saved yet"
+    newest = store_of(run.ckpt, record).latest()
+    if newest is not None:
+        return f"; continue after step {newest.step} {again}"
+    never = " (ckpt.save_steps=-1)" if run.ckpt.save_steps == -1 else ""
+    return f"; no checkpoint was saved{never}, so it cannot be continued"
+
+
+def keep_other_config(run: Run, record: RunFolder) -> None:
+    """Keep the configuration of an earlier run with other flags as config.1.yaml, config.2.yaml, ..."""
+    if not record.config.exists():
+        return
+    before = load_earlier(record.config)
+    if isinstance(before, Problem) or changes(before, run):
+        number = sum(1 for _ in record.path.glob("config.*.yaml")) + 1
+        record.config.rename(record.path / f"config.{number}.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.presets import group_names, preset_names
@@ -42,7 +43,7 @@ def print_help(line: CommandLine) -> int:
     if task is not None and task not in TASKS:
         return unknown("task", task, list(TASKS))
     if task is None and not line.words:
-        print(introduction())
+        print(introduction(line.own_presets))
         return 0
     infos = flags_of(task)
     for prefix in line.words or [""]:
@@ -53,9 +54,10 @@ def print_help(line: CommandLine) -> int:
     return 0
 
 
-def introduction() -> str:
+def introduction(own: Path | None) -> str:
+    """Return the overview of tasks, presets (with those of the user's folder `own`) and options."""
     tasks = "\n".join(f"  task={name:<8} {root.__doc__}" for name, root in TASKS.items())
-    named = [(group, preset_names(group)) for group in group_names() if group != "task"]
+    named = [(group, preset_names(group, own)) for group in group_names() if group != "task"]
     presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
     return INTRODUCTION.format(tasks=tasks, presets=presets)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from rlhf_suite.cli.arguments import quoted
-from rlhf_suite.cli.presets import group_names
-from rlhf_suite.cli.values import Value
-from rlhf_suite.config.flags import kind
+from rlhf_suite.cli.arguments import key_of, quoted
+from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.config.flags import FlagInfo, kind
+from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example
+
+Value = tuple[str, Any]
 
 
 @dataclass
@@ -30,18 +33,24 @@ class Overrides:
     choices: list[Override] = field(default_factory=list)
     values: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    own_presets: Path | None = None
 
     @property
     def sweeps(self) -> list[Override]:
         return [each for each in (*self.choices, *self.values) if each.is_sweep_override()]
 
+    @property
+    def chosen(self) -> set[str]:
+        """The groups of which a preset is chosen."""
+        return {each.key_or_group for each in self.choices}
+
     def choice_sets(self) -> Iterator[list[str]]:
-        """Every combination of presets, task first: the others are read in its light."""
+        """Yield every combination of presets, task first: the others are read in its light."""
         ordered = sorted(self.choices, key=lambda each: each.key_or_group != "task")
         return map(list, itertools.product(*[[word for word, _ in alternatives(each)] for each in ordered]))
 
     def value_sets(self) -> Iterator[list[Value]]:
-        """Every combination of values, in the order of the command line."""
+        """Yield every combination of values, in the order of the command line."""
         kept = [each for each in self.values if not each.is_delete()]
         options = [[(each.key_or_group, value) for _, value in alternatives(each)] for each in kept]
         return map(list, itertools.product(*[option for option in options if option]))
@@ -61,19 +70,15 @@ def sort(words: Sequence[str]) -> Overrides:
         elif override.key_or_group not in presets or isinstance(override.value(), dict):
             result.values.append(override)
         elif override.value() is None:
-            result.problems.append(Problem(override.key_or_group, "a preset cannot be null", f"leave {word} away"))
+            result.problems.append(Problem(override.key_or_group, "a preset cannot be null", f"remove {word}"))
         else:
             result.choices.append(override)
     result.settings.sort(key=lambda word: not word.startswith("hydra/"))
     return result
 
 
-def key_of(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
-
-
 def parsed(word: str) -> Override | Problem:
-    """One override by Hydra's grammar."""
+    """Return one override by Hydra's grammar."""
     key = key_of(word)
     if key in SECRETS:
         return unknown_flag(key, None)
@@ -85,7 +90,7 @@ def parsed(word: str) -> Override | Problem:
 
 
 def as_text(key: str, value: str) -> str:
-    """How to write a value that Hydra's grammar cannot read, or would read as something else than this text."""
+    """Return how to write a value that Hydra's grammar cannot read, or would read as something else than this text."""
     info = flags_of(None).get(key)
     if info is not None and kind(info.type).base is not str:
         return f"write {key}=<{kind(info.type).name}>, e.g. {shlex.quote(f'{key}={example(info)}')}"
@@ -93,14 +98,58 @@ def as_text(key: str, value: str) -> str:
 
 
 def parser() -> OverridesParser:
+    """Return Hydra's parser of overrides, which knows the presets that `glob(...)` chooses from."""
     return OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
 
 
 def alternatives(override: Override) -> list[tuple[str, Any]]:
-    """The (word, value) pairs that an override stands for; none for a sweep that cannot be enumerated."""
+    """Return the (word, value) pairs that an override stands for; none for a sweep that cannot be enumerated."""
     if not override.is_sweep_override():
         return [(override.input_line or "", override.value())]
     if not override.is_discrete_sweep():
         return []
     words = [f"{override.key_or_group}={value}" for value in override.sweep_string_iterator()]
     return [(word, parser().parse_override(word).value()) for word in words]
+
+
+def flattened(values: Iterable[Value], flags: Container[str]) -> Iterator[Value]:
+    """Yield `algo={kl: {init_coef: 0}}` as its single values; a table that is a flag is one value."""
+    for key, value in values:
+        if isinstance(value, dict) and key not in flags:
+            yield from flattened(((f"{key}.{name}", inner) for name, inner in value.items()), flags)
+        else:
+            yield key, value
+
+
+def name_problems(override: Override, task: str | None) -> Iterator[Problem]:
+    """Yield what is wrong with the key of an override, whatever its value."""
+    flags = flags_of(task)
+    for key, value in flattened([(override.key_or_group, override.value())], flags):
+        if override.is_delete():
+            yield Problem(key, "flags cannot be deleted", f"remove ~{key}, or set it to null")
+        elif key in flags:
+            if override.type == OverrideType.ADD:
+                yield Problem(key, "is a flag already", f"remove the +: {key}=...")
+        else:
+            yield not_a_flag(key, value, task, flags)
+
+
+def not_a_flag(key: str, value: object, task: str | None, flags: dict[str, FlagInfo]) -> Problem:
+    """Return the problem of a value for a whole section, of a dot where a preset has a slash, or of an unknown key."""
+    dotted = key.replace("/", ".")
+    section = [info for name, info in flags.items() if name.startswith(f"{dotted}.")]
+    if not section and key == dotted:
+        return unknown_flag(key, task)
+    group = dotted.replace(".", "/")
+    if key == dotted and group in group_names():
+        what = f"is a section; its presets are chosen with {group}="
+    else:
+        what = "is a section, not a flag" if key == dotted else "is not a group of presets; flags are written with dots"
+    for info in section:
+        if info.meta.choices and value in info.meta.choices:
+            preset = f", or the preset {group}={value}" if str(value) in preset_names(group) else ""
+            return Problem(key, what, f"did you mean {info.key}={value}?{preset}")
+    if section:
+        names = ", ".join(info.key for info in section[:4])
+        return Problem(key, what, f"set one of {names}{', ...' if len(section) > 4 else ''}")
+    return Problem(key, what, did_you_mean(dotted, flags) or "see --info defaults")

@@ -1,31 +1,36 @@
 """Every job of a command line composed and checked before the first one starts, all mistakes at once.
 
 Choices (`experiment=grpo`) are composed, once per combination. Values (`actor.adam.lr=1e-6`) are then put in one by
-one, so that each mistake is met. A sweep is expanded, and each of its jobs checked.
+one, so that each mistake is met. A sweep is expanded, and each of its jobs checked. What is checked here is what runs:
+a plain run is not composed again.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import Composed, compose_blaming, hydra_ready, presets, search_path
-from rlhf_suite.cli.nodes import node_problem
-from rlhf_suite.cli.overrides import Overrides
-from rlhf_suite.cli.values import Value, flattened, name_problems
+from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
+from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
+from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
 from rlhf_suite.config.flags import kind
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import TASKS, Run
+from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.runs import TASKS, LoopRun, Run, SamplingRun, ScoreRun, SupervisedRun
 from rlhf_suite.config.validate import assign, to_run
 
 MAX_JOBS = 500
@@ -40,22 +45,32 @@ class Preflight:
     is_sweep: bool = False
     is_job: bool = False  # of a sweep
     given: frozenset[str] = frozenset()  # keys set on the command line
-    presets: dict[str, str] = field(default_factory=dict)  # of the last job, by group
+    chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
+    presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the last job, by group
     demo: str | None = None  # the preset that stands in for a command line without a model
+    config: DictConfig = field(
+        default_factory=lambda: DictConfig({})
+    )  # the last job as Hydra shows it, interpolations and all
+    hydra: DictConfig = field(default_factory=lambda: DictConfig({}))  # the last job's settings of Hydra
     folder: Path = Path()  # where the run or the sweep wants to be
     chosen_folder: bool = False  # by the user
 
 
 def preflight(line: CommandLine) -> Preflight:
     """Compose and check all jobs of a command line."""
+    if hidden := hidden_presets(line):
+        return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
     with hydra_ready():
         given = words.sort([*config_folder(line, result), *line.overrides])
+        given.own_presets = line.own_presets
         result.problems += given.problems
         result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
+        result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
-        first, _ = compose_blaming(*given.settings, *next(given.choice_sets(), []))
-        result.is_sweep = "--multirun" in line.options or first.whole.hydra.mode == RunMode.MULTIRUN
+        first, _, _ = compose_job(next(given.choice_sets(), []), given)
+        result.problems += settings_problems(first.hydra)
+        result.is_sweep = "--multirun" in line.options or first.hydra.mode == RunMode.MULTIRUN
         if result.is_sweep:
             given = with_sweep_params(given, first)
         else:
@@ -64,8 +79,8 @@ def preflight(line: CommandLine) -> Preflight:
         for choices in itertools.islice(given.choice_sets(), MAX_JOBS):
             check_choices(choices, given, result)
         if not result.problems:
-            set_folder(first, given, result)
-            nodes = OmegaConf.select(first.whole, "hydra.launcher.nodes") or 1
+            set_folder(first.hydra if result.is_sweep else result.hydra, given, result)
+            nodes = OmegaConf.select(first, "hydra.launcher.nodes") or 1
             key = "hydra.launcher.nodes"
             result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
     result.problems = distinct(result.problems)
@@ -73,20 +88,44 @@ def preflight(line: CommandLine) -> Preflight:
 
 
 def config_folder(line: CommandLine, result: Preflight) -> list[str]:
-    """`--config-dir` in the words of the Compose API."""
+    """Return `--config-dir` in the words of the Compose API."""
     folder = line.options.get("--config-dir")
     if folder is None:
         return []
     if not Path(folder).expanduser().is_dir():
-        result.problems.append(Problem("--config-dir", f"{folder!r} is no folder", "give a folder of presets"))
+        result.problems.append(Problem("--config-dir", f"{folder!r} is not a folder", "give a folder of presets"))
         return []
     return [search_path(folder)]
 
 
-def set_folder(first: Composed, given: Overrides, result: Preflight) -> None:
-    """Where the run or the sweep wants to be, and whether the user says so."""
+def hidden_presets(line: CommandLine) -> list[Problem]:
+    """Return a problem for each chosen preset of the user's that has the name of one of the suite's, which wins."""
+    problems = []
+    for word in line.overrides if line.own_presets else ():
+        group, _, choice = word.partition("=")
+        for name in names_in(choice) if group in group_names() else ():
+            own = Path(line.own_presets or "") / group / f"{name}.yaml"
+            if name in preset_names(group) and own.is_file():
+                what = f"{own} has the name of a preset of the suite"
+                problems.append(Problem(group, what, f"rename it: {', '.join(preset_names(group))} are taken"))
+    return problems
+
+
+def settings_problems(hydra: DictConfig) -> list[Problem]:
+    """Return a problem for each setting of Hydra that a run does not follow."""
+    problems = []
+    if hydra.job.chdir:
+        what = "a run stays in the working folder, and writes to its own folder"
+        problems.append(Problem("hydra.job.chdir", what, "remove it; run_dir=<folder> says where the run writes"))
+    if hydra.callbacks:
+        problems.append(Problem("hydra.callbacks", "a run calls no callbacks of Hydra", "remove it"))
+    return problems
+
+
+def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
+    """Set where the run or the sweep wants to be, and whether the user says so."""
     name = "sweep" if result.is_sweep else "run"
-    result.folder = Path(first.whole.hydra[name].dir).expanduser()
+    result.folder = Path(hydra[name].dir).expanduser()
     result.chosen_folder = any(word.startswith(f"hydra.{name}.dir=") for word in given.settings)
     named = {run.run_dir for run in result.runs} - {None}
     if named and not result.is_job:
@@ -98,15 +137,16 @@ def set_folder(first: Composed, given: Overrides, result: Preflight) -> None:
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
-def with_sweep_params(given: Overrides, first: Composed) -> Overrides:
+def with_sweep_params(given: Overrides, first: DictConfig) -> Overrides:
     """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
-    params = OmegaConf.select(first.whole, "hydra.sweeper.params") or {}
+    params = OmegaConf.select(first, "hydra.sweeper.params") or {}
     taken = {each.key_or_group for each in (*given.choices, *given.values)}
     extra = words.sort([f"{key}={value}" for key, value in params.items() if key not in taken])
     return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
 
 
 def without_sweeps(given: Overrides) -> Overrides:
+    """Return the overrides without those that have several values."""
     return replace(
         given,
         choices=[each for each in given.choices if not each.is_sweep_override()],
@@ -115,7 +155,7 @@ def without_sweeps(given: Overrides) -> Overrides:
 
 
 def several_values(override: Override) -> Problem:
-    """Commas outside of quotes and brackets: what else could be meant depends on the flag's type."""
+    """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
     key, _, value = (override.input_line or "").partition("=")
     info = flags_of(None).get(key)
     base = str if info is None else kind(info.type).base
@@ -129,52 +169,135 @@ def several_values(override: Override) -> Problem:
 
 def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets."""
-    base, problems = compose_blaming(*given.settings, *choices)
-    task = base.run.get("task")
-    told_already = (each.key == "task" or each.fix.startswith("write task=") for each in (*problems, *result.problems))
-    if task is None and not any(told_already):
-        result.problems.append(
-            Problem("task", "none is chosen", f"add {' or '.join(f'task={name}' for name in TASKS)}")
-        )
-    mistakes = [problem for each in given.values for problem in name_problems(each, task)]
-    result.problems += [*problems, *mistakes]
+    base, problems, demo = compose_job(choices, given)
+    task = base.get("task")
+    already_reported = (
+        each.key == "task" or each.fix.startswith("write task=") for each in (*problems, *result.problems)
+    )
+    if task is None and not any(already_reported):
+        fix = f"add {' or '.join(f'task={name}' for name in TASKS)}"
+        result.problems.append(Problem("task", "none is chosen", fix))
+    result.problems += [*problems, *mistaken_names(task, given)]
     if task is None:
         return
-    if demo := demo_for(base, task, given, mistakes):
-        base, _ = compose_blaming(*given.settings, *choices, f"demo={demo}")
-        result.demo = demo
-    result.presets = dict(base.whole.hydra.runtime.choices)
+    result.demo = demo or result.demo
+    result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
+    result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
         check_job(base, values, result, with_rules=not problems)
 
 
-def demo_for(base: Composed, task: str, given: Overrides, mistakes: list[Problem]) -> str | None:
-    """The demo preset of a task, when neither a preset nor the command line (nor a mistake in it) names a model."""
+def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
+    """Return the problems of the keys on the command line."""
+    return [problem for each in given.values for problem in name_problems(each, task)]
+
+
+def compose_job(choices: list[str], given: Overrides) -> tuple[DictConfig, list[Problem], str | None]:
+    """Compose a combination of presets. With the demo of its task, which is returned too, when neither a preset nor
+    the command line names a model; that is mostly plain before the composition, and one composition is enough."""
+    plain = (*given.settings, *choices)
+    task, names_no_model = expected(choices, given)
+    if task is not None and wants_demo(task, given) and names_no_model:
+        base, problems = compose_blaming(*plain, f"demo={task}")
+        if not problems and base.task == task:
+            return base, [], task
+    base, problems = compose_blaming(*plain)
+    task = base.get("task")
+    if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].MODEL) is not None:
+        return base, problems, None
+    return compose_blaming(*plain, f"demo={task}")[0], problems, task
+
+
+def expected(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
+    """Return the task that presets choose, and whether none of them can name a model, as far as their text tells."""
+    own = given.own_presets
+    named = [(group, name) for group, choice in pairs(choices) for name in names_in(choice)]
+    tasks = [name if group == "task" else task_of(group, name, own) for group, name in named]
+    task = next((each for each in tasks if each in TASKS), None)
+    others = [(group, name) for group, name in named if group != "task"]
+    return task, task is not None and not any(may_set(*each, TASKS[task].MODEL, own) for each in others)
+
+
+def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the group and the choice of each word."""
+    for word in choices:
+        group, _, choice = word.partition("=")
+        yield group, choice
+
+
+def wants_demo(task: str, given: Overrides) -> bool:
+    """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
     model = TASKS[task].MODEL
-    named = any(each.key_or_group == model for each in given.values) or any(model in each.fix for each in mistakes)
-    chosen = any(each.key_or_group == "demo" for each in given.choices)
-    if named or chosen or OmegaConf.select(base.run, model) is not None:
-        return None
-    return task if task in presets("demo") else None
+    is_named = any(each.key_or_group == model for each in given.values)
+    is_misspelt = any(model in problem.fix for problem in mistaken_names(task, given))
+    return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 
-def check_job(base: Composed, values: list[Value], result: Preflight, with_rules: bool) -> None:
-    """Put one job's values in and check the whole; what follows from a mistake already told is not told.
+def check_job(base: DictConfig, values: list[Value], result: Preflight, with_rules: bool) -> None:
+    """Put one job's values in and check the whole. A problem is reported once: rules skip flags that have one.
 
     Without a preset that does not compose (`with_rules` false) much would seem to be missing.
     """
-    config = copy.deepcopy(base.run)
+    config = copy.deepcopy(base)
     flags = flags_of(config.task)
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values, flags) if key in flags]
-    run, problems = to_run(config)
+    split_off_hydra(config, result)
+    run, problems = to_run(result.config)
     result.problems += [*filter(None, mistakes), *problems]
     if with_rules:
         # In a sweep a flag may matter to some jobs only.
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
-        result.problems += [each for each in rules if not told(each.key, result.problems)]
+        result.problems += [each for each in rules if not is_reported(each.key, result.problems)]
     result.runs.append(run)
 
 
-def told(key: str, problems: list[Problem]) -> bool:
-    """Whether a mistake with this flag, a misspelling of it or a part of this section is among the problems."""
+def split_off_hydra(config: DictConfig, result: Preflight) -> None:
+    """Split a job's configuration into the run's and Hydra's, with the values that the run takes from Hydra's."""
+    with read_write(config.hydra), open_dict(config.hydra):
+        if OmegaConf.is_missing(config.hydra.job, "num"):
+            config.hydra.job.num = len(result.runs)
+    HydraConfig.instance().set_config(config)  # for ${hydra:job.num}
+    with open_dict(config):
+        for key in interpolated(config, "${hydra."):
+            OmegaConf.update(config, key, OmegaConf.select(config, key))
+        result.hydra = config.pop("hydra")  # still resolves what it takes from the run
+    result.config = config
+
+
+def interpolated(config: DictConfig, mark: str) -> list[str]:
+    """Return the flags whose value is a text with `mark` in it."""
+    own = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    values = flat(cast(dict[str, Any], OmegaConf.to_container(own, resolve=False)))
+    return [key for key, value in values.items() if isinstance(value, str) and mark in value]
+
+
+def is_reported(key: str, problems: list[Problem]) -> bool:
+    """Return whether a mistake with this flag, a misspelling of it or a part of this section is among the problems."""
     return any(key == each.key or key in each.fix or each.key.startswith(f"{key}.") for each in problems)
+
+
+def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None:
+    """Return what is wrong with `num_nodes` nodes for `run`; `key` gave them, `fix` takes one instead."""
+    if num_nodes == 1 or is_on_ray(run):
+        return None
+    if isinstance(run, LoopRun):
+        what = f"{num_nodes} nodes, but each stage of task={run.task} is a process of its own on the first one"
+        fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/sampling.md)"
+        return Problem(key, what, fix)
+    return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
+
+
+def is_on_ray(run: Run) -> bool:
+    """Return whether the run's workers are spread over a Ray cluster, which may have several nodes."""
+    return isinstance(run, SamplingRun) or num_ranks(run) > 1
+
+
+def num_ranks(run: Run) -> int:
+    """Return the ranks of the one model that a run without engines trains or asks."""
+    if isinstance(run, SupervisedRun):
+        return run.actor.num_nodes * run.actor.num_gpus_per_node
+    if isinstance(run, ScoreRun) and run.reward.process.enable:
+        return run.reward.process.num_nodes * run.reward.process.num_gpus_per_node
+    if isinstance(run, ScoreRun) and reward_model(run.reward) is not None:
+        return run.reward.num_nodes * run.reward.num_gpus_per_node
+    return 1

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: what each one is, how it stands, and the record of them all in `summary.json`."""
+"""The jobs of a sweep: what each one is, how it stands, their record in `summary.json` and the table at the end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf_suite.disk import write_json
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")
+COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
 @dataclass
@@ -35,15 +40,17 @@ class Job:
 
 @dataclass
 class Sweep:
-    """All jobs of a sweep; `folder`/summary.json always tells how they stand."""
+    """All jobs of a sweep; `folder`/summary.json always says how they stand."""
 
     folder: Path
     jobs: list[Job]
 
     def save(self) -> None:
+        """Write summary.json."""
         write_json(self.folder / "summary.json", [asdict(job) for job in self.jobs])
 
     def begin(self, job: Job, state: str = "running") -> None:
+        """Record that a job has started, and say so."""
         job.state, job.started = state, time.time()
         print(f"#{job.number} {state}: {' '.join(job.overrides)}{f' (log: {job.log})' if job.log else ''}", flush=True)
         self.save()
@@ -61,14 +68,14 @@ class Sweep:
 
 
 def chosen_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
-    """The name and value of the metric that a run is judged by; "" when it measured none."""
+    """Return the name and value of the metric that a run is judged by; "" when it measured none."""
     evaluated = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
     name = next((name for name in (*CHOSEN, *evaluated, *metrics) if name in metrics), "")
     return name, metrics.get(name)
 
 
 def read(folder: Path) -> Sweep | None:
-    """The record of a sweep, None where there is none."""
+    """Return the record of a sweep, None where there is none."""
     path = folder / "summary.json"
     if not path.exists():
         return None
@@ -79,9 +86,41 @@ def read(folder: Path) -> Sweep | None:
 
 
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
-    """The sweep with more jobs: a sweeper launches them in batches, a resumed sweep launches the same ones again."""
+    """Return the sweep with more jobs: a sweeper launches them in batches, a resumed sweep the same ones again."""
     sweep = read(folder) or Sweep(folder, [])
     again = {job.number for job in jobs}
     sweep.jobs = [*(job for job in sweep.jobs if job.number not in again), *jobs]
     sweep.save()
     return sweep
+
+
+def finish(folder: Path) -> int:
+    """Print the table and write it to summary.md; return exit code 1 if any job failed."""
+    sweep = read(folder)
+    if sweep is None:  # another launcher than ours keeps no record
+        return 0
+    common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
+    rows = [row(job, common) for job in sweep.jobs]
+    table = Table(*COLUMNS, title=Text(str(folder)))
+    for cells in rows:
+        table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
+    Console().print(table)
+    write_text(folder / "summary.md", markdown(rows))
+    failed = [job for job in sweep.jobs if job.state == "failed"]
+    for job in failed:
+        print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))
+    return 1 if failed else 0
+
+
+def row(job: Job, common: set[str]) -> list[str]:
+    """Return a job's cells without the overrides that all jobs have in common."""
+    varied = " ".join(word for word in job.overrides if word not in common)
+    metric = f"{job.metric}={job.value:.4g}" if job.value is not None else ""
+    seconds = f"{job.seconds:.0f}" if job.seconds else ""
+    return [str(job.number), varied, job.state, metric, seconds]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Return the table in Markdown."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"

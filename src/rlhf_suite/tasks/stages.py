@@ -56,7 +56,7 @@ class Stages:
             stage.path.mkdir(parents=True, exist_ok=True)
             ckpt = replace(run.ckpt, load_enable=begun, allow_changes=[*self.allowed])
             save(replace(run, ckpt=ckpt), stage.config)
-            command = [sys.executable, "-m", "rlhf_suite.cli.stage", str(stage.path), str(os.getpid())]
+            command = [sys.executable, "-m", "rlhf_suite.cli.execute", str(stage.path), str(os.getpid())]
             code = run_child(command, keep=[self.lock])
             if code or stage.status()["state"] != "done":
                 raise failure(name, stage, code)
