@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
@@ -48,9 +49,8 @@ def job(config: DictConfig) -> None:
     """Execute a job of a sweep whose launcher is not one of the suite's: Hydra calls this in the job's process."""
     run, problems = to_run(config)
     assert not problems, problems
-    hydra = HydraConfig.instance().cfg
-    assert hydra is not None
-    if code := run_with(run, Path(hydra.hydra.runtime.output_dir), hydra.hydra):
+    hydra = cast(DictConfig, HydraConfig.get())
+    if code := run_with(run, Path(hydra.runtime.output_dir), hydra):
         sys.exit(code)
 
 
