@@ -18,7 +18,7 @@ LONGER: dict[str, str] = {}
 # Found by their names, not by imports: the tasks, and what `python -m` starts.
 STARTED = ("rlhf_suite/tasks/", "rlhf_suite/cli/__main__.py")
 # Short modules with one importer, to go back to it. This list only shrinks.
-SHORT = {}
+SHORT: set[str] = set()
 
 
 def name(path: Path) -> str:
