@@ -36,8 +36,8 @@ CONFIG = [
     Mutation(
         "a flag that is switched off is reported as without effect",
         "config/check.py",
-        " or values.get(key) in OFF):",
-        "):",
+        " and values.get(key) not in OFF",
+        "",
         BORDERS,
     ),
     Mutation(

@@ -52,10 +52,10 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
         yield Problem("own_code", "is written by the run itself", "remove it")
     values = flat(asdict(run))
     for key, info in flags_of(run.task).items():
-        is_strict = info.meta.strict and values[key] != info.default
-        if not is_strict and (key not in given or values.get(key) in OFF):
-            continue
-        for condition in info.meta.when:
+        is_set = key in given and values.get(key) not in OFF
+        if info.meta.strict:
+            is_set = values[key] != info.default
+        for condition in info.meta.when if is_set else ():
             if not condition.holds(values):
                 what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}"
                 off = f"write {key}={spelled(info.default)}, or" if info.meta.strict else "remove it, or add"
