@@ -32,7 +32,9 @@ from rlhf_suite.train.schedules import Moment
 @estimator(needs=("rewards", "groups"))
 def median_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """The reward less the median reward of the responses to the same prompt."""
-    medians = torch.stack([inputs.rewards[inputs.groups == group].median() for group in inputs.groups])  # [B]
+    written = inputs.mask.bool().any(1)  # a row without model tokens takes part in nothing
+    members = [inputs.rewards[written & (inputs.groups == group)] for group in inputs.groups]  # of each row's group
+    medians = torch.stack([rewards.median() for rewards in members])  # [B]
     returns = undiscounted(inputs, inputs.rewards - medians)  # [B, T]
     return Credit(returns, returns)
 

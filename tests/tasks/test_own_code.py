@@ -27,7 +27,7 @@ def test_rows_of_another_format_train_a_model_by_an_own_schedule(ranks, own, tmp
     line = (
         f"task=sft demo=sft data.dataset={tmp_path}/rows.jsonl data.row_format={own}:question_and_answer "
         f"actor.lr_scheduler={own}:square_root actor.lr_warmup_ratio=0 train.batch_size=16 train.max_epochs=1 "
-        "eval.dataset=null data.input_template=null"
+        "eval.dataset=null eval.steps=-1 train.micro_batch_size=16 data.input_template=null"
     )
     metrics = ranks(1).call(small_run, tmp_path / "run", line)[0]
     rates = column(metrics, "train/lr")
