@@ -64,12 +64,28 @@ def test_cfg_job_prints_the_configuration_and_imports_nothing_heavy(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_info_lists_the_presets(tmp_path, monkeypatch):
+def test_info_lists_the_presets_in_the_order_of_their_composition(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, heavy, _, out, _ = run("--info", "defaults", "experiment=rloo")
+    code, heavy, _, out, _ = run("--info", "defaults", "experiment=rloo", "ds=zero3", "algo/advantage=group_norm")
     assert (code, heavy) == (0, [])
-    assert "experiment/rloo" in out
-    assert "demo/ppo" in out
+    places = [out.index(name) for name in ("demo/ppo", "experiment/rloo", "algo/advantage/group_norm", "ds/zero3")]
+    assert places == sorted(places)
+
+
+def test_what_is_shown_is_what_hydra_composes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "task=ppo",
+        "experiment=grpo",
+        "ds=zero3",
+        "train.seed=3",
+        "reward.rule=null",
+        "reward.sources={a: {rule: length}}",
+    )
+    _, _, _, ours, _ = run("--cfg", "job", *words)
+    _, _, _, theirs, _ = run("--cfg", "job", "--package", "_global_", *words)
+    assert "zero_stage: 3" in ours
+    assert ours == theirs
 
 
 def test_explain_shows_arithmetic_placement_and_origins(tmp_path, monkeypatch):
@@ -124,6 +140,8 @@ def test_help_for_what_does_not_exist_offers_the_nearest():
         ("rlhf-suite task=ppo ds.packing_samples=t", "ds.packing_samples=true", "ds.packing_samples=false"),
         ("rlhf-suite exp", "experiment=", "task="),
         ("rlhf-suite experiment=r", "experiment=rloo", "experiment=grpo"),
+        ("rlhf-suite -m task=ppo ds=zero2,zero3", "ds=zero2,zero3_offload", "ds=cpu"),
+        ("rlhf-suite algo/advantage=r", "algo/advantage=rloo", "algo/advantage=gae"),
         ("rlhf-suite --c", "--cfg", "--info"),
     ],
 )

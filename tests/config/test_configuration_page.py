@@ -1,0 +1,53 @@
+"""The page about groups and presets: each of its command lines is accepted, and its table is complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.config_file import with_config_file
+from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.cli.presets import CHOICES, group_names, preset_names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+LINES = [line.removeprefix("python run.py ") for line in PAGE.splitlines() if line.startswith("python run.py ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files that the page shows, each under the path in its first line."""
+    folder = tmp_path_factory.mktemp("page")
+    for path, text in re.findall(r"```yaml\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_of_the_page_is_accepted(folder, monkeypatch, line):
+    monkeypatch.chdir(folder)
+    found = preflight(with_config_file(parse(shlex.split(line))))
+    assert not found.problems, found.problems
+    assert len(found.runs) == (1 if "-m" not in line else 2 if "hydra.job.num" in line else 4)
+
+
+def test_the_table_of_the_page_has_every_group_and_every_preset():
+    rows = dict(re.findall(r"^\| `([a-z/]+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert {*rows} == {*group_names()} - {"task", "demo", "experiment"}
+    files = {group: preset_names(group) for group in rows if group not in CHOICES}
+    assert {group: sorted(re.findall(r"`([\w-]+)`", rows[group])) for group in files} == files
+
+
+def test_interpolations_reach_the_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    dates, home, jobs = (line for line in LINES if "${" in line)
+    (run,) = preflight(parse(shlex.split(dates))).runs
+    assert run.critic.adam.lr == run.actor.adam.lr
+    found = preflight(parse(shlex.split(home)))
+    assert found.folder == Path("outputs/seed-42")
+    runs = preflight(parse(shlex.split(jobs))).runs
+    assert [run.logger.tensorboard_dir for run in runs] == ["tensorboard/0", "tensorboard/1"]
