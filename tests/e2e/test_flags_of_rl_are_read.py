@@ -48,6 +48,7 @@ READ_ELSEWHERE = {
     "critic.min_lr_ratio": "behind the warm-up, where a run is longer; the actor's is read here",
     "data.dataloader_num_workers": "where the cache lacks the encoded rows: tests/tasks/test_flags_are_read.py",
     "ds.zpg": "under ZeRO-3: tests/tasks/test_flags_are_read.py",
+    "own_code": "the run writes it itself; tests/config/test_own_code.py",
     "run_dir": "the command line names the folder of the run",
     "reward.rules.code_memory_mb": "where code runs: tests/rewards",
     "reward.on_error": "where a sample has no reward: tests/e2e/test_reward_sources.py",

@@ -30,6 +30,7 @@ READ_ELSEWHERE = {
     "launch.ray_address": "as launch.num_cpus",
     "launch.timeout_s": "as launch.num_cpus",
     "launch.umask": "the command line takes it over before the task begins, tests/launch/test_environment.py",
+    "own_code": "the run writes it itself; tests/config/test_own_code.py",
     "run_dir": "the command line names the folder of the run",
 }
 
