@@ -321,7 +321,7 @@ def test_a_file_of_an_unknown_type_is_refused(name, tmp_path):
 def test_a_folder_without_data_is_refused_and_the_columns_of_parquet_are_known(tmp_path):
     (tmp_path / "notes.md").write_text("x")
     (problem,) = preflight(parse(["task=sft", "actor.model_name_or_path=x", f"data.dataset={tmp_path}"])).problems
-    assert "holds no data files" in problem.what
+    assert "has no data files" in problem.what
     file = tmp_path / "rows.parquet"
     write_table(pyarrow.table({"question": ["a"], "output": ["b"]}), file)
     (problem,) = preflight(parse(["task=sft", "actor.model_name_or_path=x", f"data.dataset={file}"])).problems
