@@ -10,6 +10,7 @@ MISTAKES = ("tests/config/test_mistakes.py",)
 EXPLAIN = ("tests/config/test_explain.py",)
 RESOLVE = ("tests/config/test_resolve.py",)
 STAGES = ("tests/config/test_loop_stages.py",)
+GROUPS = ("tests/config/test_groups.py",)
 
 CONFIG = [
     Mutation(
@@ -186,5 +187,19 @@ CONFIG = [
         "-(-samples // run.train.batch_size) * run.train.max_epochs",
         "-(-samples // run.train.batch_size)",
         EXPLAIN,
+    ),
+    Mutation(
+        "an experiment wins over a preset of the command line",
+        "cli/presets.py",
+        "if group in chosen and group not in BEFORE_EXPERIMENT]",
+        "if group in BEFORE_EXPERIMENT]",
+        GROUPS,
+    ),
+    Mutation(
+        "a file of flags wins over a preset of the command line",
+        "cli/config_file.py",
+        ".union(*presets_keys(line))",
+        "",
+        GROUPS,
     ),
 ]
