@@ -109,6 +109,7 @@ def test_a_group_is_swept_with_others_and_each_job_has_its_own(checked):
     assert [(run.ds.zero_stage, run.algo.advantage.estimator) for run in found.runs] == [
         (stage, estimator) for stage in (2, 3) for estimator in ("rloo", "group_norm")
     ]
+    assert found.presets["ds"] == "zero2", "explain=true shows the first job"
 
 
 def test_a_preset_of_ones_own_is_found_builds_upon_another_and_is_swept(checked, own):

@@ -46,7 +46,7 @@ class Preflight:
     is_job: bool = False  # of a sweep
     given: frozenset[str] = frozenset()  # keys set on the command line
     chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
-    presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the last job, by group
+    presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
     demo: str | None = None  # the preset that stands in for a command line without a model
     config: DictConfig = field(
         default_factory=lambda: DictConfig({})
@@ -181,8 +181,9 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
     if task is None:
         return
     result.demo = demo or result.demo
-    result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
-    result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
+    if not result.runs:
+        result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
+        result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
         check_job(base, values, result, with_rules=not problems)
 
