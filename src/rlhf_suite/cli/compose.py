@@ -117,7 +117,10 @@ def blame(word: str, reason: str, task: str | None) -> Problem:
         where = " or ".join(f"task={name}" for name in owners)
         what = f"{value} does not fit this task: task={task} has no section {section}"
         return Problem(key, what, f"remove {word}; the section belongs to {where}")
-    return Problem(key, f"{value} does not fit this task: {one_line(reason)}", f"remove {word}, or change task=")
+    why = one_line(reason)
+    if owners and (flag := re.search(r"Key '(\w+)' not in", reason)):
+        why = f"it sets {flag[1]}, and {section} of task={task} has no such flag"
+    return Problem(key, f"{value} does not fit this task: {why}", f"remove {word}, or change task=")
 
 
 def no_such_preset(key: str, value: str, task: str | None) -> Problem:
