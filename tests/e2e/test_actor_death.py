@@ -15,7 +15,11 @@ GONE_S = 15.0
     ("actor", "estimator", "doing"),
     [
         ("engine-0", "dr_grpo", ("16 generations", "the weight sync", "the log-probs of the probe")),
-        ("actor-0", "reinforce", ("actor: update", "old_log_probs", "the weight sync", "actor.release", "the probe")),
+        (
+            "actor-0",
+            "reinforce",
+            ("actor: update", "actor: log-probs", "actor: sending", "actor: freeing", "the weight sync", "the probe"),
+        ),
     ],
 )
 def test_the_death_of_an_actor_ends_the_run_with_its_name(runs, warm, actor, estimator, doing):
