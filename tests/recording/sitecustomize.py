@@ -3,7 +3,7 @@ the workers of a run too; it does something only where RLHF_SUITE_FLAG_READS nam
 
 A line `<section class> <field>` is added to the file when code below the command line reads a field of a section for
 the first time in a process. Copying, comparing, printing and checking a configuration are no reads: what counts is the
-module of the caller, or, inside a method of the section itself, that of the method's caller.
+module of the caller. Methods of the section itself, and the plan of a run, stand for those who call them.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import os
 import sys
 
 FILE = "RLHF_SUITE_FLAG_READS"
-OURS, NOT_COUNTED = "rlhf_suite.", ("rlhf_suite.config.", "rlhf_suite.cli")
+OURS, NOT_COUNTED, PLAN = "rlhf_suite.", ("rlhf_suite.config.", "rlhf_suite.cli"), "rlhf_suite.config.plan"
 seen = set()
 
 
@@ -34,7 +34,7 @@ def note(section, owner, name):
     if (owner, name) in seen:
         return
     frame = sys._getframe(2)
-    while frame is not None and frame.f_locals.get("self") is section:
+    while frame is not None and (frame.f_locals.get("self") is section or frame.f_globals.get("__name__") == PLAN):
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "") if frame else ""
     if module.startswith(OURS) and not module.startswith(NOT_COUNTED):
