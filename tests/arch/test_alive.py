@@ -1,4 +1,4 @@
-"""Every flag is read by code below the command line: a flag connected to nothing is a lie."""
+"""Every flag is read by the plan of a run, or by code below the command line: a flag connected to nothing is a lie."""
 
 import ast
 from pathlib import Path
@@ -17,7 +17,8 @@ SOURCE = Path(rlhf_suite.__file__).parent
 
 
 def attributes_read() -> set[str]:
-    files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ("config", "cli")]
+    below = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ("config", "cli")]
+    files = [*below, SOURCE / "config" / "plan.py"]
     trees = [ast.parse(path.read_text()) for path in files]
     return {
         node.attr
