@@ -12,7 +12,8 @@ GENERATED = ("flags.md", "mutations.md")  # test_docs.py and tests/benchmarks/te
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments")
-FILE = re.compile(r"(?<![\w/.<-])(?!path/to/)((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
+# `path/to/` and `presets/` stand for folders of the reader.
+FILE = re.compile(r"(?<![\w/.<-])(?!path/to/|presets/)((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
 TEST = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
