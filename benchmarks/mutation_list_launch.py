@@ -154,7 +154,7 @@ LAUNCH = [
         "launch/ray_cluster.py",
         "math.ceil(slots * CPUS_PER_DEVICE)",
         "int(slots * CPUS_PER_DEVICE)",
-        ("tests/launch/test_ray_cluster.py", "-k", "slots"),
+        ("tests/launch/test_ray_cluster.py", "-k", "slot"),
     ),
     Mutation(
         "a job that Slurm queued again begins from the start",

@@ -47,13 +47,17 @@ class Scores:
         return ScoredTrajectories(trajectories, 10 * scores, scores, texts, texts, texts, sources, texts), {}
 
 
-@pytest.fixture
-def evaluated(tmp_path):
+def evaluate(folder, sources=()):
+    """The metrics of an evaluation, and what the engines were asked."""
     rollout, engines = RolloutConfig(temperature=1.0, max_new_tokens=50), Engines()
     sampler = Sampler(rollout, TRAINING, engines, [2], seed=42, max_len=2048, adds_greedy=False, sleeps=False)
     config = RLEvalConfig(dataset="held out", n_samples_per_prompt=4, temperature=0.25)
-    metrics = Evaluator(config, HELD_OUT, sampler, Scores(), tmp_path).evaluate(3)
-    return metrics, engines.asked
+    return Evaluator(config, HELD_OUT, sampler, Scores(), folder, sources).evaluate(3), engines.asked
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    return evaluate(tmp_path)
 
 
 def test_the_held_out_prompts_are_sampled_at_the_temperature_of_evaluations(evaluated):
@@ -78,3 +82,11 @@ def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):
     assert metrics["eval/response_length_mean"] == pytest.approx(6.5)
     assert metrics["eval/truncated_rate"] == pytest.approx(1 / 4)
     assert metrics["eval/num_samples"] == 12
+
+
+def test_each_source_has_means_of_its_own_samples(tmp_path):
+    metrics, _ = evaluate(tmp_path, [prompt.datasource for prompt in HELD_OUT])
+    assert metrics["eval/math/reward"] == pytest.approx(10 * 5 / 8) and metrics["eval/code/reward"] == 0
+    assert metrics["eval/math/pass1"] == pytest.approx((1 / 4 + 3 / 4) / 2) and metrics["eval/code/pass1"] == 0
+    assert metrics["eval/math/num_samples"] == 8 and metrics["eval/code/num_samples"] == 4
+    assert metrics["eval/reward"] == pytest.approx(10 * (2 + 3) / 12)
