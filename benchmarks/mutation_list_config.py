@@ -8,7 +8,7 @@ BORDERS = ("tests/config/test_borders.py",)
 FOLDERS = ("tests/config/test_folders.py",)
 MISTAKES = ("tests/config/test_mistakes.py",)
 EXPLAIN = ("tests/config/test_explain.py",)
-RESOLVE = ("tests/config/test_resolve.py",)
+RESOLVE = ("tests/config/test_record.py",)
 STAGES = ("tests/config/test_loop_stages.py",)
 GROUPS = ("tests/config/test_groups.py",)
 
@@ -57,14 +57,14 @@ CONFIG = [
     ),
     Mutation(
         "a run with another learning rate is the same run",
-        "config/resolve.py",
+        "config/record.py",
         "resume_of(key, run.task) != FREE",
         "resume_of(key, run.task) == FIXED",
         RESOLVE,
     ),
     Mutation(
         "a run with another logger is another run",
-        "config/resolve.py",
+        "config/record.py",
         "return flags[key].meta.resume",
         "return NAMED",
         RESOLVE,

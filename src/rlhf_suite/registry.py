@@ -52,7 +52,7 @@ class Declaration:
     function: str
     help: str
     needs: tuple[str, ...]
-    reads: tuple[str, ...] | None  # names of flags; None: nobody knows, it may read any
+    reads: tuple[str, ...] | None  # names of flags; None: it is not known, and may be any of them
     file: Path | None  # None: the function is imported into its module from elsewhere, or the module is compiled
     line: int = 0
 
@@ -156,9 +156,7 @@ class Kind:
         tree = parsed(path)
         node = next((each for each in functions(tree) if each.name == function), None)
         if node is None:
-            if function in bound_names(tree) or "*" in bound_names(
-                tree
-            ):  # imported or assigned: what it takes is not known
+            if {function, "*"} & bound_names(tree):  # imported or assigned: what it takes is not known
                 return Declaration(name, function, "", self.default_needs, None, None)
             others = ", ".join(each.name for each in functions(tree))
             what = f"{path} defines no {function}" + (f"; its functions are {others}" if others else "")

@@ -11,7 +11,7 @@ import pytest
 from rlhf_suite.cli.folders import Place, finished, for_run, how_to_continue, keep_other_config
 from rlhf_suite.cli.inspections import inspect
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
 from rlhf_suite.tracking.run_folder import RunFolder

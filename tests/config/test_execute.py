@@ -12,7 +12,7 @@ import pytest
 
 from full_disk import fill
 from rlhf_suite.cli.execute import execute
-from rlhf_suite.config.resolve import fingerprint, load
+from rlhf_suite.config.record import fingerprint, load
 from rlhf_suite.config.runs import ChatRun, SFTRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tracking.run_folder import RunFolder

@@ -12,7 +12,7 @@ import pytest
 
 from rlhf_suite.cli.folders import Place, for_run, for_sweep, fresh, working_in
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import fingerprint
+from rlhf_suite.config.record import fingerprint
 from rlhf_suite.locks import InUse, alone_in, holder_of
 from rlhf_suite.tracking.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_suite.config.plan import Machine, ModelPlan, Placement, Plan, resolve
-from rlhf_suite.config.resolve import load, save
+from rlhf_suite.config.record import load, save
 from rlhf_suite.config.runs import PPORun
 
 

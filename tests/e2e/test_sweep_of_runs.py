@@ -9,7 +9,7 @@ import sys
 import jobs
 import pytest
 
-from rlhf_suite.config.resolve import load
+from rlhf_suite.config.record import load
 from rlhf_suite.tracking.run_folder import RunFolder
 
 

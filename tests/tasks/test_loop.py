@@ -13,7 +13,7 @@ from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.loop import ConditionalLoopConfig, LoopConfig, PreferenceLoopConfig, RejectionLoopConfig
 from rlhf_suite.config.loop_stages import Share, dpo_run, evaluate_run, generate_run, score_run, sft_run
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.config.runs import ConditionalSFTRun, IterativeDPORun, LoopRun, RejectionSamplingRun
 from rlhf_suite.errors import RunError, UserError

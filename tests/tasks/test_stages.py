@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.tasks.stages import failure, stages

@@ -9,7 +9,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.resolve import save
+from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.console import Progress, headline, results

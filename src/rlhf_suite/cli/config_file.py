@@ -21,7 +21,7 @@ from rlhf_suite.cli.presets import group_names, keys_set, names_in
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import PLAN
+from rlhf_suite.config.record import PLAN
 from rlhf_suite.config.runs import TASKS
 
 OPTION = "--config"

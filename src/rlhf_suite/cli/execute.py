@@ -21,7 +21,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
 from rlhf_suite.config.plan import resolve
-from rlhf_suite.config.resolve import fingerprint, load, save
+from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.disk import full_reason

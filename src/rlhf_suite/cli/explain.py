@@ -14,7 +14,7 @@ from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import preset_keys
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.plan import Plan, resolve
-from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.record import flat
 from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.ray_cluster import machine

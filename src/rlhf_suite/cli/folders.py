@@ -17,7 +17,7 @@ from rlhf_suite.cli.preflight import Preflight, node_problem
 from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import fingerprint
+from rlhf_suite.config.record import fingerprint
 from rlhf_suite.config.resume import changes, is_allowed, load_earlier
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable

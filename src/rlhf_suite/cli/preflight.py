@@ -11,6 +11,7 @@ import copy
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,10 +26,10 @@ from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
-from rlhf_suite.config.flags import kind
+from rlhf_suite.config.flags import flag_type
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.resolve import flat
+from rlhf_suite.config.record import flat
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import TASKS, LoopRun, Run, SamplingRun, ScoreRun, SupervisedRun
 from rlhf_suite.config.validate import assign, to_run
@@ -49,9 +50,9 @@ class Preflight:
     presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
     demo: str | None = None  # the preset that stands in for a command line without a model
     config: DictConfig = field(
-        default_factory=lambda: DictConfig({})
+        default_factory=partial(DictConfig, {})
     )  # the last job as Hydra shows it, interpolations and all
-    hydra: DictConfig = field(default_factory=lambda: DictConfig({}))  # the last job's settings of Hydra
+    hydra: DictConfig = field(default_factory=partial(DictConfig, {}))  # the last job's settings of Hydra
     folder: Path = Path()  # where the run or the sweep wants to be
     chosen_folder: bool = False  # by the user
 
@@ -158,7 +159,7 @@ def several_values(override: Override) -> Problem:
     """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
     key, _, value = (override.input_line or "").partition("=")
     info = flags_of(None).get(key)
-    base = str if info is None else kind(info.type).base
+    base = str if info is None else flag_type(info.type).base
     meant = "give one value"
     if base is list:
         meant = f"a list is '{key}=[{value}]'"

@@ -17,7 +17,7 @@ from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import RULES, Problem, rule
-from rlhf_suite.config.resolve import flat, resume_of
+from rlhf_suite.config.record import flat, resume_of
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
 
 for module in iter_modules(config.__path__):

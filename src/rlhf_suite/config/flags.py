@@ -270,7 +270,7 @@ def by_section(infos: Iterable[FlagInfo]) -> dict[str, list[FlagInfo]]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FlagType:
     """A flag's type: `base` is bool, int, float, str, list or dict; `item` is what a list or a table holds."""
 
     base: type
@@ -297,14 +297,14 @@ class Kind:
         return self.item
 
 
-def kind(hint: Any) -> Kind:
+def flag_type(hint: Any) -> FlagType:
     """Take a resolved type hint apart."""
     optional = False
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (part for part in get_args(hint) if part is not type(None))
         optional = True
     if get_origin(hint) is list:
-        return Kind(list, get_args(hint)[0], optional)
+        return FlagType(list, get_args(hint)[0], optional)
     if get_origin(hint) is dict:
-        return Kind(dict, get_args(hint)[1], optional)
-    return Kind(hint, None, optional)
+        return FlagType(dict, get_args(hint)[1], optional)
+    return FlagType(hint, None, optional)

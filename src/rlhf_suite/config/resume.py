@@ -13,7 +13,7 @@ from yaml import YAMLError
 from rlhf_suite.config.flags import FIXED, FREE
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import flat, load, recorded_values, resume_of
+from rlhf_suite.config.record import flat, load, recorded_values, resume_of
 from rlhf_suite.config.runs import Run
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.

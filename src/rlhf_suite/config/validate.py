@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FlagInfo, Kind, Meta, kind, walk
+from rlhf_suite.config.flags import FlagInfo, FlagType, Meta, flag_type, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -27,7 +27,7 @@ NULLS = ("none", "null", "nil", "")
 
 def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     """Put a value from the command line into the configuration, or say why it does not fit the flag's type."""
-    expected = kind(info.type)
+    expected = flag_type(info.type)
     if loses_its_spelling(value, expected, info.meta) or is_odd_bool(value, expected):
         return wrong_type(info, value, expected)
     try:
@@ -39,21 +39,21 @@ def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     return None
 
 
-def loses_its_spelling(value: Any, expected: Kind, meta: Meta) -> bool:
+def loses_its_spelling(value: Any, expected: FlagType, meta: Meta) -> bool:
     """Return whether a text would arrive changed: 1e-6 as `1e-06`, or true as `True`."""
     return expected.base is str and meta.choices is None and isinstance(value, bool | float)
 
 
-def is_odd_bool(value: Any, expected: Kind) -> bool:
+def is_odd_bool(value: Any, expected: FlagType) -> bool:
     """Return whether a number other than 0 and 1 is given for a bool: OmegaConf would take it as true."""
     return expected.base is bool and isinstance(value, int | float) and value not in (0, 1)
 
 
-def wrong_type(info: FlagInfo, value: Any, expected: Kind) -> Problem:
+def wrong_type(info: FlagInfo, value: Any, expected: FlagType) -> Problem:
     return Problem(info.key, f"{shown(value)} is not {article(expected.name)}", suggestion(info, value, expected))
 
 
-def suggestion(info: FlagInfo, value: Any, expected: Kind) -> str:
+def suggestion(info: FlagInfo, value: Any, expected: FlagType) -> str:
     """Return what the user most likely meant by a value of the wrong type."""
     text = str(value)
     if text.lower() in NULLS and expected.optional:
@@ -76,7 +76,7 @@ def example(info: FlagInfo) -> str:
         return spelled(info.default)
     if info.meta.choices:
         return str(info.meta.choices[0])
-    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[kind(info.type).base]
+    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[flag_type(info.type).base]
 
 
 def article(noun: str) -> str:
@@ -91,11 +91,11 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         yield from entry_problems(info, value)
         return
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
-        yield wrong_type(info, value, kind(info.type))
+        yield wrong_type(info, value, flag_type(info.type))
         return
     if value == "" and is_path(info):
         known = f"{info.key}=<path>"
-        fix = f"write {info.key}=null, or {known}" if kind(info.type).optional else f"write {known}"
+        fix = f"write {info.key}=null, or {known}" if flag_type(info.type).optional else f"write {known}"
         yield Problem(info.key, "is empty", fix)
         return
     for item in value if isinstance(value, list) else [value]:
@@ -138,7 +138,7 @@ def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterat
 def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of a table's entries."""
     for name, entry in table.items():
-        for field in walk(kind(info.type).section, f"{info.key}.{name}."):
+        for field in walk(flag_type(info.type).section, f"{info.key}.{name}."):
             word = field.key.rpartition(".")[2]
             for problem in value_problems(field, entry[word]):  # an entry is written as `word: value` in its table
                 yield replace(problem, fix=problem.fix.replace(f"{field.key}=", f"{word}: "))
@@ -167,7 +167,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         try:
             value = OmegaConf.select(config, key, throw_on_missing=True)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{kind(info.type).name}>"))
+            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{flag_type(info.type).name}>"))
             continue
         plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         wrong = [*value_problems(info, plain)]
@@ -198,14 +198,12 @@ def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Itera
 
 # By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...
 PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template)")
-
-
 HOME = re.compile(r"(^|,)(\s*)(~[^/,]*)(?=/|,|$)")
 
 
 def is_path(info: FlagInfo) -> bool:
     """Return whether a flag holds a path, or a comma list of paths."""
-    return kind(info.type).base is str and PATH.fullmatch(info.key) is not None
+    return flag_type(info.type).base is str and PATH.fullmatch(info.key) is not None
 
 
 def with_home(text: str) -> str:

@@ -88,7 +88,7 @@ class Loader(Generic[Encoded]):
     def encode(
         self, located: Located, name: str, sources: Sources, folder: Path | None
     ) -> tuple[Store[Encoded], BadRows]:
-        """Encode the rows of one source into `folder`, or into memory if there is no folder."""
+        """Encode the rows of one source into `folder`, or into memory where `folder` is None."""
         bad = BadRows(self.data.on_bad_row)
         rows = self.with_progress(limited(located.rows(), sources.max_samples), name)
         items = encode_rows(self.encoder, rows, bad, self.data.dataloader_num_workers)

@@ -8,9 +8,10 @@ ends it if the row does not say that it was cut off (`data.finish_key`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig
+from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig, TextConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.row import Row, RowError, joined_columns
@@ -96,25 +97,15 @@ def response_text(row: Row, data: ScoreDataConfig) -> str:
 
 def supervised_config(data: ScoreDataConfig) -> SFTDataConfig:
     """Return the configuration of supervised tuning that encodes the response as the answer to the prompt."""
-    return SFTDataConfig(
-        max_len=data.max_len,
-        apply_chat_template=data.apply_chat_template,
-        tokenizer_chat_template=data.tokenizer_chat_template,
-        chat_template_kwargs=data.chat_template_kwargs,
-        tools_key=data.tools_key,
-        input_template=data.input_template,
-        input_key=data.input_key,
-        output_key=data.output_key,
-    )
+    return SFTDataConfig(**text_flags(data), output_key=data.output_key)
 
 
 def prompt_config(data: ScoreDataConfig) -> PromptTextConfig:
     """Return the configuration that encodes the prompt as rollouts begin with it."""
-    return PromptTextConfig(
-        max_len=data.max_len,
-        apply_chat_template=data.apply_chat_template,
-        chat_template_kwargs=data.chat_template_kwargs,
-        tools_key=data.tools_key,
-        input_template=data.input_template,
-        input_key=data.input_key,
-    )
+    return PromptTextConfig(**text_flags(data))
+
+
+def text_flags(data: ScoreDataConfig) -> dict[str, Any]:
+    """Return the values of the flags that say how a row becomes text, and text tokens."""
+    names = [*(field.name for field in fields(TextConfig)), "input_key", "input_template"]
+    return {name: getattr(data, name) for name in names}

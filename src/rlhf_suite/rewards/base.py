@@ -75,4 +75,4 @@ class LabelError(ValueError):
 
 
 Outcome = Scored | RewardFailure
-Scorer = Callable[[list[Sample]], list[Outcome]]
+ScoringFunction = Callable[[list[Sample]], list[Outcome]]

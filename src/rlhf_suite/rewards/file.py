@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.python_source import import_file
-from rlhf_suite.rewards.base import Outcome, Sample, Scorer, columns_of
+from rlhf_suite.rewards.base import Outcome, Sample, ScoringFunction, columns_of
 from rlhf_suite.rewards.reply import outcomes
 
 RewardFunc = Callable[..., Any]
 
 
-def make_scorer(path: str) -> Scorer:
+def make_scorer(path: str) -> ScoringFunction:
     """Return the `reward_func` of the file at `path` as a function of samples. The file may import its neighbours."""
     reward_func: RewardFunc | None = getattr(import_file(Path(path).resolve()), "reward_func", None)
     if reward_func is None:

@@ -6,12 +6,12 @@ import random
 import time
 from dataclasses import replace
 
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scorer
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, ScoringFunction
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 
 
-def with_retries(score: Scorer, rows: list[Sample], num_retries: int) -> list[Outcome]:
+def with_retries(score: ScoringFunction, rows: list[Sample], num_retries: int) -> list[Outcome]:
     """Return one outcome per row. Rows that failed are scored again together, up to `num_retries` times.
 
     The `retries` of each outcome count the attempts after the first.

@@ -10,7 +10,7 @@ import re
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, Sample, Scored, Scorer
+from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, Sample, Scored, ScoringFunction
 
 
 @reward_rule(needs=("label",))
@@ -34,7 +34,7 @@ def length(row: Sample, config: RuleConfig) -> float:
     return min(1.0, max(0.0, 2.0 - len(row.response) / config.length_limit))
 
 
-def make_scorer(name: str, config: RuleConfig | None = None) -> Scorer:
+def make_scorer(name: str, config: RuleConfig | None = None) -> ScoringFunction:
     """Return the rule `name`, of the suite or of a user's file, as a function of many rows."""
     rule, settings = reward_rule.load(name), config or RuleConfig()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import Sample, Scorer
+from rlhf_suite.rewards.base import Sample, ScoringFunction
 from rlhf_suite.sandbox import jail
 
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
@@ -49,13 +49,13 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
         reply(channel, answer(scorer, [Sample(**row) for row in request["rows"]]))
 
 
-def load(kind: str, name: str, rules: RuleConfig) -> Scorer:
+def load(kind: str, name: str, rules: RuleConfig) -> ScoringFunction:
     """Return the scorer of a rule or a file. The import happens here, so that only one of the two is loaded."""
     module = importlib.import_module(SOURCES[kind])
     return module.make_scorer(name, rules) if kind == "rule" else module.make_scorer(name)
 
 
-def answer(scorer: Scorer, rows: list[Sample]) -> dict[str, object]:
+def answer(scorer: ScoringFunction, rows: list[Sample]) -> dict[str, object]:
     """Return `{"outcomes": [...]}`, or `{"error": reason}` when the reward code raised an exception."""
     try:
         return {"outcomes": [asdict(outcome) for outcome in scorer(rows)]}

@@ -82,7 +82,7 @@ class Role(Worker):
         return reassemble(batch, groups, results)
 
 
-class FrozenRole(Role):
+class ForwardRole(Role):
     """A model that only runs forward."""
 
     def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings) -> None:
@@ -90,7 +90,7 @@ class FrozenRole(Role):
         self.model = load_frozen(model, settings.ds, self.world)
 
 
-class ReferenceRole(FrozenRole):
+class ReferenceRole(ForwardRole):
     """The reference policy, or the teacher of on-policy distillation."""
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
@@ -98,7 +98,7 @@ class ReferenceRole(FrozenRole):
         return self.masked_log_probs(self.model, batch, temperature)
 
 
-class RewardRole(FrozenRole):
+class RewardRole(ForwardRole):
     """The reward model: one score per sequence, at its last token."""
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
@@ -107,7 +107,7 @@ class RewardRole(FrozenRole):
         return reassemble_rows(groups, results)
 
 
-class ProcessRole(FrozenRole):
+class ProcessRole(ForwardRole):
     """The process reward model: P(good) of every step."""
 
     def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resolve import fingerprint, save
+from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import write_json, write_text

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
-from rlhf_suite.config.resolve import load
+from rlhf_suite.config.record import load
 from rlhf_suite.disk import write_text, writing
 from rlhf_suite.tracking.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.resolve import load
+from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, changes, refusal
 from rlhf_suite.disk import writing
 from rlhf_suite.errors import UserError

@@ -162,7 +162,7 @@ class IpcSender:
         return int(self._store.port)
 
     def connect(self, world_size: int) -> None:
-        """Do nothing: there is no group to form, since engines use the store."""
+        """Do nothing: the engines use the store, so no group is formed."""
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Share one bucket after the other with the engine. A bucket is reused when the engine has copied it."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 from omegaconf.errors import ConfigKeyError
 
-from rlhf_suite.config.resolve import fingerprint, flat, load, save
+from rlhf_suite.config.record import fingerprint, flat, load, save
 from rlhf_suite.config.runs import PPORun, SFTRun
 
 
