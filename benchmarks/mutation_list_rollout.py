@@ -160,10 +160,10 @@ ROLLOUT = [
         GATHER,
     ),
     Mutation(
-        "a response has the version of the newest weights that had a part in it",
-        "engines/generation.py",
-        "self.versions.min()",
-        "self.versions.max()",
+        "all tokens of a response have the version of its first one",
+        "rl/sampling.py",
+        "generation.log_probs, generation.versions)",
+        "generation.log_probs, generation.versions[:1])",
         COLLECT,
     ),
     Mutation(

@@ -31,6 +31,22 @@ def test_a_response_has_what_tools_wrote_and_its_length_has_not():
     assert one.response_length == 3
 
 
+def test_a_turn_is_what_the_model_wrote_between_two_texts_of_others():
+    assert [turn.tolist() for turn in ledger().turns] == [[5, 6], [9]]
+    assert Trajectory.start(0, 0, 0, [1, 2]).turns == []
+
+
+def test_a_reward_of_a_turn_stands_at_the_turns_last_token():
+    one = Trajectory.start(0, 0, 0, [1, 2])
+    one.append_model(np.array([5, 6]), np.zeros(2, np.float32), 7)
+    one.reward_turn(0.5)
+    one.append_environment([8])
+    one.reward_turn(0.25)
+    one.append_model(np.array([9]), np.zeros(1, np.float32), np.array([8], np.int32))
+    one.reward_turn(-1)
+    assert one.turn_rewards.tolist() == [0, 0, 0, 0.75, 0, -1]
+
+
 @pytest.mark.parametrize(("reason", "truncated"), [("length", True), ("stop", False), ("abort", False), ("", False)])
 def test_only_the_length_limit_cuts_a_response_off(reason, truncated):
     one = ledger()

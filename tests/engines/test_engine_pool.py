@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_suite.engines.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
 from rlhf_suite.engines.pool import assign_requests
 from rlhf_suite.engines.start import engine_env
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlhf_suite.config.runs import GenerateRun
+from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.engines.generation import Generation
 from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer

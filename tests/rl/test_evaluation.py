@@ -9,8 +9,8 @@ import pytest
 
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.engines.generation import Generation
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler

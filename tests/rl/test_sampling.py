@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.engines.generation import Generation
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 
 PROMPTS = [Prompt([1] * length, "p" * length, "", "default", f"rows:{length}") for length in (3, 5, 17)]
@@ -85,6 +85,6 @@ def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_n
     assert [request.max_new_tokens for request in capped.engines.asked] == [8] * 3 + [3] * 3
 
 
-def test_a_response_that_a_sync_divides_counts_as_of_the_older_weights():
+def test_each_token_has_the_version_of_the_weights_that_wrote_it():
     made = sampler().sample_rollout([0], 0)
-    assert made[0].version.tolist() == [-1, -1, -1, 6, 6]
+    assert made[0].version.tolist() == [-1, -1, -1, 6, 7]

@@ -19,10 +19,10 @@ from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.data import ScoreDataConfig
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.generation import Generation
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.offline.answers import Answerer, Work

@@ -21,7 +21,11 @@ PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 
 @dataclass
 class Trajectory:
-    """One sample of the policy, with T tokens so far."""
+    """One sample of the policy, with T tokens so far.
+
+    An episode has one ledger, or several when its history was rewritten on the way (`fork`): then all of them have the
+    same `group` and `sample`, and each token that the model wrote is trained on in exactly one of them.
+    """
 
     prompt: int  # index of the prompt in its dataset
     group: int  # which of this step's prompts it answers; samples of one prompt share it
@@ -30,7 +34,9 @@ class Trajectory:
     owner: NDArray[np.int8]  # [T]
     engine_log_probs: NDArray[np.float32]  # [T], 0 where the model did not write
     version: NDArray[np.int32]  # [T], weights that wrote the token; -1 where the model did not write
+    turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
     finish_reason: str = ""
+    fork: int = 0  # which of the episode's ledgers it is
     greedy: bool = False  # the likeliest token at every place: scored as a baseline, never trained on
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -38,31 +44,49 @@ class Trajectory:
     def start(cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int]) -> Trajectory:
         """Return a ledger that holds the prompt."""
         ids = np.asarray(prompt_ids, dtype=np.int64)
-        zeros = np.zeros(len(ids), dtype=np.float32)
-        return cls(
-            prompt, group, sample, ids, np.full(len(ids), PROMPT, np.int8), zeros, np.full(len(ids), -1, np.int32)
-        )
+        owner, version = np.full(len(ids), PROMPT, np.int8), np.full(len(ids), -1, np.int32)
+        return cls(prompt, group, sample, ids, owner, zeros(ids), version, zeros(ids))
 
-    def append_model(self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], version: int) -> None:
-        """Append tokens that the model sampled, with the engine's log-prob of each."""
-        self._append(ids, MODEL, log_probs, version)
+    def append_model(
+        self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], versions: int | NDArray[np.int32]
+    ) -> None:
+        """Append tokens that the model sampled, with the engine's log-prob and the weight version of each."""
+        self._append(ids, MODEL, log_probs, versions)
 
     def append_environment(self, ids: Sequence[int]) -> None:
         """Append tokens that an environment or a tool wrote; they are never trained on."""
-        self._append(np.asarray(ids), ENVIRONMENT, np.zeros(len(ids), np.float32), -1)
+        self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)
 
-    def _append(self, ids: NDArray[np.integer[Any]], owner: int, log_probs: NDArray[np.float32], version: int) -> None:
+    def reward_turn(self, reward: float) -> None:
+        """Add a reward to the last token that the model wrote."""
+        self.turn_rewards[np.flatnonzero(self.model_mask)[-1]] += reward
+
+    def _append(
+        self,
+        ids: NDArray[np.integer[Any]],
+        owner: int,
+        log_probs: NDArray[np.float32],
+        versions: int | NDArray[np.int32],
+    ) -> None:
         count = len(ids)
         assert len(log_probs) == count, f"{count} ids with {len(log_probs)} log-probs"
         self.ids = np.concatenate([self.ids, ids.astype(np.int64)])
         self.owner = np.concatenate([self.owner, np.full(count, owner, np.int8)])
         self.engine_log_probs = np.concatenate([self.engine_log_probs, log_probs.astype(np.float32)])
-        self.version = np.concatenate([self.version, np.full(count, version, np.int32)])
+        self.version = np.concatenate([self.version, np.full(count, versions, np.int32)])
+        self.turn_rewards = np.concatenate([self.turn_rewards, zeros(ids)])
 
     @property
     def model_mask(self) -> NDArray[np.bool_]:
         """Which tokens the model wrote, [T]."""
         return self.owner == MODEL
+
+    @property
+    def turns(self) -> list[NDArray[np.int64]]:
+        """The tokens of each turn of the model, in order: what it wrote between two texts of others."""
+        mask = np.concatenate([[False], self.model_mask, [False]])
+        borders = np.flatnonzero(mask[1:] != mask[:-1]).reshape(-1, 2)
+        return [self.ids[start:end] for start, end in borders]
 
     @property
     def response_length(self) -> int:
@@ -78,6 +102,11 @@ class Trajectory:
     def response_ids(self) -> NDArray[np.int64]:
         """Everything after the first prompt."""
         return self.ids[int((self.owner == PROMPT).sum()) :]
+
+
+def zeros(ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    """Return a zero for each token."""
+    return np.zeros(len(ids), dtype=np.float32)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from rlhf_suite.engines.generation import EngineInfo, EngineSpec, Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import redirect_output

@@ -11,7 +11,8 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from rlhf_suite.engines.generation import EngineInfo, Generation, GenerationRequest
+from rlhf_suite.data.generation import Generation, GenerationRequest
+from rlhf_suite.engines.spec import EngineInfo
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.wait import first_done, wait_for
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport

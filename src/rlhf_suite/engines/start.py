@@ -11,8 +11,8 @@ import ray
 from rlhf_suite.config.plan import ACTOR, Plan
 from rlhf_suite.config.runs import GenerateRun, PPORun
 from rlhf_suite.engines.actor import Engine
-from rlhf_suite.engines.generation import EngineSpec
 from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot

@@ -11,11 +11,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.runs import GenerateRun
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.row_range import RowOrError
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.engines.pool import Dispatcher
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
@@ -150,7 +150,7 @@ class Answerer:
         for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
             for sample, answer in enumerate(group):
                 trajectory = Trajectory.start(index, index, sample, prompt.ids)
-                trajectory.append_model(answer.ids, np.zeros(len(answer.ids), np.float32), answer.weight_version)
+                trajectory.append_model(answer.ids, np.zeros(len(answer.ids), np.float32), answer.versions)
                 trajectory.finish_reason = answer.finish_reason
                 trajectories.append(trajectory)
         scored, _ = self.scorer.score(trajectories)

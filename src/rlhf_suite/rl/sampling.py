@@ -8,9 +8,9 @@ from dataclasses import replace
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.models.load import model_folder
 
@@ -94,7 +94,7 @@ class Sampler:
             for i, (t, sampling) in enumerate(plan)
         ]
         for (trajectory, _), generation in zip(plan, self.engines.generate(requests), strict=True):
-            trajectory.append_model(generation.ids, generation.log_probs, generation.weight_version)
+            trajectory.append_model(generation.ids, generation.log_probs, generation.versions)
             trajectory.finish_reason = generation.finish_reason
         return [trajectory for trajectory, _ in plan]
 

@@ -1,4 +1,4 @@
-"""The requests and responses of a rollout engine: plain values that can be sent to other processes, without vLLM."""
+"""The requests to a rollout engine and its responses: plain values that can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.config.rollout import EngineConfig, SamplingConfig
+from rlhf_suite.config.rollout import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,3 @@ class Generation:
     log_probs: NDArray[np.float32]
     finish_reason: str  # "stop" or "length"
     versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between
-
-    @property
-    def weight_version(self) -> int:
-        """Return the oldest weight version of its tokens."""
-        return int(self.versions.min())
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """The settings that an engine is started with."""
-
-    model: str  # folder with config.json, and the weights when `load_weights`
-    dtype: str  # "float32" or "bfloat16"
-    device: str  # "cpu" or "cuda"
-    max_len: int  # prompt plus response, in tokens
-    seed: int
-    vllm: EngineConfig
-    sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
-    load_weights: bool = True  # False: random weights until the first sync
-    enable_sleep: bool = False  # free the GPU memory on request
-    detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """The properties of a running engine."""
-
-    startup_s: float
-    num_workers: int  # processes that hold weights: tensor_parallel_size
-    kv_tokens: int  # tokens that fit in the KV cache
-    node: str  # address of the node it runs on

@@ -1,0 +1,33 @@
+"""The settings of a rollout engine and what it says of itself: plain values, without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite.config.rollout import EngineConfig
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """The settings that an engine is started with."""
+
+    model: str  # folder with config.json, and the weights when `load_weights`
+    dtype: str  # "float32" or "bfloat16"
+    device: str  # "cpu" or "cuda"
+    max_len: int  # prompt plus response, in tokens
+    seed: int
+    vllm: EngineConfig
+    sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
+    load_weights: bool = True  # False: random weights until the first sync
+    enable_sleep: bool = False  # free the GPU memory on request
+    detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """The properties of a running engine."""
+
+    startup_s: float
+    num_workers: int  # processes that hold weights: tensor_parallel_size
+    kv_tokens: int  # tokens that fit in the KV cache
+    node: str  # address of the node it runs on
