@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_suite import config
 from rlhf_suite.config.check import run_type
-from rlhf_suite.config.flags import declared, flag_type, walk
+from rlhf_suite.config.flags import declared, walk
 from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed
 from rlhf_suite.config.problems import RULES
 from rlhf_suite.config.runs import TASKS
@@ -17,7 +17,7 @@ FLAGS = [(f"task={task} {info.key}", info) for task, root in TASKS.items() for i
 
 def test_every_flag_accepts_its_own_default():
     for name, info in FLAGS:
-        expected = flag_type(info.type)
+        expected = info.type
         assert expected.base in (bool, int, float, str, list, dict), name
         assert info.default is not None or expected.optional, name
         assert info.default is None or isinstance(info.default, expected.base), name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.config.record import fingerprint, load, save
+from rlhf_suite.config.record import fingerprint, load, recorded_values, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule
 
@@ -59,6 +59,15 @@ def test_a_changed_file_is_a_change_of_the_run(checked, own, tmp_path):
     own.write_text(own.read_text() + "# another file\n")
     assert [change.key for change in changes(before, run)] == ["own_code"]
     assert fingerprint(run) != was
+
+
+def test_a_changed_reward_file_is_a_change_of_the_run(checked, own):
+    for source in (f"reward.remote_url={own}", f"'reward.sources={{mine: {{remote_url: {own}}}}}' reward.rule=null"):
+        run = checked(f"task=score demo=score reward.rule=null {source}").runs[0]
+        before, was = recorded_values(run)["own_code"], fingerprint(run)
+        assert before[0].startswith(f"{own} sha256:")
+        own.write_text(own.read_text() + "# another file\n")
+        assert recorded_values(run)["own_code"] != before and fingerprint(run) != was
 
 
 def test_needs_of_an_own_function_decide_as_those_of_the_suite_do(checked, own):

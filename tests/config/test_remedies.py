@@ -12,7 +12,6 @@ from rlhf_suite.cli.arguments import quoted
 from rlhf_suite.cli.compose import hydra_ready
 from rlhf_suite.cli.overrides import parser
 from rlhf_suite.cli.presets import group_names
-from rlhf_suite.config.flags import flag_type
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import is_path
@@ -22,7 +21,7 @@ ADVICE = re.compile(r"(?:write|add|did you mean|quote the value twice:|a list is
 PLACEHOLDER = re.compile(r"<|\.\.\.")
 # The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
 SECOND_MISTAKE = ("algo.reward_tokens",)
-LISTS = [key for key, info in flags_of(None).items() if flag_type(info.type).base is list]
+LISTS = [key for key, info in flags_of(None).items() if info.type.base is list]
 PATHS = [key for key, info in flags_of(None).items() if is_path(info)]
 
 
@@ -65,7 +64,7 @@ def owner(key: str) -> str:
 def test_a_list_in_a_list_is_refused_with_its_type(checked, key, value):
     problems = [each for each in checked(f"task={owner(key)} '{key}={value}'").problems if each.key == key]
     assert len(problems) == 1
-    assert f"is not a list[{flag_type(flags_of(None)[key].type).scalar.__name__}]" in problems[0].what
+    assert f"is not a list[{flags_of(None)[key].type.scalar.__name__}]" in problems[0].what
 
 
 @pytest.mark.parametrize("key", PATHS)

@@ -173,11 +173,10 @@ def hydra(line: CommandLine) -> int:
 
 def adding(word: str) -> str:
     """Return a word as Hydra wants it: the entries of a table are keys that are not there yet."""
-    from rlhf_suite.config.flags import flag_type
     from rlhf_suite.config.names import flags_of
 
     info = flags_of(None).get(word.partition("=")[0])
-    return f"++{word}" if info is not None and flag_type(info.type).base is dict else word
+    return f"++{word}" if info is not None and info.type.base is dict else word
 
 
 def refuse(problems: list[Problem]) -> int:

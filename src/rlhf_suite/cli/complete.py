@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED, parse
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo, flag_type
+from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 
@@ -51,7 +51,6 @@ def values(key: str, infos: dict[str, FlagInfo], own: Path | None) -> list[str]:
     if key not in infos or key == "task":
         return preset_names(key, own)
     info = infos[key]
-    expected = flag_type(info.type)
     known = [str(choice) for choice in info.meta.choices or ()]
-    known += ["true", "false"] if expected.base is bool else []
-    return known + (["null"] if expected.optional else [])
+    known += ["true", "false"] if info.type.base is bool else []
+    return known + (["null"] if info.type.optional else [])

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 
 from rlhf_suite.cli.arguments import key_of, quoted
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.flags import FlagInfo, flag_type
+from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -92,8 +92,8 @@ def parsed(word: str) -> Override | Problem:
 def as_text(key: str, value: str) -> str:
     """Return how to write a value that Hydra's grammar cannot read, or would read as something else than this text."""
     info = flags_of(None).get(key)
-    if info is not None and flag_type(info.type).base is not str:
-        return f"write {key}=<{flag_type(info.type).name}>, e.g. {shlex.quote(f'{key}={example(info)}')}"
+    if info is not None and info.type.base is not str:
+        return f"write {key}=<{info.type.name}>, e.g. {shlex.quote(f'{key}={example(info)}')}"
     return f"quote the value twice: {shlex.quote(f'{key}={quoted(value)}')}"
 
 

@@ -26,7 +26,6 @@ from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
-from rlhf_suite.config.flags import flag_type
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.record import flat
@@ -159,7 +158,7 @@ def several_values(override: Override) -> Problem:
     """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
     key, _, value = (override.input_line or "").partition("=")
     info = flags_of(None).get(key)
-    base = str if info is None else flag_type(info.type).base
+    base = str if info is None else info.type.base
     meant = "give one value"
     if base is list:
         meant = f"a list is '{key}=[{value}]'"

@@ -29,8 +29,8 @@ class AdvantageConfig:
     estimator: str = flag(
         "gae", "Advantage estimator: what becomes of rewards", algorithms=registry.estimator, resume=FIXED
     )
-    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict=True)
-    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict=True)
+    gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict="this estimator does not discount")
+    lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict="this estimator has no lambda")
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
     is_correction_level: str = flag(
         "off",
@@ -68,7 +68,10 @@ class KLConfig:
         when=is_positive(".init_coef"),
     )
     use_loss: bool = flag(
-        False, "KL as a loss term instead of a per-token reward", when=is_positive(".init_coef", "0.01"), strict=True
+        False,
+        "KL as a loss term instead of a per-token reward",
+        when=is_positive(".init_coef", "0.01"),
+        strict="there is no reference, and so no KL to make a loss of",
     )
     unbiased_gradient: bool = flag(
         False,
@@ -81,7 +84,7 @@ class KLConfig:
         gt=0,
         resume=FIXED,
         when=is_positive(".init_coef", "0.01"),
-        strict=True,
+        strict="there is no reference, and so no KL to control",
     )
     horizon: int = flag(
         10000, "Horizon of the adaptive controller in samples", ge=1, when=is_set(".target", "<number>")

@@ -29,7 +29,13 @@ class DPOAlgoConfig:
     beta: float = flag(
         0.1, "How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio", gt=0
     )
-    label_smoothing: float = flag(0.0, "Share of labels that are taken to be wrong (cDPO)", ge=0, lt=0.5, strict=True)
+    label_smoothing: float = flag(
+        0.0,
+        "Share of labels that are taken to be wrong (cDPO)",
+        ge=0,
+        lt=0.5,
+        strict="this loss takes every label to be right",
+    )
     nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0)
     simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
 

@@ -57,7 +57,8 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
             is_set = values[key] != info.default
         for condition in info.meta.when if is_set else ():
             if not condition.holds(values):
-                what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}"
+                why = f": {info.meta.strict}" if info.meta.strict else ""
+                what = f"has no effect with {condition.flag}={spelled(values[condition.flag])}{why}"
                 off = f"write {key}={spelled(info.default)}, or" if info.meta.strict else "remove it, or add"
                 yield Problem(key, what, f"{off} {condition.fix}")
 

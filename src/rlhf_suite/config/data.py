@@ -26,7 +26,10 @@ class RenderConfig:
 
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
     tokenizer_chat_template: str | None = flag(
-        None, "Chat template (Jinja text or a file) instead of the tokenizer's", when=TEMPLATED, strict=True
+        None,
+        "Chat template (Jinja text or a file) instead of the tokenizer's",
+        when=TEMPLATED,
+        strict="no chat template is applied",
     )
     chat_template_kwargs: list[str] = flag(
         [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]", when=TEMPLATED
@@ -240,7 +243,7 @@ class RewardPairDataConfig(PairDataConfig):
         None,
         "Column of the margin by which the better answer must win; null: 0",
         when=needs("algo.loss", registry.reward_loss, "margin"),
-        strict=True,
+        strict="this loss takes no margins",
     )
 
 

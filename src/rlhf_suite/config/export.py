@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.config.flags import FlagInfo, by_section, flag_type, walk
+from rlhf_suite.config.flags import FlagInfo, by_section, walk
 from rlhf_suite.config.formatting import described, spelled
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.registry import KINDS, Kind
@@ -94,7 +94,7 @@ def nested(infos: Iterable[FlagInfo]) -> dict[str, Any]:
 
 def forms(info: FlagInfo) -> Iterator[dict[str, Any]]:
     """Yield the forms of a value: the value itself, an interpolation, and null where it is allowed."""
-    expected = flag_type(info.type)
+    expected = info.type
     if expected.base is dict:
         yield {"type": "object", "additionalProperties": nested(walk(expected.section))}
         return

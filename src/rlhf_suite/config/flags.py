@@ -120,7 +120,8 @@ def is_not(flag: str, name: str, remedy: str) -> When:
 class Meta:
     """What a flag says about itself beyond its type: a sentence of help, allowed values, bounds, and the conditions
     under which it is read; `resume`: whether a continued run may have another value; `algorithms`: the flag names one
-    of them, or a user's own; `strict`: another value than the default is never set in vain, wherever it comes from."""
+    of them, or a user's own; `strict`: why another value than the default is a mistake wherever it comes from, where
+    the conditions do not hold."""
 
     help: str
     listed: tuple[str | int, ...] | None = None
@@ -131,7 +132,7 @@ class Meta:
     resume: str = NAMED
     when: tuple[When, ...] = ()
     algorithms: registry.Kind | None = None
-    strict: bool = False
+    strict: str = ""
 
     @property
     def choices(self) -> tuple[str | int, ...] | None:
@@ -141,13 +142,13 @@ class Meta:
 
 @dataclass(frozen=True)
 class FlagInfo:
-    """One flag of a task: its dotted key, resolved type, default, `Meta`, and the dataclass that declares it.
+    """One flag of a task: its dotted key, type, default, `Meta`, and the dataclass that declares it.
 
     In `meta.when` are whole keys, and the conditions of the sections around the flag too.
     """
 
     key: str
-    type: Any
+    type: FlagType
     default: Any
     meta: Meta
     owner: type
@@ -171,13 +172,14 @@ def flag(  # noqa: PLR0913
     resume: str = NAMED,
     when: When | tuple[When, ...] = (),
     algorithms: registry.Kind | None = None,
-    strict: bool = False,
+    strict: str = "",
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
 
     A flag that names one of the `algorithms` of a kind takes a user's own too, as path.py:function. Which flags only
     some of them read is known from their declarations, and needs no `when`. A flag that is not read is a problem where
-    the command line sets it; a `strict` one also where a preset or a file does.
+    the command line sets it. For a `strict` one it is a problem also where a preset or a file does, and the text says
+    why it is not read.
     """
     meta = {"meta": Meta(help, choices, gt, ge, lt, le, resume, all_of(when), algorithms, strict)}
     if isinstance(default, list | dict):
@@ -230,8 +232,7 @@ def declared(
     `around` are the conditions of the sections around it, `by_algorithm` those of flags that only some algorithms read.
     """
     by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
-    owner: type = type(instance)
-    hints = cached_hints(owner)
+    types = field_types(type(instance))
     for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
@@ -239,16 +240,16 @@ def declared(
             meta: Meta = field.metadata["meta"]
             some = (by_algorithm[key],) if key in by_algorithm else ()
             when = (*around, *some, *(each.below(prefix) for each in meta.when))
-            yield FlagInfo(key, hints[field.name], value, replace(meta, when=when), type(instance))
+            yield FlagInfo(key, types[field.name], value, replace(meta, when=when), type(instance))
         else:
             own = tuple(each.below(prefix) for each in field.metadata["when"])
             yield from declared(value, f"{key}.", (*around, *own), by_algorithm)
 
 
 @cache
-def cached_hints(section: type) -> dict[str, Any]:
-    """Return the resolved types of the fields of a section."""
-    return get_type_hints(section)
+def field_types(section: type) -> dict[str, FlagType]:
+    """Return the types of the fields of a section."""
+    return {name: flag_type(hint) for name, hint in get_type_hints(section).items()}
 
 
 def read_by_some(instance: Any, prefix: str) -> dict[str, When]:

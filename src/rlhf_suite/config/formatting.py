@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
-from rlhf_suite.config.flags import FlagInfo, Meta, flag_type
+from rlhf_suite.config.flags import FlagInfo, Meta
 
 BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
     ("gt", "> ", lambda value, bound: value > bound),
@@ -41,11 +41,10 @@ def bounds(meta: Meta) -> str:
 
 def described(info: FlagInfo) -> str:
     """Return the type and the allowed values, e.g. `float > 0` or `k1 | k2 | k3`."""
-    expected = flag_type(info.type)
     if info.meta.choices is None:
-        return expected.name + bounds(info.meta)
+        return info.type.name + bounds(info.meta)
     names = [*map(str, info.meta.choices), *(["<file.py>:<function>"] if info.meta.algorithms is not None else [])]
-    return " | ".join(names) + (" or null" if expected.optional else "")
+    return " | ".join(names) + (" or null" if info.type.optional else "")
 
 
 def literal(text: str) -> object:

@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf_suite.config.flags import FIXED, FREE, NAMED, walk
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import Plan
+from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
-from rlhf_suite.registry import digest, is_own
+from rlhf_suite.registry import absolute, digest, is_own
 
 PLAN = "plan"  # the key in config.yaml that is not a flag
 
@@ -53,10 +54,13 @@ def own_code(section: Any) -> list[str]:
     """Return the file and digest of each of the user's own functions that a section names, tables included."""
     found = []
     for info in walk(section):
-        if isinstance(info.default, dict):
-            found += [each for entry in info.default.values() for each in own_code(entry)]
-        elif info.meta.algorithms is not None and info.default is not None and is_own(info.default):
-            found.append(digest(info.default))
+        name = info.default
+        if isinstance(name, dict):
+            found += [each for entry in name.values() for each in own_code(entry)]
+        elif info.key.endswith("remote_url") and name is not None and not is_http(name):
+            found.append(digest(absolute(f"{name}:reward_func")))
+        elif info.meta.algorithms is not None and name is not None and is_own(name):
+            found.append(digest(name))
     return list(dict.fromkeys(found))
 
 

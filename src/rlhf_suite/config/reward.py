@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import When, flag, group, is_one_of, is_set, is_true
-
-if TYPE_CHECKING:
-    pass
-
 
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")

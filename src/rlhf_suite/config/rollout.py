@@ -89,7 +89,10 @@ class VLLMConfig(EngineConfig):
     """vLLM engines that follow a model in training"""
 
     enable_sleep: bool = flag(
-        False, "Free the engine's GPU memory while training", when=is_true("train.colocate_all"), strict=True
+        False,
+        "Free the engine's GPU memory while training",
+        when=is_true("train.colocate_all"),
+        strict="an engine that shares no GPU has no reason to sleep",
     )
     sync_backend: str = flag(
         "auto",

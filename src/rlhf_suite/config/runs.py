@@ -246,6 +246,30 @@ class ScoreRun(ResumableRun):
 
 
 @dataclass
+class CheckRewardRun(Run):
+    """The reward of a few rows, shown row by row before any GPU is used"""
+
+    MODEL: ClassVar[str] = "data.dataset"
+
+    task: str = flag("check_reward", "The task; chosen with task=<name>")
+    data: CheckedDataConfig = group(CheckedDataConfig)
+    reward: TextRewardConfig = group(TextRewardConfig)
+
+
+@dataclass
+class MergeLoRARun(Run):
+    """A LoRA adapter merged into its base model; trains nothing"""
+
+    HAS_DEMO: ClassVar[bool] = False
+
+    task: str = flag("merge_lora", "The task; chosen with task=<name>")
+    actor: ModelConfig = group(ModelConfig)
+    lora: AdapterConfig = group(AdapterConfig)
+    ckpt: MergedConfig = group(MergedConfig)
+    ds: OwnPrecisionConfig = group(OwnPrecisionConfig)
+
+
+@dataclass
 class LoopRun(ResumableRun):
     """What every loop over answering, scoring and training has: the sections of those tasks"""
 
@@ -293,30 +317,6 @@ class ConditionalSFTRun(LoopRun):
 
 
 @dataclass
-class CheckRewardRun(Run):
-    """The reward of a few rows, shown row by row before any GPU is used"""
-
-    MODEL: ClassVar[str] = "data.dataset"
-
-    task: str = flag("check_reward", "The task; chosen with task=<name>")
-    data: CheckedDataConfig = group(CheckedDataConfig)
-    reward: TextRewardConfig = group(TextRewardConfig)
-
-
-@dataclass
-class MergeLoRARun(Run):
-    """A LoRA adapter merged into its base model; trains nothing"""
-
-    HAS_DEMO: ClassVar[bool] = False
-
-    task: str = flag("merge_lora", "The task; chosen with task=<name>")
-    actor: ModelConfig = group(ModelConfig)
-    lora: AdapterConfig = group(AdapterConfig)
-    ckpt: MergedConfig = group(MergedConfig)
-    ds: OwnPrecisionConfig = group(OwnPrecisionConfig)
-
-
-@dataclass
 class ServeRMRun(Run):
     """A reward model behind HTTP"""
 
@@ -344,22 +344,7 @@ RewardedRun = SamplingRun | ScoreRun
 ScoredTextRun = RewardedRun | CheckRewardRun
 AnyTrainedRun = SupervisedRun | PPORun
 TextRun = AnyTrainedRun | GenerateRun | ScoreRun | ChatRun
-ROOTS: tuple[type[Run], ...] = (
-    SFTRun,
-    RMRun,
-    DPORun,
-    KTORun,
-    PRMRun,
-    DistillRun,
-    PPORun,
-    GenerateRun,
-    ScoreRun,
-    CheckRewardRun,
-    MergeLoRARun,
-    RejectionSamplingRun,
-    IterativeDPORun,
-    ConditionalSFTRun,
-    ServeRMRun,
-    ChatRun,
-)
-TASKS = {root.task: root for root in ROOTS}
+# Every run with a task of its own, in the order of this file.
+TASKS: dict[str, type[Run]] = {
+    each.task: each for each in [*globals().values()] if isinstance(each, type) and issubclass(each, Run) and each.task
+}

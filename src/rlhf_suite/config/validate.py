@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FlagInfo, FlagType, Meta, flag_type, walk
+from rlhf_suite.config.flags import FlagInfo, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -27,35 +27,34 @@ NULLS = ("none", "null", "nil", "")
 
 def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     """Put a value from the command line into the configuration, or say why it does not fit the flag's type."""
-    expected = flag_type(info.type)
-    if loses_its_spelling(value, expected, info.meta) or is_odd_bool(value, expected):
-        return wrong_type(info, value, expected)
+    if loses_its_spelling(value, info) or is_odd_bool(value, info):
+        return wrong_type(info, value)
     try:
-        OmegaConf.update(config, info.key, value, force_add=expected.base is dict)  # its entries are new keys
+        OmegaConf.update(config, info.key, value, force_add=info.type.base is dict)  # its entries are new keys
     except OmegaConfBaseException as error:
-        if expected.base is dict and isinstance(value, dict):
-            return Problem(info.key, str(error).splitlines()[0], f"write '{info.key}=<{expected.name}>'")
-        return wrong_type(info, value, expected)
+        if info.type.base is dict and isinstance(value, dict):
+            return Problem(info.key, str(error).splitlines()[0], f"write '{info.key}=<{info.type.name}>'")
+        return wrong_type(info, value)
     return None
 
 
-def loses_its_spelling(value: Any, expected: FlagType, meta: Meta) -> bool:
+def loses_its_spelling(value: Any, info: FlagInfo) -> bool:
     """Return whether a text would arrive changed: 1e-6 as `1e-06`, or true as `True`."""
-    return expected.base is str and meta.choices is None and isinstance(value, bool | float)
+    return info.type.base is str and info.meta.choices is None and isinstance(value, bool | float)
 
 
-def is_odd_bool(value: Any, expected: FlagType) -> bool:
+def is_odd_bool(value: Any, info: FlagInfo) -> bool:
     """Return whether a number other than 0 and 1 is given for a bool: OmegaConf would take it as true."""
-    return expected.base is bool and isinstance(value, int | float) and value not in (0, 1)
+    return info.type.base is bool and isinstance(value, int | float) and value not in (0, 1)
 
 
-def wrong_type(info: FlagInfo, value: Any, expected: FlagType) -> Problem:
-    return Problem(info.key, f"{shown(value)} is not {article(expected.name)}", suggestion(info, value, expected))
+def wrong_type(info: FlagInfo, value: Any) -> Problem:
+    return Problem(info.key, f"{shown(value)} is not {article(info.type.name)}", suggestion(info, value))
 
 
-def suggestion(info: FlagInfo, value: Any, expected: FlagType) -> str:
+def suggestion(info: FlagInfo, value: Any) -> str:
     """Return what the user most likely meant by a value of the wrong type."""
-    text = str(value)
+    text, expected = str(value), info.type
     if text.lower() in NULLS and expected.optional:
         return f"write {info.key}=null"
     if expected.base is list and not isinstance(value, list | dict):
@@ -76,7 +75,7 @@ def example(info: FlagInfo) -> str:
         return spelled(info.default)
     if info.meta.choices:
         return str(info.meta.choices[0])
-    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[flag_type(info.type).base]
+    return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[info.type.base]
 
 
 def article(noun: str) -> str:
@@ -91,11 +90,11 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         yield from entry_problems(info, value)
         return
     if isinstance(value, list) and any(item is None or isinstance(item, list | dict) for item in value):
-        yield wrong_type(info, value, flag_type(info.type))
+        yield wrong_type(info, value)
         return
     if value == "" and is_path(info):
         known = f"{info.key}=<path>"
-        fix = f"write {info.key}=null, or {known}" if flag_type(info.type).optional else f"write {known}"
+        fix = f"write {info.key}=null, or {known}" if info.type.optional else f"write {known}"
         yield Problem(info.key, "is empty", fix)
         return
     for item in value if isinstance(value, list) else [value]:
@@ -138,7 +137,7 @@ def own_problems(info: FlagInfo, algorithms: registry.Kind, name: str) -> Iterat
 def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with the values of a table's entries."""
     for name, entry in table.items():
-        for field in walk(flag_type(info.type).section, f"{info.key}.{name}."):
+        for field in walk(info.type.section, f"{info.key}.{name}."):
             word = field.key.rpartition(".")[2]
             for problem in value_problems(field, entry[word]):  # an entry is written as `word: value` in its table
                 yield replace(problem, fix=problem.fix.replace(f"{field.key}=", f"{word}: "))
@@ -167,7 +166,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         try:
             value = OmegaConf.select(config, key, throw_on_missing=True)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{flag_type(info.type).name}>"))
+            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{info.type.name}>"))
             continue
         plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         wrong = [*value_problems(info, plain)]
@@ -203,7 +202,7 @@ HOME = re.compile(r"(^|,)(\s*)(~[^/,]*)(?=/|,|$)")
 
 def is_path(info: FlagInfo) -> bool:
     """Return whether a flag holds a path, or a comma list of paths."""
-    return flag_type(info.type).base is str and PATH.fullmatch(info.key) is not None
+    return info.type.base is str and PATH.fullmatch(info.key) is not None
 
 
 def with_home(text: str) -> str:
