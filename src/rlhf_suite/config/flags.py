@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rlhf_suite import registry
 
+SectionClass = type  # in `FlagInfo` this name means the type of a flag
 # What a flag may do when a run is continued: change without a word, change when ckpt.allow_changes names it, or never.
 FREE, NAMED, FIXED = "free", "named", "fixed"
 
@@ -151,7 +152,7 @@ class FlagInfo:
     type: FlagType
     default: Any
     meta: Meta
-    owner: type
+    owner: SectionClass
 
     @property
     def help(self) -> str:
@@ -232,7 +233,8 @@ def declared(
     `around` are the conditions of the sections around it, `by_algorithm` those of flags that only some algorithms read.
     """
     by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
-    types = field_types(type(instance))
+    owner: SectionClass = type(instance)
+    types = field_types(owner)
     for field in fields(instance):
         value = getattr(instance, field.name)
         key = f"{prefix}{field.name}"
@@ -240,7 +242,7 @@ def declared(
             meta: Meta = field.metadata["meta"]
             some = (by_algorithm[key],) if key in by_algorithm else ()
             when = (*around, *some, *(each.below(prefix) for each in meta.when))
-            yield FlagInfo(key, types[field.name], value, replace(meta, when=when), type(instance))
+            yield FlagInfo(key, types[field.name], value, replace(meta, when=when), owner)
         else:
             own = tuple(each.below(prefix) for each in field.metadata["when"])
             yield from declared(value, f"{key}.", (*around, *own), by_algorithm)
