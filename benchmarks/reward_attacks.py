@@ -23,7 +23,8 @@ from pathlib import Path
 from rlhf_suite.config.reward import RewardConfig, RuleConfig
 from rlhf_suite.rewards.base import Sample, Scored
 from rlhf_suite.rewards.reward_process import IsolatedScorer
-from rlhf_suite.sandbox import jail
+from rlhf_suite.sandbox import kernel
+from rlhf_suite.sandbox.jail import offer
 from rlhf_suite.sandbox.programs import Limits, run_checks
 
 SERVERS = "\n## What a reward server can do to a run\n"
@@ -46,27 +47,27 @@ PROGRAMS = {
     "segmentation fault": ("a process of its own", "import ctypes; ctypes.string_at(0)"),
     "sys.exit(0) before the tests": ("only a run to the end counts", "import sys; sys.exit(0)"),
     "os._exit(0) before the tests": ("only a run to the end counts", "import os; os._exit(0)"),
-    "flood of output": ("file size", "while True: print('x' * 1000)"),
+    "flood of output": ("size of the output", "while True: print('x' * 1000)"),
     "huge file": ("file size", "f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20))"),
     "many files": (
         "disk",
         "for i in range(1000):\n    with open(str(i), 'wb') as f: f.write(bytes(7 << 20))",
     ),
-    "socket": ("network", "import socket; socket.create_connection(('127.0.0.1', 22), timeout=2)"),
-    "write outside its folder": ("files", "open('OUTSIDE/new', 'w').write('x')"),
-    "delete files in HOME": ("files", "import os; os.remove('OUTSIDE/kept')"),
-    "read another user's file": ("files", "print(open('/etc/shadow').read())"),
+    "socket": ("seccomp, network namespace", "import socket; socket.create_connection(('127.0.0.1', 22), timeout=2)"),
+    "write outside its folder": ("root folder, Landlock", "open('OUTSIDE/new', 'w').write('x')"),
+    "delete files in HOME": ("root folder, Landlock", "import os; os.remove('OUTSIDE/kept')"),
+    "read another user's file": ("root folder, Landlock", "print(open('/etc/shadow').read())"),
     "read keys in the environment": ("environment", f"import os; os.environ[{KEY!r}]"),
-    "read keys of other processes": ("files", "print(open('/proc/1/environ').read())"),
+    "read keys of other processes": ("process namespace", "print(open('/proc/1/environ').read())"),
     "raise its own limits": ("rights", "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))"),
-    "kill the reward process": ("rights", "import os; os.kill(REWARDER, 9)"),
+    "kill the reward process": ("process namespace", "import os; os.kill(REWARDER, 9)"),
     "kill every process": ("process namespace", "import os; os.kill(-1, 9); os.kill(os.getpid(), 9)"),
     "process that outlives it": (
         "process namespace",
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nos._exit(0)",
     ),
     "trace the process of the tests": (
-        "process namespace, Landlock",
+        "seccomp, process namespace",
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
         "assert any(libc.ptrace(16, pid, 0, 0) == 0 for pid in range(2, 40000) if pid != os.getpid())",
     ),
@@ -255,17 +256,12 @@ def said(attack: object) -> str:
 
 
 def features() -> str:
-    """What of the kernel the sandbox could use in this run."""
-    child = os.fork()
-    if child == 0:
-        spaces = jail.NEW_NET | jail.NEW_PID | jail.NEW_IPC
-        os._exit(jail.libc.unshare(spaces if os.geteuid() == 0 else spaces | jail.NEW_USER) != 0)
-    namespaces = os.waitpid(child, 0)[1] == 0
-    landlock = jail.libc.syscall(jail.CREATE_RULESET, None, 0, 1)
+    """Return what of the kernel the sandbox uses in this run."""
+    options = offer().options
+    spaces = "WITHOUT a jail" if options is None else "WITHOUT namespaces" if options.bare else "with namespaces"
     return (
-        f"Linux {platform.release()}, as {'root' if os.geteuid() == 0 else 'a user'}, "
-        f"{'with' if namespaces else 'WITHOUT'} namespaces, "
-        f"{f'Landlock {landlock}' if landlock > 0 else 'WITHOUT Landlock'}, without seccomp (the sandbox uses none)"
+        f"Linux {platform.release()}, as {'root' if os.geteuid() == 0 else 'an ordinary user'}, {spaces}, "
+        f"Landlock {kernel.landlock_version()} and seccomp"
     )
 
 
@@ -300,9 +296,8 @@ Not stopped:
 - A reward file is code of the user. It has the user's files, network, keys and processes. A process that it starts in a
   new session outlives it, and their number is not limited. The suite promises that a file that hangs, crashes, prints
   without end or returns nonsense only loses its rows and does not end the run.
-- Without namespaces (no root, and user namespaces are off) programs cannot start processes. Only Landlock denies TCP
-  (Linux 6.7) and signals to other processes (Linux 6.12). On older kernels nothing denies them, UDP is open on all
-  kernels, and only the time limits the number of files of 8 MiB.
+- In the weaker jail without namespaces (`reward.rules.code_allow_weaker=true`) a program can find out which paths
+  exist, and may write more than 64 MiB to its folder for a tenth of a second.
 """
 
 

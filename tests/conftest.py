@@ -18,7 +18,7 @@ from ranks import Ranks
 TIERS = ("proof", "e2e", "stack", "quick")  # what takes longest runs first
 FIXTURE_TIERS = {"ranks": "stack", "cluster": "stack", "small": "stack"}
 FOLDER_TIERS = {
-    **dict.fromkeys(("distributed", "engines", "golden", "launch", "serving", "weight_sync"), "stack"),
+    **dict.fromkeys(("distributed", "engines", "golden", "launch", "sandbox", "serving", "weight_sync"), "stack"),
     "e2e": "e2e",
 }
 

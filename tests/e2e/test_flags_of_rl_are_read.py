@@ -50,6 +50,7 @@ READ_ELSEWHERE = {
     "ds.zpg": "under ZeRO-3: tests/tasks/test_flags_are_read.py",
     "own_code": "the run writes it itself; tests/config/test_own_code.py",
     "run_dir": "the command line names the folder of the run",
+    "reward.rules.code_allow_weaker": "where code runs: tests/sandbox",
     "reward.rules.code_memory_mb": "where code runs: tests/rewards",
     "reward.on_error": "where a sample has no reward: tests/e2e/test_reward_sources.py",
     "reward.max_error_rate": "as reward.on_error",

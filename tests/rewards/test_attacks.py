@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def test_no_attack_earns_a_reward(attacks):
         ("program", "infinite loop", "it ran longer than it may"),
         ("program", "10 GB allocation", "MemoryError"),
         ("program", "segmentation fault", "SIGSEGV"),
-        ("program", "flood of output", "File too large"),
+        ("program", "flood of output", "it printed too much"),
         ("program", "huge file", "File too large"),
         ("program", "sys.exit(0) before the tests", "ended early (exit code 0)"),
         ("program", "read keys in the environment", "KeyError"),
@@ -63,12 +62,10 @@ def test_an_attack_ends_by_the_limit_that_is_meant_for_it(attacks, by, attack, r
     assert reason in attacks[by, attack].outcome
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="where users may not make namespaces, Landlock alone is there")
 def test_network_files_disk_and_processes_are_out_of_reach(attacks):
-    network = attacks["program", "socket"].outcome
-    assert "Permission denied" in network or "Network is unreachable" in network
+    assert "Operation not permitted" in attacks["program", "socket"].outcome
     for attack in ("write outside its folder", "delete files in HOME", "read another user's file"):
-        assert "Permission denied" in attacks["program", attack].outcome
+        assert "No such file or directory" in attacks["program", attack].outcome
     assert "No space left" in attacks["program", "many files"].outcome
     for attack in ("kill the reward process", "kill every process"):
         assert "No such process" in attacks["program", attack].outcome

@@ -52,7 +52,11 @@ class RuleConfig:
     format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
     length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
     code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
-    code_memory_mb: int = flag(1024, "Memory of the program in MiB", ge=64)
+    code_memory_mb: int = flag(1024, "Memory of the program in MiB, all of its processes together", ge=64)
+    code_allow_weaker: bool = flag(
+        False,
+        "Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards.md)",
+    )
 
 
 @dataclass

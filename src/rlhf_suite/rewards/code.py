@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_suite.config.reward import RuleConfig
@@ -30,20 +30,21 @@ class Tests:
     asserts: tuple[str, ...] = ()
 
 
-@reward_rule(needs=("label", "tests"), reads=("code_timeout_s", "code_memory_mb"))
+@reward_rule(needs=("label", "tests"), reads=("code_timeout_s", "code_memory_mb", "code_allow_weaker"))
 def code(row: Sample, config: RuleConfig) -> Scored:
     """1 when the response's Python program passes all tests of the label, in the sandbox; else 0.
 
     `tests_passed` says which share did. All tests of a response share its seconds.
     """
     tests, source = tests_of(row.label), program(row.response)
+    limits = Limits(config.code_timeout_s, config.code_memory_mb, config.code_allow_weaker)
     deadline = time.monotonic() + config.code_timeout_s
     if tests.asserts:
-        ran = run_checks(source, tests.asserts, Limits(config.code_timeout_s, config.code_memory_mb))
+        ran = run_checks(source, tests.asserts, limits)
         return verdict(float(ran.problem is None), ran.timed_out)
     for index, (given, wanted) in enumerate(tests.pairs):
         left = max(deadline - time.monotonic(), 0.01)
-        ran = run_python(source, given, Limits(left, config.code_memory_mb))
+        ran = run_python(source, given, replace(limits, timeout_s=left))
         if ran.problem is not None or lines(ran.stdout) != lines(wanted):
             return verdict(index / len(tests.pairs), ran.timed_out)
     return verdict(1.0, False)

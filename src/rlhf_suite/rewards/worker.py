@@ -25,7 +25,8 @@ from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Sample, ScoringFunction
-from rlhf_suite.sandbox import jail
+from rlhf_suite.sandbox import kernel, programs
+from rlhf_suite.sandbox.confine import needed_paths
 
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
@@ -37,6 +38,9 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:
         scorer = load(kind, name, rules)
+        if kind == "rule" and reward_rule.needs(name, "tests"):
+            for gap in programs.prepare(rules.code_allow_weaker):
+                sys.stderr.write(f"the sandbox lacks {gap}\n")
     except (Exception, SystemExit) as error:
         reply(channel, {"error": describe(error)})
         return
@@ -81,8 +85,9 @@ def lock() -> None:
     """Clear the environment, which may hold keys, and let Landlock (if there) deny files except libraries, and TCP."""
     os.environ.clear()
     os.environ["LANG"] = "C.UTF-8"
-    jail.libc.prctl(jail.NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    jail.landlock(None)
+    kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
+    imported = filter(os.path.isabs, sys.path)
+    kernel.landlock([*needed_paths(), "/usr", sys.prefix, *imported, "/etc/localtime", "/dev/urandom"], None)
 
 
 def limit_memory() -> None:

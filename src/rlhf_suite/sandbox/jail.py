@@ -1,172 +1,154 @@
-"""Run one untrusted Python program in this process, after giving up every right that the program must not have.
+"""The jail of this process: what the machine offers is tried once, and templates are kept for what code imports.
 
-`python -I jail.py <payload fd> <report fd>` is started by `programs.SandboxedProcess` in an empty folder. The payload
-is JSON: the code, a secret that is written to the report when all of the code has run, and the limits. This file
-imports nothing of the suite: it starts fast, and the program can reach nothing of the suite. The program can reach the
-report, so the report proves only that the code ran to its end.
-
-What is given up, and how:
-
-    network                 a network namespace of its own (root, or where users may make user namespaces); where there
-                            is none, Landlock refuses TCP (Linux 6.7)
-    other processes         a process namespace of its own, which ends as a whole; 32 processes and threads at most;
-                            where there is none, Landlock refuses signals to others (Linux 6.12)
-    files                   Landlock: reading the interpreter's and the system's libraries, writing its own folder
-    disk                    its folder is in memory, of 64 MiB (with namespaces)
-    root                    the user nobody
-    memory, CPU, file size  resource limits
+A switch may be on and the thing refused still, so nothing is read from switches: the trial starts a jail, runs code in
+it, and lets this code try what it must not be able to do.
 """
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import json
 import os
-import resource
-import signal
-import sys
-import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-NOBODY = 65534
-MAX_TASKS = 32  # processes and threads
-FILE_BYTES = 8 << 20  # the size of any file that the program writes, its output included
-DISK = b"size=64m,nr_inodes=4096,mode=0700"
-NEW_MOUNTS, RECURSIVE_PRIVATE, NO_SUID_NO_DEVICES = 0x00020000, 1 << 14 | 1 << 18, 2 | 4
-NEW_USER, NEW_NET, NEW_PID, NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
-NO_NEW_PRIVILEGES, DEATH_SIGNAL, KEEP_CAPABILITIES = 38, 1, 8
-CAPABILITY_VERSION, READ_SEARCH = 0x20080522, 1 << 2
-# Landlock (x86-64 and arm64 have the same numbers): access rights by the version of the interface that added them.
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
-TCP, TCP_SINCE = 1 | 2, 4  # bind and connect; the version of the interface that added them
-SCOPES, SCOPES_SINCE = 1 | 2, 6  # abstract sockets of, and signals to, processes outside
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14  # rights that apply to a file rather than to a folder
-READ = EXECUTE | READ_FILE | READ_DIR
-READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero")
-libc = ctypes.CDLL(None, use_errno=True)
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.sandbox import kernel
+from rlhf_suite.sandbox.confine import JailOptions
+from rlhf_suite.sandbox.process import SandboxError, Template, jail_options
+from rlhf_suite.sandbox.session import Session
 
-
-class Ruleset(ctypes.Structure):
-    _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
-
-
-class PathRule(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
-
-
-def main(payload_fd: int, report_fd: int) -> None:
-    """Read the payload, isolate this process, run the program, and write the secret to the report."""
-    with os.fdopen(payload_fd) as file:
-        payload = json.load(file)
-    shut = isolate()
-    limit(payload["memory_bytes"], payload["cpu_s"], counted_alone=shut)
-    landlock(Path.cwd())
-    os.environ.clear()
-    os.environ.update(LANG="C.UTF-8", HOME=str(Path.cwd()), TMPDIR=str(Path.cwd()), OMP_NUM_THREADS="1")
-    names: dict[str, object] = {"__name__": "__main__"}
-    sys.argv = ["program.py"]
-    sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
-    exec(compile(payload["code"], "program.py", "exec"), names)
-    os.write(report_fd, payload["secret"].encode())
-
-
-def isolate() -> bool:
-    """Enter new namespaces and give up root. Return whether our processes are counted apart from the user's others."""
-    is_root = os.geteuid() == 0
-    spaces = NEW_NET | NEW_PID | NEW_IPC
-    uid, gid = os.getuid(), os.getgid()
-    parted = libc.unshare(spaces if is_root else spaces | NEW_USER) == 0
-    if parted and not is_root:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{NOBODY} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{NOBODY} {gid} 1")
-    if parted:
-        own_disk(Path.cwd())
-    if parted and (first := os.fork()):  # the process namespace begins with the next process
-        _, status = os.waitpid(first, 0)
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)  # a shell reports a signal in this way
-    if is_root:
-        become_nobody()
-    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    libc.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    return is_root or parted
-
-
-def own_disk(folder: Path) -> None:
-    """Mount a small file system in memory over `folder`. No other process sees it."""
-    if libc.unshare(NEW_MOUNTS) == 0 and libc.mount(None, b"/", None, RECURSIVE_PRIVATE, None) == 0:
-        libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", NO_SUID_NO_DEVICES, DISK)
-        os.chdir(folder)
-
-
-def become_nobody() -> None:
-    """Give up root. If only root can enter the interpreter's folder, keep the right to read, which Landlock
-    restricts.
-    """
-    os.chown(".", NOBODY, NOBODY)
-    hidden = any(not parent.stat().st_mode & 1 for parent in Path(sys.base_prefix, "lib").resolve().parents)
-    keeps = hidden and libc.syscall(CREATE_RULESET, None, 0, 1) >= 1
-    libc.prctl(KEEP_CAPABILITIES, int(keeps), 0, 0, 0)
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
-    if keeps:
-        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-        sets = (ctypes.c_uint32 * 6)(READ_SEARCH, READ_SEARCH, 0, 0, 0, 0)  # effective, permitted, inheritable; twice
-        libc.capset(header, sets)
-
-
-def limit(memory_bytes: int, cpu_s: int, counted_alone: bool) -> None:
-    """Set resource limits. Where the user's other processes are counted too, the program may start none at all."""
-    tasks = MAX_TASKS if counted_alone else 0
-    for kind, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_NPROC, tasks),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-
-
-def landlock(folder: Path | None) -> bool:
-    """Allow only reading libraries and writing `folder`; deny TCP and signals. Return False where there is no Landlock.
-
-    Without root, NO_NEW_PRIVILEGES must be set before.
-    """
-    version = libc.syscall(CREATE_RULESET, None, 0, 1)
-    if version < 1:
-        return False
-    handled = RIGHTS[min(version, max(RIGHTS))]
-    rules = Ruleset(handled, TCP if version >= TCP_SINCE else 0, SCOPES if version >= SCOPES_SINCE else 0)
-    # An older kernel accepts a longer structure if the fields that it does not know are 0.
-    ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
-    prefixes = (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *filter(os.path.isabs, sys.path))
-    for path in {*READABLE, *prefixes}:
-        allow(ruleset, Path(path), READ)
-    allow(ruleset, Path("/dev/null"), READ_FILE | WRITE_FILE)
-    if folder is not None:
-        allow(ruleset, folder, handled)
-    done = libc.syscall(RESTRICT_SELF, ruleset, 0) == 0
-    os.close(ruleset)
-    return done
-
-
-def allow(ruleset: int, path: Path, rights: int) -> None:
-    """Add a rule that gives `rights` on `path`, if the path exists."""
+BARE_NEEDS_LANDLOCK = 6  # below it, nothing keeps code without namespaces from signals and abstract sockets
+TRIAL_S = 30.0
+# Each of these must be refused. OUTSIDE is a folder that everybody may write to, with a file `kept`.
+FORBIDDEN = {
+    "opening a socket": "socket.socket()",
+    "a file in memory": "os.close(os.memfd_create('x'))",
+    "reading a file outside": "open(OUTSIDE + '/kept').close()",
+    "writing a file outside": "open(OUTSIDE + '/new', 'w').close()",
+    "a new namespace": "refuse(libc.unshare(0x10000000))",
+    "tracing a process": "refuse(libc.ptrace(0, 0, 0, 0))",
+}
+IN_SPACES = {"asking whether a file outside exists": "os.stat(OUTSIDE)"}
+IF_BARE = {"starting a process": "os.fork() or os._exit(0)"}
+PROBE = """
+import ctypes, json, os, socket
+import colorsys  # not loaded yet: whether the libraries can be read
+OUTSIDE, libc = {outside!r}, ctypes.CDLL(None)
+def refuse(result):
+    if result < 0:
+        raise OSError
+def works(text):
     try:
-        fd = os.open(path, os.O_PATH)
+        exec(text)
+        return True
     except OSError:
-        return
-    rule = PathRule(rights if path.is_dir() else rights & OF_FILES, fd)
-    libc.syscall(ADD_RULE, ruleset, 1, ctypes.byref(rule), 0)
-    os.close(fd)
+        return False
+json.dumps([name for name, text in {forbidden!r}.items() if works(text)])
+"""
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+@dataclass(frozen=True)
+class Offer:
+    """What this machine offers to a jail. `options` is None if there can be none; `missing` has a line per layer."""
+
+    options: JailOptions | None
+    missing: tuple[str, ...]
+
+    @property
+    def is_weaker(self) -> bool:
+        """Return whether namespaces are missing, so that only a flag allows the jail."""
+        return self.options is not None and self.options.bare
+
+
+@cache
+def offer() -> Offer:
+    """Try which jail this machine offers, the strongest first. It takes about a quarter of a second, once."""
+    missing = list[str]()
+    wanted = [jail_options(bare=False)]
+    if wanted[0].root:
+        wanted.append(replace(wanted[0], user_spaces=False))
+    for options in wanted:
+        problem = trial_problem(options)
+        if problem is None:
+            return Offer(options, (*missing, *lesser_gaps()))
+        what = "namespaces" if options.user_spaces or not options.root else "namespaces without one for users"
+        missing.append(f"{what}: {problem}")
+    bare = jail_options(bare=True)
+    problem = f"Landlock: version {kernel.landlock_version()}, and {BARE_NEEDS_LANDLOCK} is needed (Linux 6.12)"
+    if kernel.landlock_version() >= BARE_NEEDS_LANDLOCK and (problem := trial_problem(bare) or "") == "":
+        missing.append(
+            "without namespaces code can ask which files exist (stat), and the disk that it writes to is only looked "
+            "at ten times a second; it cannot start processes"
+        )
+        return Offer(bare, (*missing, *lesser_gaps()))
+    return Offer(None, (*missing, f"a jail without namespaces: {problem}"))
+
+
+def lesser_gaps() -> Iterator[str]:
+    """Yield what is missing and leaves a jail strong enough."""
+    if kernel.landlock_version() < BARE_NEEDS_LANDLOCK:
+        yield f"Landlock: version {kernel.landlock_version()}, so that files, TCP or signals have one lock, not two"
+    yield "memory: looked at ten times a second, so that a session may exceed its limit for a moment"
+
+
+def trial_problem(options: JailOptions) -> str | None:
+    """Return why such a jail does not work here, or None."""
+    template = Template(options)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rlhf_suite_") as folder, Session(template) as session:
+            Path(folder, "kept").write_text("kept")
+            Path(folder).chmod(0o777)
+            forbidden = FORBIDDEN | (IF_BARE if options.bare else IN_SPACES)
+            result = session.run(PROBE.format(outside=folder, forbidden=forbidden), TRIAL_S)
+        if result.problem is not None or result.value is None:
+            return f"code does not run in it: {printable(result.problem or 'no answer')}"
+        got_through = json.loads(result.value.strip("'"))
+        return f"not refused: {', '.join(map(str, got_through))}" if got_through else None
+    except SandboxError as error:
+        return str(error)
+    finally:
+        template.close()
+
+
+def chosen_jail(allow_weaker: bool, remedy: str) -> JailOptions:
+    """Return the jail to use. Raise SandboxError, ending in `remedy`, if only a weaker one is there and not allowed."""
+    found = offer()
+    if found.options is not None and (allow_weaker or not found.is_weaker):
+        return found.options
+    reasons = "; ".join(found.missing)
+    if found.options is None:
+        raise SandboxError(f"this machine offers no jail for untrusted code: {reasons}")
+    raise SandboxError(f"this machine offers only a weaker jail for untrusted code: {reasons}; {remedy}")
+
+
+class Templates:
+    """The templates of this process, by their options. A template that has ended is replaced."""
+
+    def __init__(self) -> None:
+        self.lock, self.owner = threading.Lock(), os.getpid()
+        self.started: dict[JailOptions, Template] = {}
+
+    def get(self, options: JailOptions) -> Template:
+        """Return the template with these options, started if there is none; it may not be ready yet."""
+        with self.lock:
+            if self.owner != os.getpid():  # a fork must not share the templates of its parent
+                self.owner, self.started = os.getpid(), {}
+            template = self.started.get(options)
+            if template is None or not template.is_alive:
+                template = self.started[options] = Template(options)
+            return template
+
+    def close(self) -> None:
+        """End all templates of this process."""
+        with self.lock:
+            while self.started and self.owner == os.getpid():
+                self.started.popitem()[1].close()
+
+
+templates = Templates()
+atexit.register(templates.close)

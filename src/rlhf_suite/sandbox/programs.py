@@ -1,154 +1,150 @@
-"""Run untrusted Python programs, each in a process that `jail.py` isolates, with a deadline."""
+"""Run untrusted Python programs, each in a session of its own, with a deadline."""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import math
 import os
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
-JAIL, CALLS = Path(__file__).with_name("jail.py"), Path(__file__).with_name("calls.py")
-MAX_OUTPUT_BYTES = 1 << 20  # of stdout; the rest is ignored
-TAIL_BYTES = 300  # of stderr, quoted in error messages
-EXIT_S = 1.0  # how long a program that closed its pipe is given to end
+from rlhf_suite.sandbox.interpreter import PASSED
+from rlhf_suite.sandbox.jail import chosen_jail, offer, templates
+from rlhf_suite.sandbox.process import JailedProcess, Resources, SandboxError, Template, wait
+
+PRELOADED = ("numpy", "sympy")  # what a template has imported already, if a program names it
+EXIT_S = 1.0  # how long a program whose tests have ended is given to end too
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+REMEDY = "set reward.rules.code_allow_weaker=true to use it, or run where namespaces are allowed (docs/rewards.md)"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a program: seconds of wall time for all of its processes, and MiB of memory for each process."""
+    """Limits of a program: seconds of wall time, and MiB of memory, for all of its processes.
+
+    `allow_weaker` lets it run also where the machine offers only a weaker jail.
+    """
 
     timeout_s: float
     memory_mb: int
+    allow_weaker: bool = False
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """How a program ended. `problem` is None when the program and its checks ran to the end."""
+    """How a program ended. `problem` is None when the program, or its checks, ran to the end."""
 
     stdout: str
     problem: str | None
     timed_out: bool = False
 
 
-class SandboxedProcess:
-    """A running program in a sandbox. Closing `stack` kills it and removes its files."""
+def prepare(allow_weaker: bool) -> tuple[str, ...]:
+    """Try the jail and start its templates, so that no program waits for them. Return what the machine lacks.
 
-    def __init__(self, stack: ExitStack, code: str, limits: Limits, stdin: str = "", fds: Sequence[int] = ()) -> None:
-        self.secret = secrets.token_hex(16)
-        payload = {
-            "code": code,
-            "secret": self.secret,
-            "memory_bytes": limits.memory_mb << 20,
-            "cpu_s": math.ceil(limits.timeout_s) + 1,
-        }
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf_suite_", ignore_cleanup_errors=True))
-        input_file, payload_file, output_file, error_file = (
-            stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes them
-            for _ in range(4)
-        )
-        self.output_file, self.error_file = output_file, error_file
-        input_file.write(stdin.encode(errors="replace"))
-        payload_file.write(json.dumps(payload).encode())
-        input_file.seek(0), payload_file.seek(0)
-        self.report, theirs = os.pipe()
-        stack.callback(os.close, self.report)
-        self.popen = subprocess.Popen(
-            [sys.executable, "-I", str(JAIL), str(payload_file.fileno()), str(theirs)],
-            stdin=input_file, stdout=output_file, stderr=error_file, cwd=folder,
-            pass_fds=[payload_file.fileno(), theirs, *fds], start_new_session=True, env={},
-        )  # fmt: skip
-        stack.callback(self.kill)
-        os.close(theirs)
+    Raises:
+        SandboxError: the machine offers no jail, or only a weaker one.
+    """
+    options = chosen_jail(allow_weaker, REMEDY)
+    for count in range(len(PRELOADED) + 1):
+        templates.get(replace(options, imports=PRELOADED[:count] if all(map(find_spec, PRELOADED[:count])) else ()))
+    template_for("", allow_weaker)
+    return offer().missing
 
-    def ends(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds; return whether the program has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(within_s)
-        return self.popen.poll() is not None
 
-    def kill(self) -> None:
-        """Kill the program and all of its processes."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-
-    @property
-    def finished(self) -> bool:
-        """Return whether the program ran to its end. This reads the report, so it can be read only once."""
-        os.set_blocking(self.report, False)
-        return read_now(self.report) == self.secret.encode()
-
-    def failure(self) -> str:
-        """Return why the program did not run to its end."""
-        return failure(self.popen.returncode, self.error_file)
+def template_for(code: str, allow_weaker: bool) -> Template:
+    """Return the template, now ready, that has imported what `code` names."""
+    count = max((index + 1 for index, name in enumerate(PRELOADED) if name in code and find_spec(name)), default=0)
+    template = templates.get(replace(chosen_jail(allow_weaker, REMEDY), imports=PRELOADED[:count]))
+    template.wait_ready()
+    return template
 
 
 def run_python(code: str, stdin: str, limits: Limits) -> ProgramResult:
-    """Run `code` with the text `stdin` as its input; return its output and how it ended."""
+    """Run `code` with the text `stdin` as its input; return its output and how it ended.
+
+    A program ends well with the exit code 0. Raises SandboxError if the jail does not work.
+    """
+    template = template_for(code, limits.allow_weaker)
     with ExitStack() as stack:
-        program = SandboxedProcess(stack, code, limits, stdin)
-        if not program.ends(limits.timeout_s):
-            return ProgramResult(output_text(program.output_file), timeout_message(limits), timed_out=True)
-        problem = None if program.finished else program.failure()
-        return ProgramResult(output_text(program.output_file), problem)
+        deadline = time.monotonic() + limits.timeout_s
+        given = stack.enter_context(sealed_file(stdin.encode(errors="replace")))
+        program = started(stack, template, limits, {"program": code}, stdin=given)
+        in_time = wait([program], lambda: program.has_ended, deadline)
+        problem = None if in_time and program.exit_code == 0 else problem_of(program, in_time, limits)
+        return ProgramResult(program.output.decode(errors="replace"), problem, timed_out=not in_time)
 
 
 def run_checks(code: str, checks: Sequence[str], limits: Limits) -> ProgramResult:
     """Run `code`, then `checks` (statements) that use its functions.
 
-    The checks run in a second sandbox, which the program cannot reach.
+    The checks run in a second session, which the program cannot reach; their exit code says whether they passed.
     """
+    for_program = template_for(code, limits.allow_weaker)
+    for_checks = template_for("\n".join(checks), limits.allow_weaker)
     with ExitStack() as stack:
+        deadline = time.monotonic() + limits.timeout_s
         (asked, asks), (answered, answers) = os.pipe(), os.pipe()
-        text = f"{CALLS.read_text()}\nsys.set_int_max_str_digits(0)\n"
-        program = SandboxedProcess(stack, f"{text}serve({code!r}, {asked}, {answers})", limits, fds=(asked, answers))
-        tests = SandboxedProcess(
-            stack, f"{text}check({list(checks)!r}, {answered}, {asks})", limits, fds=(answered, asks)
-        )
-        for fd in (asked, asks, answered, answers):  # so that the end of one process is an end of file for the other
-            os.close(fd)
-        if not tests.ends(limits.timeout_s):
-            return ProgramResult(output_text(program.output_file), timeout_message(limits), timed_out=True)
-        if tests.finished:
-            return ProgramResult(output_text(program.output_file), None)
-        problem = tests.failure()
-        if "EOFError" in problem and program.ends(EXIT_S):
-            problem = program.failure()
-        return ProgramResult(output_text(program.output_file), problem)
+        ends = (asked, answers, answered, asks)
+        try:
+            program = started(stack, for_program, limits, {"serve": code}, peers=(asked, answers))
+            tests = started(stack, for_checks, limits, {"check": list(checks)}, peers=(answered, asks))
+        finally:  # so that the end of one session is an end of file for the other
+            for fd in ends:
+                os.close(fd)
+        both = [program, tests]
+        in_time = wait(both, lambda: tests.has_ended, deadline)
+        if in_time and tests.exit_code == PASSED:
+            return ProgramResult(program.output.decode(errors="replace"), None)
+        problem = problem_of(tests, in_time, limits)
+        if program.killed_because is not None or ("EOFError" in problem and ends_too(both, program)):
+            problem = problem_of(program, in_time, limits)
+        return ProgramResult(program.output.decode(errors="replace"), problem, timed_out=not in_time)
 
 
-def timeout_message(limits: Limits) -> str:
-    """Return the message of a program that was killed at its deadline."""
-    return f"it ran longer than {limits.timeout_s:.3g} s"
+def ends_too(both: Sequence[JailedProcess], program: JailedProcess) -> bool:
+    """Wait for the end of a program whose pipe is closed; return whether it came."""
+    return wait(both, lambda: program.has_ended, time.monotonic() + EXIT_S)
 
 
-def read_now(fd: int) -> bytes:
-    """Return what is in a pipe now. Do not wait for its end: a child process that lives on may hold it open."""
-    with suppress(BlockingIOError):
-        return os.read(fd, 1000)
-    return b""
+def started(
+    stack: ExitStack,
+    template: Template,
+    limits: Limits,
+    request: dict[str, object],
+    stdin: int | None = None,
+    peers: Sequence[int] = (),
+) -> JailedProcess:
+    """Start a session that runs one request; closing `stack` ends it."""
+    resources = Resources(limits.memory_mb, cpu_s=math.ceil(limits.timeout_s) + 1)
+    process = JailedProcess(template, resources, stdin, separate_errors=True, peers=peers)
+    stack.callback(process.close)
+    process.send(request)
+    return process
 
 
-def output_text(file: IO[bytes]) -> str:
-    """Return the first `MAX_OUTPUT_BYTES` of a program's output as text."""
-    file.seek(0)
-    return file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+def problem_of(process: JailedProcess, in_time: bool, limits: Limits) -> str:
+    """Return why a program did not end well; raise SandboxError if that was not its own doing."""
+    if process.start_problem is not None:
+        raise SandboxError(f"a session did not start: {process.start_problem}")
+    return process.ending() if in_time else f"it ran longer than {limits.timeout_s:.3g} s"
 
 
-def failure(code: int, error_file: IO[bytes]) -> str:
-    """Return why a program ended with exit code `code`, with the last line of its error output."""
-    number = -code if code < 0 else code - 128
-    is_signal = number in {each.value for each in signal.Signals}
-    how = f"it was ended by {signal.Signals(number).name}" if is_signal else f"it ended early (exit code {code})"
-    error_file.seek(max(0, error_file.seek(0, os.SEEK_END) - TAIL_BYTES))
-    lines = error_file.read().decode(errors="replace").strip().splitlines()
-    return f"{how}: {lines[-1]}" if lines else how
+@contextmanager
+def sealed_file(content: bytes) -> Iterator[int]:
+    """Yield a descriptor for reading of a file in memory that nobody can change any more."""
+    file = os.memfd_create("stdin", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(file), "wb") as writer:
+            writer.write(content)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+        reader = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(file)
+    try:
+        yield reader
+    finally:
+        os.close(reader)

@@ -14,7 +14,12 @@ from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.cli.inspections.models import models_fit
 from rlhf_suite.cli.inspections.outputs import OUTPUTS, resume_fits
-from rlhf_suite.cli.inspections.rewards import reward_files_define, reward_servers_answer, token_fits_a_header
+from rlhf_suite.cli.inspections.rewards import (
+    programs_have_a_jail,
+    reward_files_define,
+    reward_servers_answer,
+    token_fits_a_header,
+)
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 
@@ -30,6 +35,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     models_fit,
     hub_names_exist,
     reward_servers_answer,
+    programs_have_a_jail,
     *OUTPUTS,
 )
 

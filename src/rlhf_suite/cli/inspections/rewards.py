@@ -1,4 +1,6 @@
-"""Inspect the sources of rewards: reward files define the function, servers answer, and the token can be sent."""
+"""Inspect the sources of rewards: reward files define the function, servers answer, the token can be sent, and there is
+a jail for programs.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ from rlhf_suite.config.reward_rules import named
 from rlhf_suite.config.runs import LoopRun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
+from rlhf_suite.registry import reward_rule
+from rlhf_suite.sandbox.jail import offer
 
 FUNCTION, ARGUMENTS = "reward_func", 3
 SIGNATURE = f"{FUNCTION}(queries, prompts, labels)"
@@ -90,3 +94,22 @@ def uses_token(run: Run) -> bool:
     if isinstance(reward, TextRewardConfig):
         return any(is_http(source.remote_url) for source in named(run).values())  # type: ignore[arg-type]
     return isinstance(run, ServeRMRun)
+
+
+def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if programs of the model would run, and this machine does not offer them a full jail."""
+    if folder is None or not isinstance(run, ScoredTextRun | LoopRun):
+        return
+    using = [key for key, source in named(run).items() if source.rule and reward_rule.needs(source.rule, "tests")]
+    if not using or (offer().options is not None and (run.reward.rules.code_allow_weaker or not offer().is_weaker)):
+        return
+    lacks = "; ".join(offer().missing)
+    if offer().is_weaker:
+        what = f"programs of the model would run in a weaker jail than they should: {lacks}"
+        fix = "write reward.rules.code_allow_weaker=true to accept that, or run where namespaces are allowed"
+        yield Problem("reward.rules.code_allow_weaker", what, f"{fix} (docs/rewards.md)")
+    else:
+        what = f"this machine offers no jail for programs of the model: {lacks}"
+        yield Problem(
+            f"{using[0]}.rule", what, "run on a machine that offers one (docs/rewards.md), or use another rule"
+        )

@@ -1,0 +1,86 @@
+"""What a machine offers to a jail is tried; where namespaces are refused, only a flag allows the weaker one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_suite.sandbox import jail
+from rlhf_suite.sandbox.jail import chosen_jail, jail_options, offer, trial_problem
+
+# In a process whose kernel refuses namespaces, as it does in most containers.
+WITHOUT_NAMESPACES = """
+import json
+from pathlib import Path
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.inspections import inspect
+from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.sandbox import kernel, seccomp
+from rlhf_suite.sandbox.jail import offer
+from rlhf_suite.sandbox.process import SandboxError
+from rlhf_suite.sandbox.programs import Limits, run_python
+kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
+seccomp.install(seccomp.no_namespaces())
+try:
+    run_python("print(1)", "", Limits(30.0, 256))
+    refusal = None
+except SandboxError as error:
+    refusal = str(error)
+found = offer()
+ran = run_python("print(1)", "", Limits(30.0, 256, allow_weaker=True)).stdout if found.options else None
+line = "task=check_reward data.dataset=builtin:reverse data.output_key=label data.label_key=label".split()
+line.append("reward.rule=code")
+flag = "reward.rules.code_allow_weaker=true"
+problems = [
+    [[each.key, each.what, each.fix] for each in inspect(preflight(parse(line + more)).runs, Path("none"))]
+    for more in ([], [flag])
+]
+print(json.dumps([found.options and found.options.bare, found.missing, refusal, ran, problems]))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_namespaces():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_NAMESPACES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_this_machine_offers_a_full_jail():
+    assert offer().options is not None and not offer().is_weaker, offer().missing
+    assert not chosen_jail(False, "").bare
+
+
+def test_where_namespaces_are_refused_the_reason_is_named_and_nothing_runs_without_the_flag(without_namespaces):
+    bare, missing, refusal, ran, _ = without_namespaces
+    assert missing[0].startswith("namespaces: ") and missing[0].endswith("unshare: Operation not permitted")
+    if bare:  # root needs a Python that others may read
+        assert refusal.startswith("this machine offers only a weaker jail for untrusted code: namespaces: ")
+        assert "reward.rules.code_allow_weaker=true" in refusal
+        assert ran == "1\n"
+    else:
+        assert refusal.startswith("this machine offers no jail for untrusted code: namespaces: ")
+
+
+def test_a_run_of_programs_is_refused_before_it_starts_where_only_the_flag_allows_it(without_namespaces):
+    bare, missing, *_, (without_flag, with_flag) = without_namespaces
+    ((key, what, fix),) = without_flag
+    assert missing[0] in what
+    if bare:
+        assert key == "reward.rules.code_allow_weaker" and with_flag == []
+        assert fix.startswith("write reward.rules.code_allow_weaker=true")
+    else:
+        assert key == "reward.rule" and with_flag == without_flag
+
+
+def test_a_jail_in_which_something_forbidden_works_is_not_used(monkeypatch):
+    monkeypatch.setattr(jail, "FORBIDDEN", {"counting": "len([])", "opening a socket": "socket.socket()"})
+    assert trial_problem(jail_options(bare=False)) == "not refused: counting"
+
+
+def test_a_jail_in_which_nothing_runs_is_not_used(monkeypatch):
+    monkeypatch.setattr(jail, "PROBE", "1 / 0 # {outside} {forbidden}")
+    assert trial_problem(jail_options(bare=False)).startswith("code does not run in it: Traceback")
