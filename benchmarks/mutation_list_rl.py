@@ -135,8 +135,8 @@ RL = [
     Mutation(
         "accepted groups that no step has taken yet are dropped",
         "rl/rollout.py",
-        "self.waiting[:wanted], self.waiting[wanted:]",
-        "self.waiting[:wanted], []",
+        "state.waiting[:wanted], state.waiting[wanted:]",
+        "state.waiting[:wanted], []",
         ("tests/rl/test_rollout.py",),
     ),
     Mutation(

@@ -134,8 +134,8 @@ ROLLOUT = [
     Mutation(
         "every round of filtering draws with the same seeds",
         "rl/rollout.py",
-        "indices(self.rounds), self.rounds)",
-        "indices(self.rounds), 0)",
+        "indices(state.rounds), state.rounds)",
+        "indices(state.rounds), 0)",
         GATHER,
     ),
     Mutation(

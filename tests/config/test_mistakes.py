@@ -50,7 +50,14 @@ CHAT = "task=chat actor.model_name_or_path=builtin:tiny "
 SLURM = "-m hydra/launcher=slurm "
 SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
+ASYNC = PPO + "train.async_enable=true "
+
 MISTAKES = [
+    # asynchronous training
+    (ASYNC, "train.async_enable", "add correction=tis"),
+    (ASYNC + "correction=tis train.colocate_all=true", "train.colocate_all", "write train.colocate_all=false"),
+    (ASYNC + "correction=tis vllm.enable_sleep=true", "vllm.enable_sleep", "write vllm.enable_sleep=false"),
+    (PPO + "train.async_queue_size=2", "train.async_queue_size", "add train.async_enable=true"),
     # tasks and presets
     ("", "task", "add task=sft or task=rm"),
     ("actor=tiny", "task", "none is chosen"),

@@ -1,31 +1,80 @@
-"""How requests are distributed over engines."""
+"""Which engine a request goes to, what travels together, and what each engine's environment says."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
-from rlhf_suite.engines.pool import assign_requests
+from rlhf_suite.engines.requests import Dispatcher, EngineClient
 from rlhf_suite.engines.start import engine_env
 
 
-def _requests(prompts):
-    return [GenerationRequest(i, [prompt], 1, 0, SamplingSettings()) for i, prompt in enumerate(prompts)]
+def asked(prompt: int, affinity: int | None = None) -> GenerationRequest:
+    return GenerationRequest(0, [prompt], 1, 0, SamplingSettings(), affinity)
 
 
-def test_groups_stay_together_and_engines_get_equal_shares():
-    shares = assign_requests(_requests([5, 5, 6, 6, 7, 7, 8, 8]), 2)
-    assert shares == [[0, 1, 4, 5], [2, 3, 6, 7]]
+def homes(client: EngineClient, requests: list[GenerationRequest]) -> list[int]:
+    """The engine of each request, when no response has come yet."""
+
+    async def place() -> list[int]:
+        found = []
+        for number, request in enumerate(requests):
+            link = client.home(request)
+            link.pending[number] = asyncio.get_running_loop().create_future()
+            found.append(client.links.index(link))
+        return found
+
+    return asyncio.run(place())
 
 
-def test_a_group_keeps_together_when_its_samples_are_apart():
-    assert assign_requests(_requests([5, 6, 5, 6]), 2) == [[0, 2], [1, 3]]
+def client(engines: int) -> EngineClient:
+    nothing: Any = [None] * engines
+    return EngineClient(nothing, nothing, 1)
 
 
-def test_a_large_group_is_balanced_by_smaller_ones():
-    assert assign_requests(_requests([5, 5, 5, 6, 7, 8]), 2) == [[0, 1, 2], [3, 4, 5]]
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([5, 5, 6, 6, 7, 7, 8, 8], [0, 0, 1, 1, 0, 0, 1, 1]),
+        ([5, 6, 5, 6], [0, 1, 0, 1]),
+        ([5, 5, 5, 6, 7, 8], [0, 0, 0, 1, 1, 1]),
+    ],
+)
+def test_samples_of_a_prompt_share_an_engine_and_engines_get_equal_shares(prompts, expected):
+    assert homes(client(2), [asked(prompt) for prompt in prompts]) == expected
 
 
-def test_an_engine_may_get_nothing():
-    assert assign_requests(_requests([5]), 3) == [[0], [], []]
+def test_the_turns_of_an_episode_share_an_engine_though_their_prompts_differ():
+    found = homes(client(3), [asked(prompt, affinity=prompt % 3) for prompt in range(30)])
+    assert found == [prompt % 3 for prompt in range(30)]
+
+
+def test_a_dispatcher_keeps_to_its_limit_and_to_the_order_of_its_requests():
+    class Engines:
+        def __init__(self) -> None:
+            self.futures: list[tuple[int, Future]] = []
+
+        def submit(self, request):
+            self.futures.append((request.prompt_ids[0], Future()))
+            return self.futures[-1][1]
+
+    engines = Engines()
+    dispatcher = Dispatcher(engines, limit=2)
+    dispatcher.submit([asked(number) for number in range(5)])
+    assert not dispatcher.has_capacity and [number for number, _ in engines.futures] == [0, 1]
+    responses: Counter = Counter()
+    while dispatcher.is_busy:
+        under_way = [(number, future) for number, future in engines.futures if not future.done()]
+        assert 1 <= len(under_way) <= 2
+        for number, future in under_way:
+            future.set_result(number)
+        responses.update(dispatcher.wait_for_responses())
+    assert responses == Counter(range(5)) and dispatcher.has_capacity
 
 
 def test_only_the_cpu_profile_switches_compilation_off():

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from queue import LifoQueue
+from threading import Thread
+
 import numpy as np
 import pytest
 
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.engines.pool import Dispatcher
+from rlhf_suite.engines.requests import Dispatcher
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
 
 
 class Pool:
-    """In place of two engines: an answer says the number of its request, and what was asked last is done first."""
+    """In place of engines: an answer says the number of its request, and what was asked last is done first."""
 
     def __init__(self) -> None:
         self.asked = []
-        self.calls: dict[int, list] = {}
+        self.waiting: LifoQueue = LifoQueue()
+        Thread(target=self.work, daemon=True).start()
 
-    def __len__(self) -> int:
-        return 2
+    def submit(self, request):
+        self.asked.append(request)
+        future: Future = Future()
+        self.waiting.put((len(self.asked), request, future))
+        return future
 
-    def begin(self, engine, requests):
-        self.asked += requests
-        self.calls[len(self.calls)] = list(requests)
-        return len(self.calls) - 1
-
-    def done(self, under_way):
-        last = max(under_way)
-        return {last: [self.answer(request) for request in self.calls[last]]}
+    def work(self):
+        while True:
+            _, request, future = self.waiting.get()
+            future.set_result(self.answer(request))
 
     def answer(self, request):
         ids = np.array([ord(char) + self.shift for char in f"{request.id:04d}"], np.int32)
@@ -49,7 +53,7 @@ def answered():
     rows = [Row({"input": f"row {n}", "kept": n}, "rows", n) for n in range(10, 40)]
     rows[7] = RowError("rows:17", "not JSON")
     chunks = ((range(n, n + 5), rows[n - 10 : n - 5]) for n in range(10, 40, 5))
-    answerer = Answerer(config, tokenizer, [2], Dispatcher(pool, max_num_seqs=4), None)
+    answerer = Answerer(config, tokenizer, [2], Dispatcher(pool, limit=8), None)
     return list(answerer.answer(chunks)), pool.asked, answerer
 
 

@@ -15,9 +15,9 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
-from rlhf_suite.rl.rollout import RolloutBuilder
+from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.sample_metrics import sample_metrics
-from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
+from rlhf_suite.rl.samples import ScoredTrajectories, joined
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
@@ -95,15 +95,21 @@ def test_samples_on_disk_are_the_same_samples(tmp_path):
         scored([trajectory(p, g, s, own=3 + s, greedy=s == 1) for s in range(2)], [0.1 * g, math.pi])
         for g, p in enumerate((5, 3))
     ]
-    write_groups(tmp_path, groups)
-    for ours, theirs in zip(read_groups(tmp_path), groups, strict=True):
+    BuilderState(3, groups).save(tmp_path)
+    read = BuilderState.load(tmp_path)
+    assert read.rounds == 3
+    for ours, theirs in zip(read.waiting, groups, strict=True):
         assert ours.rewards.tobytes() == theirs.rewards.tobytes() and ours.prompts == theirs.prompts
         for one, other in zip(ours.trajectories, theirs.trajectories, strict=True):
-            for name in ("ids", "owner", "engine_log_probs", "version"):
+            for name in ("ids", "owner", "engine_log_probs", "version", "turn_rewards"):
                 assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
                 assert getattr(one, name).dtype == getattr(other, name).dtype
             assert (one.prompt, one.group, one.greedy) == (other.prompt, other.group, other.greedy)
-    assert read_groups(tmp_path / "nothing") == []
+
+
+def test_no_samples_on_disk_are_none(tmp_path):
+    BuilderState(1).save(tmp_path)
+    assert BuilderState.load(tmp_path) == BuilderState(1, [])
 
 
 class Answers:
@@ -166,15 +172,15 @@ def test_every_step_gets_its_groups_and_none_that_was_accepted_is_lost(builder):
         assert len(prompts_of(samples)) == 3
         assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
         trained += prompts_of(samples)
-        assert metrics["rollout/waiting_groups"] == len(one.waiting)
+        assert metrics["rollout/waiting_groups"] == len(one.state.waiting)
     even = [index for asked in one.sampler.asked for index in asked if index % 2 == 0]
-    assert trained + [group.trajectories[0].prompt for group in one.waiting] == even
+    assert trained + [group.trajectories[0].prompt for group in one.state.waiting] == even
     assert not any(index % 2 for index in trained)
 
 
 def test_a_step_with_enough_waiting_groups_samples_nothing(builder):
     one = builder()
-    one.waiting = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
+    one.state.waiting = [scored([trajectory(prompt, 0, s) for s in range(2)], [0, 1]) for prompt in (2, 4, 6, 0)]
     samples, metrics = one.build(0)
     assert prompts_of(samples) == [2, 4, 6] and one.sampler.asked == []
     assert (metrics["rollout/filter_rounds"], metrics["rollout/waiting_groups"]) == (0, 1)
@@ -189,12 +195,14 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_happened(builder, tmp_path)
         first.build(step)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    first.save(folder)
-    second.load(folder)
+    first.state.save(folder)
+    second.state = BuilderState.load(folder)
     for step in range(2, 5):
         last, _ = second.build(step)
-    assert second.rounds == whole.rounds
-    assert [g.trajectories[0].prompt for g in second.waiting] == [g.trajectories[0].prompt for g in whole.waiting]
+    assert second.state.rounds == whole.state.rounds
+    assert [g.trajectories[0].prompt for g in second.state.waiting] == [
+        g.trajectories[0].prompt for g in whole.state.waiting
+    ]
     assert whole.sampler.asked == first.sampler.asked + second.sampler.asked
     assert len(last.trajectories) == 6
 

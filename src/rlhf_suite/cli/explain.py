@@ -98,6 +98,9 @@ def decisions(run: PPORun, plan: Plan) -> Rows:
     if plan.device == "cuda":
         memory = "vLLM's default" if engines.gpu_memory_utilization is None else f"{engines.gpu_memory_utilization}"
         yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
+    if plan.rollouts_ahead:
+        how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
+        yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
     if plan.critic_warm_up:
         yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
 

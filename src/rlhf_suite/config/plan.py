@@ -124,6 +124,7 @@ class Plan:
     models: Mapping[str, ModelPlan]  # that exist, by name
     engines: EnginePlan
     placement: Placement
+    rollouts_ahead: int  # steps by which the weights that write a rollout are older than those it trains
     optimizer_steps_per_rollout: int  # of a full rollout
     critic_warm_up: int  # RL steps at the start in which the critic alone is trained
 
@@ -151,6 +152,7 @@ def resolve(run: PPORun, machine: Machine) -> Plan:
         models=models(run),
         engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
         placement=Placement(machine.device, pools(run, together)),
+        rollouts_ahead=run.train.async_queue_size if run.train.async_enable else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
         critic_warm_up=run.critic.freezing_steps if needs_critic(run) else 0,
     )
@@ -232,7 +234,7 @@ def shares_all(run: PPORun, machine: Machine) -> bool:
     """
     if run.train.colocate_all is not None:
         return run.train.colocate_all
-    if machine.device != "cuda" or machine.num_gpus is None:
+    if machine.device != "cuda" or machine.num_gpus is None or run.train.async_enable:
         return False
     needed = sum(pool.num_devices for pool in pools(run, together=False))
     sizes = {(role.num_actors, role.devices_per_actor) for role in roles(run)}

@@ -51,6 +51,14 @@ class RLTrainConfig(TrainConfig):
     ema_beta: float = flag(
         0.992, "Share of itself that the average keeps at each optimiser step", ge=0, lt=1, when=is_true(".enable_ema")
     )
+    async_enable: bool = flag(False, "Make the rollouts of later steps while the policy trains", resume=FIXED)
+    async_queue_size: int = flag(
+        1,
+        "How many steps older than the policy the weights are that write a rollout; 0: as without train.async_enable",
+        ge=0,
+        resume=FIXED,
+        when=is_true(".async_enable"),
+    )
     colocate_all: bool | None = flag(
         None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"
     )

@@ -45,6 +45,7 @@ class GenerationRequest:
     max_new_tokens: int
     seed: int
     sampling: SamplingSettings
+    affinity: int | None = None  # requests of one affinity share an engine and its cache; None: those of one prompt
 
 
 def sample_seed(*entropy: int) -> int:

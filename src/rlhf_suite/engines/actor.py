@@ -1,7 +1,7 @@
 """One vLLM engine in one Ray actor: prompts in, tokens and log-probs out, and new weights between two steps.
 
-The engine runs in the actor's own process. The actor is asynchronous: during a rollout it still answers `progress()`,
-and it can take new weights between two steps of the rollout (partial rollout).
+The engine runs in the actor's own process. The actor is asynchronous: while it generates, it takes further requests,
+and new weights between two steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,7 @@ class Engine:
         self._spec = spec
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, _add)
+        self._outboxes: dict[str, asyncio.Queue[tuple[int, Future[Generation]]]] = {}  # of each client
 
     async def ready(self) -> EngineInfo:
         """Return once the engine is running. Raise its error if it cannot start."""
@@ -51,16 +53,28 @@ class Engine:
         tokens = cache.num_gpu_blocks * cache.block_size
         return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
 
-    async def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Return one response per request, in order. The sample of a request depends only on its seed, not on other
-        requests."""
-        for request in requests:
+    async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        """Begin requests of a client, each with a number. The sample of a request depends only on its seed, not on
+        other requests."""
+        for _, request in requests:
             self._check(request)
         await self._wait_until_usable()
-        jobs = [
-            Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id)) for request in requests
-        ]
-        return await asyncio.wrap_future(self._loop.run(jobs))
+        loop, outbox = asyncio.get_running_loop(), self._outboxes.setdefault(client, asyncio.Queue())
+        jobs = []
+        for number, request in requests:
+            job = Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id))
+            entry = (number, job.result)
+            job.result.add_done_callback(lambda _, entry=entry: loop.call_soon_threadsafe(outbox.put_nowait, entry))
+            jobs.append(job)
+        self._loop.run(jobs)
+
+    async def finished(self, client: str) -> list[tuple[int, Generation]]:
+        """Wait until a request of the client is finished. Return the responses of all that are, with their numbers."""
+        outbox = self._outboxes[client]
+        done = [await outbox.get()]
+        while not outbox.empty():
+            done.append(outbox.get_nowait())
+        return [(number, result.result()) for number, result in done]
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """Return log p(token | earlier tokens) of each sequence at temperature 1; the first token has 0.
@@ -78,11 +92,9 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return await asyncio.wrap_future(self._loop.run([Job(ids, params, _read_scores) for ids in sequences]))
-
-    async def progress(self) -> tuple[int, int]:
-        """Return (finished, total) of the requests in flight."""
-        return self._loop.progress()
+        jobs = [Job(ids, params, _read_scores) for ids in sequences]
+        self._loop.run(jobs)
+        return await asyncio.gather(*(asyncio.wrap_future(job.result) for job in jobs))
 
     async def weight_version(self) -> int:
         """Return the version of the last completed weight sync; 0 before the first."""

@@ -27,25 +27,7 @@ class Job(Generic[T]):
     prompt_ids: Sequence[int]
     params: Any  # vllm.SamplingParams
     read: Callable[[Any], T]  # vllm.RequestOutput -> result
-
-
-@dataclass
-class Batch(Generic[T]):
-    """Jobs whose results are returned together, in order."""
-
-    jobs: Sequence[Job[T]]
-    future: Future[list[T]] = field(default_factory=Future)
-
-    def __post_init__(self) -> None:
-        self.results: list[T | None] = [None] * len(self.jobs)
-        self.left = len(self.jobs)
-
-    def put(self, index: int, result: T) -> None:
-        """Store one result; the last one completes the future."""
-        self.results[index] = result
-        self.left -= 1
-        if self.left == 0:
-            self.future.set_result(self.results)  # type: ignore[arg-type]
+    result: Future[T] = field(default_factory=Future)
 
 
 class StepLoop:
@@ -57,7 +39,7 @@ class StepLoop:
     def __init__(self, build: Callable[[], Any], add: Callable[[Any, str, Job[Any]], None]) -> None:
         self._build, self._add = build, add
         self._commands: SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = SimpleQueue()
-        self._waiting: dict[str, tuple[Batch[Any], int]] = {}
+        self._waiting: dict[str, Job[Any]] = {}
         self._numbers = count()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._main, name="vllm-step-loop", daemon=True)
@@ -69,20 +51,15 @@ class StepLoop:
         self._commands.put((function, future))
         return future
 
-    def run(self, jobs: Sequence[Job[T]]) -> Future[list[T]]:
-        """Return the results of all jobs, in order, when the last one is finished."""
-        batch = Batch(jobs)
-        if not jobs:
-            batch.future.set_result([])
-            return batch.future
-        self.call(lambda engine: self._submit(engine, batch)).add_done_callback(lambda added: _fail(batch, added))
-        return batch.future
+    def run(self, jobs: Sequence[Job[Any]]) -> None:
+        """Add jobs to the engine, all of them or none; each one's `result` is set when it is finished."""
+        if jobs:
+            self.call(lambda engine: self._submit(engine, jobs)).add_done_callback(lambda added: _fail(jobs, added))
 
-    def progress(self) -> tuple[int, int]:
-        """Return (finished, total) of the requests of unfinished batches."""
-        batches = {id(batch): batch for batch, _ in list(self._waiting.values())}.values()
-        total = sum(len(batch.jobs) for batch in batches)
-        return total - sum(batch.left for batch in batches), total
+    @property
+    def unfinished(self) -> int:
+        """The number of jobs that the engine has."""
+        return len(self._waiting)
 
     def fail(self, error: BaseException, what: str) -> Exception:
         """Make the engine unusable, e.g. because it has only some of the new weights. Return what every later call
@@ -95,9 +72,8 @@ class StepLoop:
         else:  # an exception of another library may not pickle
             self._failure = RunError(f"the engine failed while {what}: {type(error).__name__}: {error}")
             traceback.print_exception(error)  # to the actor's log
-        for batch, _ in self._waiting.values():
-            if not batch.future.done():
-                batch.future.set_exception(self._failure)
+        for job in self._waiting.values():
+            job.result.set_exception(self._failure)
         self._waiting.clear()
         return self._failure
 
@@ -106,13 +82,13 @@ class StepLoop:
         self._commands.put(None)
         self._thread.join()
 
-    def _submit(self, engine: Any, batch: Batch[Any]) -> None:
-        """Add the jobs of a batch to the engine, all of them or none."""
-        names = [str(next(self._numbers)) for _ in batch.jobs]
+    def _submit(self, engine: Any, jobs: Sequence[Job[Any]]) -> None:
+        """Add jobs to the engine, all of them or none."""
+        names = [str(next(self._numbers)) for _ in jobs]
         try:
-            for index, (name, job) in enumerate(zip(names, batch.jobs, strict=True)):
+            for name, job in zip(names, jobs, strict=True):
                 self._add(engine, name, job)
-                self._waiting[name] = (batch, index)
+                self._waiting[name] = job
         except BaseException:
             added = [name for name in names if self._waiting.pop(name, None)]
             engine.abort_request(added)
@@ -150,13 +126,14 @@ class StepLoop:
         """Run one step of the engine and store the results of finished requests."""
         try:
             for output in engine.step():
-                batch, index = self._waiting.pop(output.request_id)
-                batch.put(index, batch.jobs[index].read(output))
+                job = self._waiting.pop(output.request_id)
+                job.result.set_result(job.read(output))
         except BaseException as error:
             self.fail(error, "generating")
 
 
-def _fail(batch: Batch[Any], added: Future[None]) -> None:
-    """Make a batch fail as a whole if it could not be added."""
-    if (error := added.exception()) is not None and not batch.future.done():
-        batch.future.set_exception(error)
+def _fail(jobs: Sequence[Job[Any]], added: Future[None]) -> None:
+    """Make jobs fail together if they could not be added."""
+    if (error := added.exception()) is not None:
+        for job in jobs:
+            job.result.set_exception(error)

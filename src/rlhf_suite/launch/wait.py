@@ -7,6 +7,7 @@ actor.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -67,27 +68,31 @@ def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
         raise _expired(list(actors), f"the results of {what}", timeout_s) from None
 
 
-def first_done(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[int]:
-    """Wait until at least one call is done; return the positions of those that are. Errors are those of `wait_for`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if ray.wait(list(refs), timeout=POLL_S)[0]:
-            done = set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0])
-            positions = [position for position, ref in enumerate(refs) if ref in done]
-            wait_for([refs[i] for i in positions], what, timeout_s, [actors[i] for i in positions])
-            return positions
-    raise _expired(list(actors), what, timeout_s)
+async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member) -> Any:
+    """Return the result of a call without blocking the event loop. Errors are those of `wait_for`."""
+    result = asyncio.wrap_future(ref.future())
+    done, _ = await asyncio.wait([result], timeout=timeout_s)
+    if not done:
+        raise _expired([actor], what, timeout_s)
+    error = result.exception()
+    if isinstance(error, Exception):
+        raise _explain([(actor, _unwrapped(error))], what)
+    return result.result()
 
 
 def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
     """Return the error of a finished call, without the wrapper of Ray if it is one of ours, or None."""
     try:
         ray.get(ref, timeout=timeout_s)
-    except RayTaskError as error:
-        return error.cause if isinstance(error.cause, UserError | RunError) else error
     except ray.exceptions.RayError as error:
-        return error
+        return _unwrapped(error)
     return None
+
+
+def _unwrapped(error: Exception) -> Exception:
+    """Return an error of ours without Ray's wrapper."""
+    is_ours = isinstance(error, RayTaskError) and isinstance(error.cause, UserError | RunError)
+    return error.cause if is_ours else error
 
 
 def _is_cause(error: Exception) -> bool:

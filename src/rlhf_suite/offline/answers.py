@@ -16,7 +16,7 @@ from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.row_range import RowOrError
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.engines.pool import Dispatcher
+from rlhf_suite.engines.requests import Dispatcher
 from rlhf_suite.offline.batch_job import Done
 from rlhf_suite.offline.scored_rows import best, with_columns
 from rlhf_suite.rl.scoring import Scorer, query_texts

@@ -22,6 +22,7 @@ from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import Prompts
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
+from rlhf_suite.rl.schedules import Ahead, Schedule, Synchronous
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.update import Updater
@@ -63,14 +64,17 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     )
     shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
     sources = prompts.train_sources
-    rollout = RolloutBuilder(config.algo, config.rollout, order, sampler, scorer, shaper, journal, sources)
+    steps, ahead = total_steps(order, config.train), plan.rollouts_ahead
+    parts = (order, sampler, scorer, shaper, journal, sources)
+    builder = RolloutBuilder(config.algo, config.rollout, *parts, in_background=ahead > 0)
+    rollouts = Ahead(builder, ahead, steps) if ahead else Synchronous(builder)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
         saves_value_network=config.critic.save_value_network,
-        total_steps=total_steps(order, config.train),
-        rollout=rollout,
+        total_steps=steps,
+        rollouts=rollouts,
         experience=ExperienceMaker(
             config.algo,
             config.rollout.temperature,
@@ -87,7 +91,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         evaluator=Evaluator(
             config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
         ),
-        saver=make_saver(config, folder, actors, prompts, credit, rollout),
+        saver=make_saver(config, folder, actors, prompts, credit, rollouts),
         journal=journal,
     )
 
@@ -131,7 +135,7 @@ def make_saver(
     actors: Actors,
     prompts: Prompts,
     credit: CreditAssigner,
-    rollout: RolloutBuilder,
+    rollouts: Schedule,
 ) -> Saver:
     """Return what writes and reads the checkpoints of a run, and writes its models at the end."""
     trained: dict[str, TrainedGroup] = {ACTOR: actors.policy}
@@ -144,5 +148,5 @@ def make_saver(
         "eval/pass1",
         TrainingRows("data.prompt_dataset", prompts.contents_digest),
         {"kl_controller": credit.controller},
-        {"samples": rollout},
+        {"samples": rollouts},
     )

@@ -7,15 +7,19 @@ returns its metrics.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
+from rlhf_suite.rl.schedules import Schedule
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.train.loop import TrainingLoop
@@ -25,7 +29,7 @@ from rlhf_suite.train.loop import TrainingLoop
 class Pipeline(TrainingLoop):
     """The parts of a run, put together by build.py, and what its loop does with them."""
 
-    rollout: RolloutBuilder  # prompts -> trajectories, by the engines -> rewards, filtered and shaped
+    rollouts: Schedule  # prompts -> trajectories, by the engines -> rewards, filtered and shaped
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
@@ -33,26 +37,37 @@ class Pipeline(TrainingLoop):
     evaluator: Evaluator  # pass@k on held-out prompts
     saves_value_network: bool  # whether the critic is written at the end too
 
+    def run(self) -> dict[str, float]:
+        """Train to the end; return the last value of every metric."""
+        try:
+            return super().run()
+        finally:
+            self.rollouts.close()
+
     def begin(self, start: int) -> None:
         """Remove what later steps wrote before a kill, and bring the weights to the engines."""
         for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
             forget_after(made, start)
         with self.journal.phase("weight_sync"):
             self.weights.sync(version=start)
+        self.rollouts.begin(start)
 
     def train_step(self, step: int) -> None:
         """Train on one rollout (0-based)."""
         journal = self.journal
-        scored, metrics = self.rollout.build(step)
-        with journal.phase("make_experience"):
+        scored, metrics = self.rollouts.take(step)
+        with journal.phase("make_experience", "trainer"):
             experience, experience_metrics = self.experience.make(scored, version=step)
             experience, credit_metrics = self.credit.assign(experience)
-        with journal.phase("ppo_train"):
+        with journal.phase("ppo_train", "trainer"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
             self.credit.adapt(credit_metrics, len(experience))
+        self.rollouts.allow_sync(step + 1)
         with journal.phase("weight_sync"):
             sync_metrics = self.weights.sync(version=step + 1, probe=experience)
+        self.rollouts.synced(step + 1)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
+        metrics |= staleness(scored.trajectories, step) | journal.timeline.close_window(journal.folder.timeline)
         metrics["train/tokens"] = float(experience.num_tokens)
         metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
@@ -72,6 +87,16 @@ class Pipeline(TrainingLoop):
         for model in self.saver.groups:
             if model == "actor" or self.saves_value_network:
                 self.saver.export(model)
+
+
+def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """Return by how many versions the weights that wrote the tokens are older than those that are trained, `version`.
+
+    Raises AssertionError for tokens of newer weights, which cannot be.
+    """
+    ages = version - np.concatenate([t.version[t.model_mask] for t in trajectories])
+    assert len(ages) == 0 or ages.min() >= 0, f"tokens of version {version - ages.min()} in step {version}"
+    return {"async/staleness_mean": float(ages.mean()), "async/staleness_max": float(ages.max())} if len(ages) else {}
 
 
 def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.sample_metrics import sample_metrics
-from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_groups, write_groups
+from rlhf_suite.rl.samples import ScoredTrajectories, has_samples, joined, read_samples, write_samples
 from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
@@ -25,12 +26,36 @@ OF_REWARDS = ("reward", "score", "_std", "pass_rate")
 EQUAL_STEPS = 3  # in a row, after which the user is told
 
 
+@dataclass
+class BuilderState:
+    """What dynamic filtering carries from one step to the next."""
+
+    rounds: int = 0  # of sampling, over the whole run
+    waiting: list[ScoredTrajectories] = field(default_factory=list)  # accepted groups that no step has taken yet
+
+    def copy(self) -> BuilderState:
+        """Return a state that does not change with this one."""
+        return BuilderState(self.rounds, [*self.waiting])
+
+    def save(self, folder: Path) -> None:
+        """Write the state into the folder of a checkpoint."""
+        (folder / "rounds.json").write_text(json.dumps(self.rounds))
+        if self.waiting:
+            write_samples(folder, joined(self.waiting))
+
+    @classmethod
+    def load(cls, folder: Path) -> BuilderState:
+        """Read what `save` wrote."""
+        waiting = read_samples(folder).by_group() if has_samples(folder) else []
+        return cls(json.loads((folder / "rounds.json").read_text()), waiting)
+
+
 class RolloutBuilder:
     """Turns prompts into the shaped samples of a step.
 
     With `algo.dynamic_filtering_enable` a round samples the next `rollout.vllm_generate_batch_size` prompts; groups in
     which all answers are right, or all wrong, are left out. Accepted groups beyond what the step needs stay for the
-    next steps, oldest first: none is dropped. They and the number of rounds are state.
+    next steps, oldest first: none is dropped. They and the number of rounds are `state`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one part of the story each
@@ -43,15 +68,17 @@ class RolloutBuilder:
         shaper: Shaper,
         journal: Journal,
         sources: Sequence[str] = (),
+        *,
+        in_background: bool = False,
     ) -> None:
         self.sources = sources  # the source of each prompt; empty if there is only one
         self.equal_rewards = EqualRewards(algo, journal.warn)
-        self.algo, self.config, self.order, self.journal = algo, config, order, journal
+        self.algo, self.config, self.order = algo, config, order
+        self.phase = journal.background if in_background else journal.phase
         self.sampler, self.scorer, self.shaper = sampler, scorer, shaper
         size = config.vllm_generate_batch_size or config.batch_size
         self.rounds_order = BatchOrder(order.num_rows, size, order.seed)
-        self.rounds = 0  # of sampling, over the whole run
-        self.waiting: list[ScoredTrajectories] = []  # accepted groups that no step has taken yet
+        self.state = BuilderState()
 
     def build(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the samples of a step (0-based), whole groups."""
@@ -69,36 +96,36 @@ class RolloutBuilder:
 
     def sample(self, indices: Sequence[int], stream: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Sample and score every prompt of `indices`; `stream` sets the random numbers."""
-        with self.journal.phase("generation"):
+        with self.phase("generation", "engines"):
             trajectories = self.sampler.sample_rollout(indices, stream)
-        with self.journal.phase("reward"):
+        with self.phase("reward", "rewards"):
             return self.scorer.score(trajectories)
 
     def filtered(self) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Sample rounds until there are `rollout.batch_size` groups, or after algo.dynamic_filtering_max_rounds."""
-        algo, wanted = self.algo, self.config.batch_size
+        algo, wanted, state = self.algo, self.config.batch_size, self.state
         counts: Counter[str] = Counter()
         sampled = accepted = rounds = 0
-        while len(self.waiting) < wanted and rounds < algo.dynamic_filtering_max_rounds:
+        while len(state.waiting) < wanted and rounds < algo.dynamic_filtering_max_rounds:
             if rounds:
                 self.sampler.wake()
-            scored, found = self.sample(self.rounds_order.indices(self.rounds), self.rounds)
+            scored, found = self.sample(self.rounds_order.indices(state.rounds), state.rounds)
             fresh = scored.by_group()
             kept = [group for group in fresh if self.is_accepted(group)]
-            self.waiting += kept
+            state.waiting += kept
             counts.update(found)
             sampled, accepted = sampled + len(fresh), accepted + len(kept)
-            rounds, self.rounds = rounds + 1, self.rounds + 1
+            rounds, state.rounds = rounds + 1, state.rounds + 1
         if rounds == 0:
             self.sampler.sleep()
-        if not self.waiting:
+        if not state.waiting:
             raise RunError(
                 f"{rounds} rounds of {self.rounds_order.batch_size} prompts gave no group with a mean score inside "
                 f"algo.dynamic_filtering_range={algo.dynamic_filtering_range} and scores that differ: the prompts are "
                 "too hard or too easy. Widen the range, raise rollout.n_samples_per_prompt, or take other prompts"
             )
-        taken, self.waiting = self.waiting[:wanted], self.waiting[wanted:]
-        metrics = {"rollout/filter_rounds": float(rounds), "rollout/waiting_groups": float(len(self.waiting))}
+        taken, state.waiting = state.waiting[:wanted], state.waiting[wanted:]
+        metrics = {"rollout/filter_rounds": float(rounds), "rollout/waiting_groups": float(len(state.waiting))}
         if sampled:
             metrics["rollout/filter_pass_rate"] = accepted / sampled
         return joined(taken), dict(counts) | metrics
@@ -108,16 +135,6 @@ class RolloutBuilder:
         scores = [float(s) for s, t in zip(group.scores, group.trajectories, strict=True) if not t.greedy]
         low, high = self.algo.dynamic_filtering_range
         return teaches(scores, low, high, self.algo.dynamic_filtering_min_std)
-
-    def save(self, folder: Path) -> None:
-        """Write the state into the folder of a checkpoint."""
-        (folder / "rounds.json").write_text(json.dumps(self.rounds))
-        write_groups(folder, self.waiting)
-
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
-        self.rounds = json.loads((folder / "rounds.json").read_text())
-        self.waiting = read_groups(folder)
 
 
 def is_of_rewards(name: str) -> bool:

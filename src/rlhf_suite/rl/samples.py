@@ -61,11 +61,8 @@ def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
     )
 
 
-def write_groups(folder: Path, groups: Sequence[ScoredTrajectories]) -> None:
-    """Write the arrays of groups as one .npz and everything else as JSON: nothing in the files is code."""
-    if not groups:
-        return
-    whole = joined(groups)
+def write_samples(folder: Path, whole: ScoredTrajectories) -> None:
+    """Write the arrays of samples as one .npz and everything else as JSON: nothing in the files is code."""
     arrays, others = split_fields(whole, skip=("trajectories",))
     rows = [split_fields(t) for t in whole.trajectories]
     names = list(rows[0][0])
@@ -75,10 +72,13 @@ def write_groups(folder: Path, groups: Sequence[ScoredTrajectories]) -> None:
     (folder / "samples.json").write_text(json.dumps({"samples": others, "trajectories": [row[1] for row in rows]}))
 
 
-def read_groups(folder: Path) -> list[ScoredTrajectories]:
-    """Read what `write_groups` wrote."""
-    if not (folder / "samples.json").exists():
-        return []
+def has_samples(folder: Path) -> bool:
+    """Return whether `write_samples` wrote into the folder."""
+    return (folder / "samples.json").exists()
+
+
+def read_samples(folder: Path) -> ScoredTrajectories:
+    """Read what `write_samples` wrote."""
     others = json.loads((folder / "samples.json").read_text())
     with np.load(folder / "samples.npz", allow_pickle=False) as file:
         arrays = dict(file)
@@ -88,7 +88,7 @@ def read_groups(folder: Path) -> list[ScoredTrajectories]:
     for i, rest in enumerate(others["trajectories"]):
         values: dict[str, Any] = rest | {name: parts[i] for name, parts in per_token.items()}
         trajectories.append(Trajectory(**values))
-    return ScoredTrajectories(trajectories=trajectories, **arrays, **others["samples"]).by_group()
+    return ScoredTrajectories(trajectories=trajectories, **arrays, **others["samples"])
 
 
 def split_fields(record: Any, skip: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,7 +14,7 @@ from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
 from rlhf_suite.data.row_range import RowOrError, RowSource, prompt_rows
 from rlhf_suite.data.text_encoders import PromptEncoder
-from rlhf_suite.engines.pool import Dispatcher
+from rlhf_suite.engines.requests import AHEAD, Dispatcher
 from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.environment import device_kind
@@ -65,7 +65,7 @@ def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[
             rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
             scorer = Scorer(config.reward, [], tokenizer, rewards, journal)
         engines.ready()
-        dispatcher = Dispatcher(engines, vllm.max_num_seqs)
+        dispatcher = Dispatcher(engines, AHEAD * vllm.max_num_seqs * len(engines))
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
 
 

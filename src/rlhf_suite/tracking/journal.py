@@ -11,6 +11,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.tracking.console import Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.timeline import Timeline
 
 ROWS_PER_LINE = 50_000  # encoded rows between two console lines
 
@@ -21,7 +22,9 @@ class Journal:
 
     def __init__(self, config: LoggerConfig, folder: RunFolder, task: str) -> None:
         self.config, self.folder, self.task = config, folder, task
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = defaultdict(float)  # of the phases of the step
+        self.beside: dict[str, float] = defaultdict(float)  # of what other threads did meanwhile
+        self.timeline = Timeline()
 
     def begin(self, start: int, total: int) -> None:
         """Open the metric sinks. Metrics of steps after `start` are dropped, since these steps will be run again."""
@@ -45,14 +48,26 @@ class Journal:
             self.info(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure the time of a phase of the step and show its name."""
+    def phase(self, name: str, who: str = "driver") -> Iterator[None]:
+        """Measure the time of a phase of the step, in which the driver waits for `who`, and show its name."""
         self.show_phase(name)
+        with self.measured(self.seconds, name, who):
+            yield
+
+    @contextmanager
+    def background(self, name: str, who: str = "driver") -> Iterator[None]:
+        """Measure the time of something that another thread does during the phases of the step."""
+        with self.measured(self.beside, name, who):
+            yield
+
+    @contextmanager
+    def measured(self, seconds: dict[str, float], name: str, who: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
-            yield
+            with self.timeline.busy(who, name):
+                yield
         finally:
-            self.seconds[name] += time.perf_counter() - began
+            seconds[name] += time.perf_counter() - began
 
     def show_phase(self, name: str) -> None:
         """Show what the run is doing now."""
@@ -66,7 +81,9 @@ class Journal:
         """
         timings = {f"timing/{name}": value for name, value in self.seconds.items()}
         timings["timing/step_total"] = sum(self.seconds.values())
+        timings |= {f"timing/{name}": value for name, value in self.beside.items()}
         self.seconds.clear()
+        self.beside.clear()
         if always or step % self.config.logging_steps == 0:
             self.logger.log(step, metrics | timings)
         if always:

@@ -49,6 +49,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def timeline(self) -> Path:
+        """Return the path of the record of who was busy when."""
+        return self.path / "timeline.jsonl"
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 

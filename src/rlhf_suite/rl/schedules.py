@@ -1,0 +1,153 @@
+"""When the rollout of each step is made, and with which weights.
+
+Version v of the weights is what v steps have trained; step t trains version t into version t + 1. With S =
+train.async_queue_size the rollout of step k is written by version max(0, k - S), whole, whatever the timing:
+
+    rollout k begins   after the sync of version max(0, k - S), and after rollout k - 1 has ended
+    version v is synced   after step v - 1, and after rollout v + S - 1 has ended
+
+So a run is the same each time, and one that was killed continues as if nothing had happened. S = 0 is the synchronous
+run.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
+from rlhf_suite.rl.samples import ScoredTrajectories, read_samples, write_samples
+
+Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics
+
+
+class Schedule(Protocol):
+    """What the pipeline asks for rollouts. `save` and `load` are those of a checkpoint."""
+
+    def begin(self, step: int) -> None:
+        """Start to make rollouts. The engines have the weights of `step`, the first one to be trained."""
+        ...
+
+    def take(self, step: int) -> Rollout:
+        """Return the rollout of a step, whole groups."""
+        ...
+
+    def allow_sync(self, version: int) -> None:
+        """Wait until the weights `version` may be synced."""
+        ...
+
+    def synced(self, version: int) -> None:
+        """Take note that the engines have the weights `version`."""
+        ...
+
+    def close(self) -> None:
+        """Make no further rollouts."""
+        ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
+class Synchronous:
+    """Each rollout is made when its step begins."""
+
+    def __init__(self, builder: RolloutBuilder) -> None:
+        self.builder = builder
+
+    def begin(self, step: int) -> None:
+        pass
+
+    def take(self, step: int) -> Rollout:
+        return self.builder.build(step)
+
+    def allow_sync(self, version: int) -> None:
+        pass
+
+    def synced(self, version: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def save(self, folder: Path) -> None:
+        self.builder.state.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.builder.state = BuilderState.load(folder)
+
+
+class Ahead:
+    """Rollouts are made in a thread of its own, `depth` steps (S) before they are trained on."""
+
+    def __init__(self, builder: RolloutBuilder, depth: int, total_steps: int) -> None:
+        self.builder, self.depth, self.total_steps = builder, depth, total_steps
+        self.changed = threading.Condition()
+        self.rollouts: dict[int, Future[Rollout]] = {}  # made and not yet taken, or under way
+        self.made = 0  # rollouts that have ended
+        self.state = builder.state  # of the builder, after the last of them
+        self.version, self.is_closed = 0, False
+
+    def begin(self, step: int) -> None:
+        self.version, self.made = step, max(self.made, step)
+        for k in range(self.made, self.total_steps):
+            self.rollouts[k] = Future()
+        threading.Thread(target=self.work, args=(self.made,), name="rollouts", daemon=True).start()
+
+    def work(self, first: int) -> None:
+        """Make the rollouts from `first` on, each when its weights are there."""
+        for k in range(first, self.total_steps):
+            with self.changed:
+                self.changed.wait_for(lambda k=k: self.version >= k - self.depth or self.is_closed)
+                if self.is_closed:
+                    return
+            try:
+                rollout = self.builder.build(k)
+            except BaseException as error:
+                self.rollouts[k].set_exception(error)
+                return
+            with self.changed:
+                self.state, self.made = self.builder.state.copy(), k + 1
+            self.rollouts[k].set_result(rollout)
+
+    def take(self, step: int) -> Rollout:
+        rollout = self.rollouts[step].result()
+        del self.rollouts[step]
+        return rollout
+
+    def allow_sync(self, version: int) -> None:
+        last = min(version + self.depth, self.total_steps) - 1
+        if last >= version:
+            self.rollouts[last].result()
+
+    def synced(self, version: int) -> None:
+        with self.changed:
+            self.version = version
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+    def save(self, folder: Path) -> None:
+        """Write the rollouts that are made and not yet trained on; one under way is made again from the same
+        weights."""
+        with self.changed:
+            state, waiting = self.state, {k: f.result() for k, f in self.rollouts.items() if k < self.made}
+        state.save(folder)
+        for k, (scored, metrics) in waiting.items():
+            (folder / f"rollout_{k}").mkdir()
+            write_samples(folder / f"rollout_{k}", scored)
+            (folder / f"rollout_{k}" / "metrics.json").write_text(json.dumps(metrics))
+
+    def load(self, folder: Path) -> None:
+        self.builder.state = self.state = BuilderState.load(folder)
+        for path in folder.glob("rollout_*"):
+            k = int(path.name.removeprefix("rollout_"))
+            self.rollouts[k] = Future()
+            self.rollouts[k].set_result((read_samples(path), json.loads((path / "metrics.json").read_text())))
+            self.made = max(self.made, k + 1)

@@ -1,0 +1,102 @@
+"""Rollouts that are made ahead of training: which weights write them, and that a run is the same each time."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from plain_run import run, small
+
+from rlhf_suite.tracking.metrics import read_rows
+
+STEPS = 6
+FLAGS = {
+    "train__num_episodes": 3,
+    "ckpt__save_steps": 2,
+    "ckpt__load_enable": True,
+    "algo__advantage__is_correction_level": "token",
+}
+FILTERED = {
+    "algo__dynamic_filtering_enable": True,
+    "algo__dynamic_filtering_range": [0.0, 1.0],
+    "rollout__vllm_generate_batch_size": 3,
+    "rollout__temperature": 1.5,
+}
+
+
+def ahead(depth: int, **more):
+    return small(**FLAGS, **more, train__async_enable=True, train__async_queue_size=depth)
+
+
+@pytest.fixture(scope="module")
+def folders(ranks, tmp_path_factory):
+    """The folder of a run of each kind, made when it is first asked for."""
+    made = {}
+
+    def folder(depth, filtered=False):
+        if (depth, filtered) not in made:
+            path = made[depth, filtered] = tmp_path_factory.mktemp(f"ahead_{depth}")
+            more = FILTERED if filtered else {}
+            ranks(1).call(run, path, small(**FLAGS, **more) if depth is None else ahead(depth, **more))
+        return made[depth, filtered]
+
+    return folder
+
+
+def rollout(folder, step):
+    return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
+def steps(folder) -> list[dict]:
+    return [row for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
+
+
+def assert_same_run(mine, theirs) -> None:
+    for one, other in zip(steps(mine), steps(theirs), strict=True):
+        for name, value in other.items():
+            if not name.startswith(("time", "timing/", "perf/")):
+                assert one[name] == value or (math.isnan(one[name]) and math.isnan(value)), (one["step"], name)
+    for step in range(1, STEPS + 1):
+        assert rollout(mine, step) == rollout(theirs, step)
+    assert (mine / "model/model.safetensors").read_bytes() == (theirs / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rollouts_made_0_steps_ahead_are_those_of_a_synchronous_run(folders, filtered):
+    assert_same_run(folders(0, filtered), folders(None, filtered))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rollout_k_is_written_by_version_k_less_the_depth_whole(folders, depth):
+    assert len(steps(folders(depth))) == STEPS
+    for step, row in enumerate(steps(folders(depth))):
+        age = min(step, depth)
+        assert row["async/staleness_mean"] == row["async/staleness_max"] == age
+        for sample in rollout(folders(depth), step + 1):
+            pairs = zip(sample["weight_version"], sample["owner"], strict=True)
+            assert {version for version, owner in pairs if owner} == {step - age}
+
+
+def test_older_weights_write_other_rollouts(folders):
+    assert rollout(folders(1), 1) == rollout(folders(None), 1)
+    assert rollout(folders(1), STEPS) != rollout(folders(None), STEPS)
+
+
+@pytest.mark.parametrize(("depth", "filtered"), [(1, False), (2, True)])
+def test_a_run_that_was_stopped_continues_with_the_rollouts_that_were_made(ranks, folders, tmp_path, depth, filtered):
+    again = tmp_path / "again"
+    shutil.copytree(folders(depth, filtered), again)
+    for later in (*(again / "checkpoints").glob("step_00000[46]"), again / "model"):
+        shutil.rmtree(later)
+    ranks(1).call(run, again, ahead(depth, **(FILTERED if filtered else {})))
+    assert_same_run(again, folders(depth, filtered))
+
+
+def test_the_timeline_has_the_rollouts_beside_the_training(folders):
+    rows = [json.loads(line) for line in (folders(1) / "timeline.jsonl").read_text().splitlines()]
+    assert {"engines", "rewards", "trainer"} <= {row["who"] for row in rows}
+    assert all(row["begin"] <= row["end"] for row in rows)
+    assert all(0 <= row["perf/trainer_idle"] <= 1 and 0 <= row["perf/overlap"] <= 1 for row in steps(folders(1)))
