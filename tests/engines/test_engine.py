@@ -186,23 +186,23 @@ def save_tokenizer(folder: Path) -> None:
 
 def test_engine_and_model_agree_on_log_probs(tied):
     asked = requests(8)
-    assert gap(make_model("tied", 1), asked, tied.generate(asked)) < 1e-6
+    assert gap(make_model("tied", 1), asked, tied.generate_all(asked)) < 1e-6
 
 
 def test_log_probs_are_those_of_the_sampling_temperature(tied):
     asked = requests(8, temperature=0.7)
-    assert gap(make_model("tied", 1), asked, tied.generate(asked), temperature=0.7) < 1e-6
+    assert gap(make_model("tied", 1), asked, tied.generate_all(asked), temperature=0.7) < 1e-6
 
 
 def test_log_probs_are_renormalised_over_the_tokens_that_top_k_keeps(tied):
-    (answer,) = tied.generate(requests(1, top_k=1))
+    (answer,) = tied.generate_all(requests(1, top_k=1))
     assert np.abs(answer.log_probs).max() == 0.0
 
 
 def test_a_request_samples_the_same_whatever_runs_beside_it(tied):
-    together = tied.generate(requests(40))
-    backwards = tied.generate(requests(40)[::-1])[::-1]
-    alone = tied.generate(requests(40)[7:8])
+    together = tied.generate_all(requests(40))
+    backwards = tied.generate_all(requests(40)[::-1])[::-1]
+    alone = tied.generate_all(requests(40)[7:8])
     for one, other in zip([*together, together[7]], [*backwards, *alone], strict=True):
         assert one.id == other.id
         assert one.ids.tolist() == other.ids.tolist()
@@ -210,11 +210,11 @@ def test_a_request_samples_the_same_whatever_runs_beside_it(tied):
 
 def test_samples_of_one_prompt_differ_by_their_seeds(tied):
     group = [GenerationRequest(i, PROMPT, 20, 100 + i, SamplingSettings()) for i in range(8)]
-    assert len({tuple(answer.ids.tolist()) for answer in tied.generate(group)}) == 8
+    assert len({tuple(answer.ids.tolist()) for answer in tied.generate_all(group)}) == 8
 
 
 def test_temperature_zero_is_the_most_likely_token(tied):
-    (answer,) = tied.generate(requests(1, temperature=0.0))
+    (answer,) = tied.generate_all(requests(1, temperature=0.0))
     model, ids = make_model("tied", 1), requests(1)[0].prompt_ids
     for token in answer.ids:
         assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
@@ -222,31 +222,31 @@ def test_temperature_zero_is_the_most_likely_token(tied):
 
 
 def test_the_length_limit_is_the_finish_reason(tied):
-    (answer,) = tied.generate(requests(1, tokens=MAX_LEN - len(PROMPT)))
+    (answer,) = tied.generate_all(requests(1, tokens=MAX_LEN - len(PROMPT)))
     assert (answer.finish_reason, len(answer.ids)) == ("length", MAX_LEN - len(PROMPT))
 
 
 def test_stop_ids_end_a_response_and_stay_in_it(tied):
-    (free,) = tied.generate(requests(1, tokens=30))
+    (free,) = tied.generate_all(requests(1, tokens=30))
     stop = int(free.ids[10])
-    (answer,) = tied.generate(requests(1, tokens=30, stop_token_ids=(stop,)))
+    (answer,) = tied.generate_all(requests(1, tokens=30, stop_token_ids=(stop,)))
     first = free.ids.tolist().index(stop)
     assert answer.ids.tolist() == free.ids[: first + 1].tolist()
     assert answer.finish_reason == "stop"
 
 
 def test_the_models_own_eos_ends_a_response_only_if_requested(tied):
-    answers = tied.generate(requests(60, tokens=80))
+    answers = tied.generate_all(requests(60, tokens=80))
     assert any(EOS in answer.ids for answer in answers)
     assert {len(answer.ids) for answer in answers} == {80}
 
 
 def test_stop_strings_end_a_response_and_stay_in_it(tied):
-    (free,) = tied.generate(requests(1, tokens=30))
+    (free,) = tied.generate_all(requests(1, tokens=30))
     pair = free.ids[9:11].tolist()
     assert min(pair) > 2, "the pair must be two letters"
     text = PreTrainedTokenizerFast.from_pretrained(tied_folder(tied)).convert_ids_to_tokens(pair)
-    (answer,) = tied.generate(requests(1, tokens=30, stop=("".join(text),)))
+    (answer,) = tied.generate_all(requests(1, tokens=30, stop=("".join(text),)))
     assert answer.ids.tolist() == free.ids[:11].tolist()
     assert answer.finish_reason == "stop"
     assert len(answer.log_probs) == 11
@@ -258,8 +258,8 @@ def tied_folder(pool: EnginePool) -> Path:
 
 def test_a_request_that_does_not_fit_names_the_flag_and_affects_no_other(tied):
     with pytest.raises(UserError, match=r"request 0: .*data.max_len=128"):
-        tied.generate(requests(1, tokens=MAX_LEN))
-    assert len(tied.generate(requests(2))) == 2
+        tied.generate_all(requests(1, tokens=MAX_LEN))
+    assert len(tied.generate_all(requests(2))) == 2
 
 
 def test_scores_are_the_models_log_probs(tied):
@@ -274,7 +274,7 @@ def test_a_sync_replaces_the_weights_of_a_tied_model(tied):
     for version, seed in ((2, 5), (3, 6)):
         report = sync(tied, make_model("tied", seed), version)
         assert (report.not_readable, report.read_back) == ((), report.received)
-        answers = tied.generate(asked)
+        answers = tied.generate_all(asked)
         assert gap(make_model("tied", seed), asked, answers) < 1e-6
         assert {int(v) for answer in answers for v in answer.versions} == {version}
     assert gap(make_model("tied", 5), asked, answers) > 0.1
@@ -282,9 +282,9 @@ def test_a_sync_replaces_the_weights_of_a_tied_model(tied):
 
 def test_a_sync_clears_cached_prefixes(tied):
     group = [GenerationRequest(i, PROMPT, 8, i, SamplingSettings()) for i in range(4)]
-    tied.generate(group)
+    tied.generate_all(group)
     sync(tied, make_model("tied", 5), version=2)
-    assert gap(make_model("tied", 5), group, tied.generate(group)) < 1e-6
+    assert gap(make_model("tied", 5), group, tied.generate_all(group)) < 1e-6
 
 
 def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
@@ -332,7 +332,7 @@ def test_two_engines_sample_what_one_does(pools, tied):
     handles = [*tied._handles, *pools["uncured"]._handles]  # both hold the first weights
     pair = EnginePool(handles, [*tied._members, *pools["uncured"]._members], timeout_s=120)
     asked = requests(12)
-    for one, other in zip(tied.generate(asked), pair.generate(asked), strict=True):
+    for one, other in zip(tied.generate_all(asked), pair.generate_all(asked), strict=True):
         assert one.id == other.id
         assert one.ids.tolist() == other.ids.tolist()
         assert np.abs(one.log_probs - other.log_probs).max() < 1e-5
@@ -345,7 +345,7 @@ def test_an_engine_with_random_weights_gets_real_ones_by_stream(pools):
     pool.connect("127.0.0.1", ray.get(trainer.port.remote()), trainer.connect.remote, member)
     asked = requests(4)
     with pytest.raises(RunError, match="random weights until the first sync"):
-        pool.generate(asked)
+        pool.generate_all(asked)
     for version, seed in ((1, 1), (2, 5)):
         model = make_model("experts", seed)
         weights = dict(checkpoint(model))
@@ -353,7 +353,7 @@ def test_an_engine_with_random_weights_gets_real_ones_by_stream(pools):
         manifest, (report,) = pool.sync("gloo", version, lambda: [publish()], [member])  # noqa: B023
         assert len(manifest.entries) == len(weights) == report.received == report.read_back + len(report.not_readable)
         assert all(".experts." in name for name in report.not_readable)
-        answers = pool.generate(asked)
+        answers = pool.generate_all(asked)
         assert gap(model, asked, answers) < 1e-6
         assert set(answers[0].versions) == {version}
 
@@ -394,4 +394,4 @@ def test_a_byte_that_changed_on_the_way_stops_the_engine_and_names_the_tensor(po
         pool.update_weights(manifest)
     sender.release()
     with pytest.raises(RunError, match="arrived changed"):
-        pool.generate(requests(1))
+        pool.generate_all(requests(1))

@@ -3,7 +3,8 @@ transformers model one token at a time. All the rest is the suite's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
+from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
@@ -38,7 +40,7 @@ class PlainEngines:
 
     def __init__(self, folder: str, is_deaf: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.is_deaf, self.version = is_deaf, -1
+        self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
         self.asked: list[GenerationRequest] = []
 
     def sync(
@@ -53,9 +55,12 @@ class PlainEngines:
         self.version, count = manifest.version, len(manifest.entries)
         return manifest, [SyncReport(count, count, ())]
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        self.asked += requests
-        return [self.answer(request) for request in requests]
+    def start(self, work: Coroutine) -> Future:
+        return self.loop.start(work)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request)
+        return self.answer(request)
 
     @torch.no_grad()
     def answer(self, request: GenerationRequest) -> Generation:

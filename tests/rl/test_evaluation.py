@@ -11,6 +11,7 @@ from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler
@@ -26,9 +27,12 @@ SCORES = [[1.0, 0.0, 0.5, 0.5], [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 class Engines:
     """In place of vLLM: a response has one token more than the one before it, and every fourth is cut off."""
 
-    def generate(self, requests):
-        self.asked = list(requests)
-        return [self.answer(request, number) for number, request in enumerate(requests)]
+    def __init__(self):
+        self.asked, self.start = [], LoopThread("engines").start
+
+    async def generate(self, request):
+        self.asked.append(request)
+        return self.answer(request, len(self.asked) - 1)
 
     def answer(self, request, number):
         ids = np.full(number + 1, 4, np.int32)

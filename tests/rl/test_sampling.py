@@ -7,6 +7,7 @@ import numpy as np
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 
 PROMPTS = [Prompt([1] * length, "p" * length, "", "default", f"rows:{length}") for length in (3, 5, 17)]
@@ -16,13 +17,13 @@ class Engines:
     """In place of vLLM: keeps the requests, and answers each with two tokens."""
 
     def __init__(self) -> None:
-        self.asked = []
+        self.asked, self.start = [], LoopThread("engines").start
 
-    def generate(self, requests):
-        self.asked = list(requests)
+    async def generate(self, request):
+        self.asked.append(request)
         answer = np.array([4, 5], np.int32)
         log_probs = np.array([-1.0, -2.0], np.float32)
-        return [Generation(r.id, answer, log_probs, "stop", np.array([6, 7], np.int32)) for r in requests]
+        return Generation(request.id, answer, log_probs, "stop", np.array([6, 7], np.int32))
 
 
 def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
@@ -31,7 +32,9 @@ def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
 
 
 def seeds(one: Sampler) -> list[int]:
-    return [request.seed for request in one.engines.asked]
+    """Those of the requests since the last call."""
+    asked, one.engines.asked = one.engines.asked, []
+    return [request.seed for request in asked]
 
 
 def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
@@ -73,7 +76,7 @@ def test_an_estimator_with_greedy_baselines_gets_one_greedy_sample_of_each_promp
     made = one.sample_rollout([2, 0], 0)
     assert [t.greedy for t in made] == [False] * 6 + [True] * 2
     assert [t.group for t in made][-2:] == [0, 1]
-    assert [request.sampling.temperature for request in one.engines.asked] == [0.7] * 6 + [0.0] * 2
+    assert [request.sampling.temperature for request in one.engines.asked] == ([0.7] * 3 + [0.0]) * 2
 
 
 def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_new_tokens():

@@ -3,9 +3,9 @@ deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -17,6 +17,8 @@ from rlhf_suite.engines.spec import EngineInfo
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.wait import wait_for
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
+
+T = TypeVar("T")
 
 # Backends whose sender and receivers work at the same time; with the others the engines start after the sender.
 STREAMS = ("gloo", "nccl", "ipc")
@@ -37,11 +39,19 @@ class EnginePool:
         """Wait until every engine is running."""
         return self._all("the start of the engines", "ready")
 
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Return the response to a request. To be awaited in a coroutine of `start`."""
+        return await self.client.generate(request)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine that makes requests. May be called on any thread."""
+        return self.loop.start(work)
+
     def submit(self, request: GenerationRequest) -> Future[Generation]:
         """Start a request; the future has its response."""
-        return self.loop.start(self.client.generate(request))
+        return self.start(self.generate(request))
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    def generate_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one response per request, in order."""
         return [future.result() for future in [self.submit(request) for request in requests]]
 

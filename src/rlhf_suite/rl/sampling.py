@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -39,13 +42,18 @@ class Sampler:
 
     def sample_rollout(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
         """Return rollout.n_samples_per_prompt samples of each of the prompts `indices`, and greedy ones if needed."""
-        started = self.begin(self.prompts, indices, self.config.n_samples_per_prompt)
+        groups = [self.start(group, index, stream) for group, index in enumerate(indices)]
+        trajectories = list(chain.from_iterable(group.result() for group in groups))
+        self.sleep()
+        return [t for t in trajectories if not t.greedy] + [t for t in trajectories if t.greedy]
+
+    def start(self, group: int, index: int, stream: int) -> Future[list[Trajectory]]:
+        """Start the samples of a prompt that the run trains on, and a greedy one if the estimator needs it."""
+        started = self.begin(self.prompts, group, index, self.config.n_samples_per_prompt)
         plan = [(t, self.settings(self.config.temperature)) for t in started]
         if self.adds_greedy:
-            plan += [(replace(t, greedy=True), self.settings(0.0)) for t in self.begin(self.prompts, indices, 1)]
-        trajectories = self.write(plan, (TRAINING, stream))
-        self.sleep()
-        return trajectories
+            plan += [(replace(t, greedy=True), self.settings(0.0)) for t in self.begin(self.prompts, group, index, 1)]
+        return self.engines.start(self.write(plan, (TRAINING, stream)))
 
     def sleep(self) -> None:
         """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
@@ -70,33 +78,34 @@ class Sampler:
         stream: tuple[int, int],
     ) -> list[Trajectory]:
         """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
-        return self.write([(t, sampling) for t in self.begin(prompts, indices, samples)], stream)
+        started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
+        groups = [self.engines.start(self.write([(t, sampling) for t in group], stream)) for group in started]
+        return list(chain.from_iterable(group.result() for group in groups))
 
-    def begin(self, prompts: Sequence[Prompt], indices: Sequence[int], samples: int) -> list[Trajectory]:
-        """Return ledgers that hold their prompts."""
-        return [
-            Trajectory.start(index, group, sample, prompts[index].ids)
-            for group, index in enumerate(indices)
-            for sample in range(samples)
-        ]
+    def begin(self, prompts: Sequence[Prompt], group: int, index: int, samples: int) -> list[Trajectory]:
+        """Return ledgers that hold the prompt `index`."""
+        return [Trajectory.start(index, group, sample, prompts[index].ids) for sample in range(samples)]
 
-    def write(self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, int]) -> list[Trajectory]:
-        """Let the engines continue each ledger under its settings. A seed depends on the sample alone, not on the order
-        of requests, the batch or the engine."""
-        requests = [
-            GenerationRequest(
-                id=i,
-                prompt_ids=t.ids.tolist(),
-                max_new_tokens=self.max_new_tokens(len(t.ids)),
-                seed=sample_seed(self.seed, *stream, t.prompt, t.sample),
-                sampling=sampling,
-            )
-            for i, (t, sampling) in enumerate(plan)
-        ]
-        for (trajectory, _), generation in zip(plan, self.engines.generate(requests), strict=True):
-            trajectory.append_model(generation.ids, generation.log_probs, generation.versions)
-            trajectory.finish_reason = generation.finish_reason
-        return [trajectory for trajectory, _ in plan]
+    async def write(
+        self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, int]
+    ) -> list[Trajectory]:
+        """Let the engines continue the ledgers, each under its settings."""
+        return list(await asyncio.gather(*(self.respond(t, sampling, stream) for t, sampling in plan)))
+
+    async def respond(self, t: Trajectory, sampling: SamplingSettings, stream: tuple[int, int]) -> Trajectory:
+        """Let an engine continue a ledger. The seed depends on the sample alone, not on the order of requests, the
+        batch or the engine."""
+        request = GenerationRequest(
+            id=t.sample,
+            prompt_ids=t.ids.tolist(),
+            max_new_tokens=self.max_new_tokens(len(t.ids)),
+            seed=sample_seed(self.seed, *stream, t.prompt, t.sample),
+            sampling=sampling,
+        )
+        generation = await self.engines.generate(request)
+        t.append_model(generation.ids, generation.log_probs, generation.versions)
+        t.finish_reason = generation.finish_reason
+        return t
 
     def max_new_tokens(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt of so many."""
