@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
 
 T = TypeVar("T")
+Outbox = asyncio.Queue[tuple[int, Future[Generation]]]  # the finished requests of a client, by number
 
 CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
@@ -45,7 +47,7 @@ class Engine:
         self._spec = spec
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, _add)
-        self._outboxes: dict[str, asyncio.Queue[tuple[int, Future[Generation]]]] = {}  # of each client
+        self._outboxes: dict[str, Outbox] = {}  # of each client
 
     async def ready(self) -> EngineInfo:
         """Return once the engine is running. Raise its error if it cannot start."""
@@ -63,8 +65,7 @@ class Engine:
         jobs = []
         for number, request in requests:
             job = Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id))
-            entry = (number, job.result)
-            job.result.add_done_callback(lambda _, entry=entry: loop.call_soon_threadsafe(outbox.put_nowait, entry))
+            job.result.add_done_callback(partial(_hand_over, loop, outbox, number))
             jobs.append(job)
         self._loop.run(jobs)
 
@@ -175,6 +176,11 @@ class Engine:
         engine.set_weight_version(str(manifest.version))
         self._has_weights = True
         return SyncReport(report.received, report.read_back, report.not_readable, time.perf_counter() - began)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, outbox: Outbox, number: int, result: Future[Generation]) -> None:
+    """Put a result into the outbox of its client. This runs on the thread of the engine."""
+    loop.call_soon_threadsafe(outbox.put_nowait, (number, result))
 
 
 def _attest(engine: LLMEngine) -> SyncReport:

@@ -91,8 +91,9 @@ def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:
 
 def _unwrapped(error: Exception) -> Exception:
     """Return an error of ours without Ray's wrapper."""
-    is_ours = isinstance(error, RayTaskError) and isinstance(error.cause, UserError | RunError)
-    return error.cause if is_ours else error
+    if isinstance(error, RayTaskError) and isinstance(error.cause, UserError | RunError):
+        return error.cause
+    return error
 
 
 def _is_cause(error: Exception) -> bool:

@@ -101,7 +101,8 @@ class Ahead:
         """Make the rollouts from `first` on, each when its weights are there."""
         for k in range(first, self.total_steps):
             with self.changed:
-                self.changed.wait_for(lambda k=k: self.version >= k - self.depth or self.is_closed)
+                while self.version < k - self.depth and not self.is_closed:
+                    self.changed.wait()
                 if self.is_closed:
                     return
             try:
