@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from remedies import advised, applied
+
+from rlhf_suite.cli.presets import group_names
 
 SFT = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse "
 PPO = (
@@ -536,11 +539,20 @@ MISTAKES = [
 ]
 
 
+# The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
+SECOND_MISTAKE = ("algo.reward_tokens",)
+
 @pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])
 def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
+    """What a concrete remedy says to write removes the problem, and is accepted."""
     (problem,) = checked(line).problems
     assert problem.key == key
     assert words in f"{problem.what} {problem.fix}"
+    word = advised(problem.fix)
+    after = checked(applied(line, key, word)).problems if word else []
+    assert problem not in after, word
+    if word and key not in (*SECOND_MISTAKE, *group_names()):
+        assert word.partition("=")[0] not in {each.key for each in after}, (word, after)
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import pytest
-from test_mistakes import GENERATE, MISTAKES, PPO, SFT
+from remedies import advised
+from test_mistakes import GENERATE, PPO, SFT
 
 from rlhf_suite.cli.arguments import quoted
 from rlhf_suite.cli.compose import hydra_ready
 from rlhf_suite.cli.overrides import parser
-from rlhf_suite.cli.presets import group_names
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import is_path
 
-# `write a=1`, `add 'a=[1,2]'`, `did you mean a=1?`: up to the next space outside of quotes.
-ADVICE = re.compile(r"(?:write|add|did you mean|quote the value twice:|a list is) ((?:'[^']*'|[^\s'])+)")
-PLACEHOLDER = re.compile(r"<|\.\.\.")
-# The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
-SECOND_MISTAKE = ("algo.reward_tokens",)
 LISTS = [key for key, info in flags_of(None).items() if info.type.base is list]
 PATHS = [key for key, info in flags_of(None).items() if is_path(info)]
-
-
-def advised(fix: str) -> str | None:
-    """The first word `key=value` of a remedy, if it is a concrete one."""
-    found = ADVICE.search(fix)
-    word = shlex.split(found[1])[0].rstrip(",;:?") if found and found[1].count("'") % 2 == 0 else ""
-    return word if "=" in word and not PLACEHOLDER.search(word) else None
-
-
-def applied(line: str, wrong: str, word: str) -> str:
-    """The command line with `word` in the place of what it corrects."""
-    key = word.partition("=")[0]
-    old = {key, wrong}
-    kept = [each for each in shlex.split(line) if each.lstrip("+").partition("=")[0] not in old]
-    return shlex.join([*kept, word])
-
-
-@pytest.mark.parametrize(
-    ("line", "key"), [row[:2] for row in MISTAKES], ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)]
-)
-def test_a_concrete_remedy_removes_the_problem_and_is_not_refused_itself(checked, line, key):
-    for problem in checked(line).problems:
-        word = advised(problem.fix)
-        if word is None:
-            continue
-        after = checked(applied(line, problem.key, word)).problems
-        assert problem not in after, word
-        if problem.key not in (*SECOND_MISTAKE, *group_names()):
-            assert word.partition("=")[0] not in {each.key for each in after}, (word, after)
 
 
 def owner(key: str) -> str:

@@ -267,8 +267,8 @@ def split_off_hydra(config: DictConfig, result: Preflight) -> None:
 
 def interpolated(config: DictConfig, mark: str) -> list[str]:
     """Return the flags whose value is a text with `mark` in it."""
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    values = flat(cast(dict[str, Any], OmegaConf.to_container(own, resolve=False)))
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    values = flat({key: value for key, value in values.items() if key != "hydra"})
     return [key for key, value in values.items() if isinstance(value, str) and mark in value]
 
 
