@@ -542,6 +542,7 @@ MISTAKES = [
 # The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
 SECOND_MISTAKE = ("algo.reward_tokens",)
 
+
 @pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])
 def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
     """What a concrete remedy says to write removes the problem, and is accepted."""

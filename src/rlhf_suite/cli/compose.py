@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -81,14 +82,17 @@ def search_path(folder: str) -> str:
     return f'hydra.searchpath=["file://{Path(folder).expanduser().resolve()}"]'
 
 
-@cache
 def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
-    """Compose; words that do not compose with those before them are left out, each as a problem.
+    """Compose; words that do not compose with those before them are left out, each as a problem."""
+    config, problems = pickled(*overrides)
+    return pickle.loads(config), problems
 
-    The results are kept and shared: copy before changing one.
-    """
+
+@cache
+def pickled(*overrides: str) -> tuple[bytes, list[Problem]]:
+    """Return what `compose_blaming` does, pickled: a new object from it takes a sixth of the time of a deep copy."""
     try:
-        return composed(list(overrides)), []
+        return pickle.dumps(composed(list(overrides))), []
     except COMPOSE_ERRORS:
         good: list[str] = []
         problems = []
@@ -99,7 +103,7 @@ def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
                 good.append(word)
             except COMPOSE_ERRORS as error:
                 problems.append(blame(word, str(error), task))
-        return composed(good), problems
+        return pickle.dumps(composed(good)), problems
 
 
 def blame(word: str, reason: str, task: str | None) -> Problem:

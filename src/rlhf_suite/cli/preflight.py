@@ -185,7 +185,8 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
         result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
         result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
     for values in itertools.islice(given.value_sets(), MAX_JOBS):
-        check_job(base, values, result, with_rules=not problems)
+        config = copy.deepcopy(base) if result.is_sweep else base
+        check_job(config, values, result, with_rules=not problems)
 
 
 def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
@@ -234,12 +235,11 @@ def wants_demo(task: str, given: Overrides) -> bool:
     return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 
-def check_job(base: DictConfig, values: list[Value], result: Preflight, with_rules: bool) -> None:
+def check_job(config: DictConfig, values: list[Value], result: Preflight, with_rules: bool) -> None:
     """Put one job's values in and check the whole. A problem is reported once: rules skip flags that have one.
 
     Without a preset that does not compose (`with_rules` false) much would seem to be missing.
     """
-    config = copy.deepcopy(base)
     flags = flags_of(config.task)
     mistakes = [assign(config, flags[key], value) for key, value in flattened(values, flags) if key in flags]
     split_off_hydra(config, result)
