@@ -80,7 +80,7 @@ def test_defaults_that_openrlhf_has_under_the_same_names():
 
 
 def test_every_rule_is_found_by_its_signature():
-    declared_rules = sum(file.read_text().count("\n@rule\n") for file in Path(config.__file__).parent.glob("*.py"))
+    declared_rules = sum(file.read_text().count("\n@rule\n") for file in Path(config.__file__).parent.rglob("*.py"))
     assert len(RULES) == declared_rules
     for function in RULES:
         assert any(issubclass(root, run_type(function)) for root in TASKS.values()), function.__name__

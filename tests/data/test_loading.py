@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import (
     LabelledDataConfig,
     PromptDataConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.row import Row
 from rlhf_suite.data.steps import SolutionEncoder, StepEncoder, StepFormat

@@ -7,7 +7,7 @@ import json
 import pytest
 from templates import LLAMA3, MISTRAL, QWEN3, R1
 
-from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, PromptDataConfig, SFTDataConfig, StepDataConfig
 from rlhf_suite.data.encode import encode_rows
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder

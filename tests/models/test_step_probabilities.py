@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plain_judge import PlainJudge
-from rlhf_suite.config.algo_supervised import PRMAlgoConfig
+from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.data.batch import TokenBatch, collate

@@ -13,7 +13,7 @@ import task_formulas as formulas
 import torch
 from task_formulas import BETA, DESIRABLE, GAMMA, HEAT, KD, NLL, SMOOTHING, Plain
 
-from rlhf_suite.config.algo_supervised import (
+from rlhf_suite.config.algo import (
     DistillAlgoConfig,
     DPOAlgoConfig,
     KTOAlgoConfig,

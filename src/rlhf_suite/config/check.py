@@ -10,8 +10,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, get_type_hints
 
-from rlhf_suite import config
-from rlhf_suite.config import runs
+from rlhf_suite.config import rules
 from rlhf_suite.config.flags import FIXED
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.loop_stages import stage_problems
@@ -20,8 +19,8 @@ from rlhf_suite.config.problems import RULES, Problem, rule
 from rlhf_suite.config.record import flat, resume_of
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
 
-for module in iter_modules(config.__path__):
-    import_module(f"{config.__name__}.{module.name}")  # every module that declares rules
+for module in iter_modules(rules.__path__):
+    import_module(f"{rules.__name__}.{module.name}")
 
 
 def check(run: Run, given: Collection[str]) -> list[Problem]:
@@ -40,7 +39,7 @@ def check(run: Run, given: Collection[str]) -> list[Problem]:
 @cache
 def run_type(function: Callable[..., Iterable[Problem]]) -> Any:
     """Return the type of the runs that a rule is about, by the annotation of its parameter."""
-    return get_type_hints(function, localns=vars(runs))["run"]
+    return get_type_hints(function)["run"]
 
 
 OFF = (None, False, -1)

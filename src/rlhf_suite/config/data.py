@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
+from rlhf_suite.config.formatting import literal
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
@@ -285,3 +287,22 @@ class StepDataConfig(SourceDataConfig):
         "\n",
         "The text that ends a step in solutions that the trained model will score; empty: every character is a step",
     )
+
+
+def variables_of(settings: Sequence[str]) -> dict[str, object]:
+    """Return the variables by name."""
+    return {name: literal(value) for name, _, value in (setting.partition(":") for setting in settings)}
+
+
+def with_reward(template: str, prompt: str, reward: float) -> str:
+    """Return the prompt with its reward."""
+    return template.format(prompt=prompt, reward=reward)
+
+
+def says_reward(template: str) -> bool:
+    """Return whether the template has {prompt} once, and a {reward} that changes the text."""
+    try:
+        texts = [with_reward(template, "\0", reward) for reward in (-1.5, 2.5)]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False
+    return texts[0] != texts[1] and all(text.count("\0") == 1 for text in texts)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.flags import FIXED, flag, group, is_positive
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import AnyTrainedRun, PPORun, ServeRMRun
-
 
 ADAPTED = is_positive(".rank", "<rank>")
 
@@ -101,67 +93,3 @@ class DeepSpeedConfig(ForwardConfig):
         False, "QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
     )
     lora: LoRAConfig = group(LoRAConfig)
-
-
-@rule
-def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
-    stage = run.ds.zero_stage
-    for name, is_on, least in (
-        ("adam_offload", run.ds.adam_offload, 1),
-        ("zpg", run.ds.zpg > 1, 3),
-    ):
-        if is_on and stage < least:
-            yield Problem(
-                f"ds.{name}", f"needs ds.zero_stage={least} or more, but it is {stage}", f"write ds.zero_stage={least}"
-            )
-    if run.ds.overlap_comm and stage != 2:
-        what = f"works only with ds.zero_stage=2, but it is {stage}"
-        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2, or ds.overlap_comm=false")
-    if stage == 0 and run.ds.param_dtype == "bf16":
-        what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
-        yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
-    if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
-        what = "bf16 would round the gradients of fp32 parameters"
-        yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
-
-
-@rule
-def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
-    key = "ds.load_in_4bit"
-    if not run.ds.load_in_4bit:
-        return
-    if run.ds.lora.rank == 0:
-        yield Problem(key, "4-bit weights cannot be trained themselves", "add ds.lora.rank=<rank>")
-    elif run.ds.zero_stage == 3:
-        what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
-        yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
-    elif find_spec("bitsandbytes") is None:
-        yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
-
-
-@rule
-def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
-    key = "ds.use_liger_kernel"
-    if run.ds.use_liger_kernel and run.launch.device == "cpu":
-        yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
-    elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
-        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
-
-
-@rule
-def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
-    key, name = "ds.attn_implementation", run.ds.attn_implementation
-    if name in ("sdpa", "eager") and run.ds.packing_samples:
-        what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
-        yield Problem(key, what, f"write {key}=varlen")
-    if name == "flash_attention_2" and run.ds.param_dtype == "fp32":
-        yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
-    if name == "flash_attention_2" and run.launch.device == "cpu":
-        yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
-
-
-@rule
-def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
-    if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
-        what = f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
-        yield Problem("ds.lora.dropout", what, "write ds.lora.dropout=0.0")

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_suite.config.flags import flag, is_set
-from rlhf_suite.config.formatting import did_you_mean
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import AnyTrainedRun
 
 # What each task measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
 # them with what evaluations return.
@@ -127,48 +122,3 @@ class LoopEvalConfig:
     label_key: str | None = flag(
         None, "Column of the label in the held-out sources; null: data.label_key", when=HELD_OUT
     )
-
-
-@rule
-def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
-    for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
-        if steps == 0:
-            yield Problem(key, "0 is not an interval", f"write {key}=-1 (see --help) or a number of steps")
-
-
-@rule
-def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.eval.dataset is not None:
-        return
-    if run.eval.steps > 0:
-        yield Problem(
-            "eval.dataset", "eval.steps is set, but there is nothing to evaluate on", "add eval.dataset=<source>"
-        )
-    elif run.ckpt.best_metric_key not in (None, "none"):
-        yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
-    elif run.train.early_stopping_patience is not None:
-        yield Problem("eval.dataset", "train.early_stopping_patience needs an evaluation", "add eval.dataset=<source>")
-
-
-@rule
-def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
-    """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
-    key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
-    if name in (None, "none") or run.eval.dataset is None:
-        return
-    known = [f"eval/{each}" for each in EVALUATED[run.task]]
-    if isinstance(run.eval, RLEvalConfig):
-        samples = run.eval.n_samples_per_prompt
-        known += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
-    prefix, _, last = name.rpartition("/")
-    if not prefix.startswith("eval") or f"eval/{last}" not in known:
-        close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
-        fix = close.replace("did you mean ", f"did you mean {key}=")
-        yield Problem(key, f"no evaluation of task={run.task} measures {name}; it has {', '.join(known)}", fix)
-
-
-@rule
-def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == "none":
-        what = "with none there is no metric for train.early_stopping_patience"
-        yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")

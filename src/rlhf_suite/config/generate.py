@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.flags import FREE, flag, is_set, is_true
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import has_source
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import GenerateRun, ScoreRun
-
 
 OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 SHARD = re.compile(r"(\d+)/(\d+)")
@@ -80,58 +72,3 @@ class ScoreConfig(OutputConfig):
     def needs_groups(self) -> bool:
         """Whether the rows of one prompt are compared with each other."""
         return self.pairs or self.best_of_n
-
-
-@rule
-def output_is_writable(run: GenerateRun) -> Iterator[Problem]:
-    yield from output_problems("generate", run.generate, run.ckpt.load_enable)
-
-
-@rule
-def scores_are_writable(run: ScoreRun) -> Iterator[Problem]:
-    yield from output_problems("score", run.score, run.ckpt.load_enable)
-
-
-def output_problems(section: str, output: OutputConfig, resumes: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the flags of an output."""
-    key = f"{section}.output_path"
-    if shard_of(output.shard) is None:
-        fix = f"write {section}.shard=0/4 for the first of four parts, or remove it"
-        yield Problem(f"{section}.shard", f"{output.shard!r} is not i/n with i < n", fix)
-    elif output.output_path is not None:
-        path = output_file(output.output_path, output.shard, Path())
-        if path.is_dir():
-            yield Problem(key, f"{output.output_path} is a folder", f"write {key}={path / 'rows.jsonl'}")
-        elif path.suffix not in OUTPUT_SUFFIXES:
-            fix = f"write {key}={path.with_suffix('.jsonl')} (or .parquet)"
-            yield Problem(key, f"{output.output_path} is neither a .jsonl nor a .parquet file", fix)
-        elif path.exists() and not resumes:
-            yield Problem(key, f"{path} exists already", "choose another file, or remove that one")
-
-
-@rule
-def best_has_a_score(run: GenerateRun) -> Iterator[Problem]:
-    if not run.generate.best_of_n:
-        return
-    key = "generate.best_of_n"
-    if not has_source(run.reward):
-        fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
-        yield Problem(key, "nothing scores the samples", fix)
-    if run.rollout.n_samples_per_prompt < 2:
-        fix = "write rollout.n_samples_per_prompt=8, or generate.best_of_n=false"
-        yield Problem(key, "there is only one sample of each prompt", fix)
-
-
-@rule
-def best_or_pairs(run: ScoreRun) -> Iterator[Problem]:
-    if run.score.pairs and run.score.best_of_n:
-        what = "a pair already contains the best response"
-        yield Problem("score.best_of_n", what, "write score.best_of_n=false, or score.pairs=false")
-
-
-@rule
-def budget_holds_a_sequence(run: ScoreRun) -> Iterator[Problem]:
-    if run.reward.model_name_or_path is not None and run.score.max_tokens_per_gpu < run.data.max_len:
-        what = f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
-        fix = f"write score.max_tokens_per_gpu={run.data.max_len} or more"
-        yield Problem("score.max_tokens_per_gpu", what, fix)

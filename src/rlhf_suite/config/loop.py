@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.ckpt import ResumeConfig
 from rlhf_suite.config.flags import FREE, flag
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import IterativeDPORun, RejectionSamplingRun
 
 
 @dataclass
@@ -55,17 +49,3 @@ class LoopCheckpointConfig(ResumeConfig):
 
     output_dir: str | None = flag(None, "Folder of the final model in HF format; null: <run folder>/model")
     save_steps: int = flag(-1, "Save every so many steps of a training; -1: never", ge=-1, resume=FREE)
-
-
-@rule
-def there_is_a_choice(run: RejectionSamplingRun | IterativeDPORun) -> Iterator[Problem]:
-    if run.rollout.n_samples_per_prompt < 2:
-        what = "there is only one answer to each prompt, so none can be better"
-        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
-
-
-@rule
-def there_is_one_reference(run: IterativeDPORun) -> Iterator[Problem]:
-    if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
-        what = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
-        yield Problem("loop.fixed_reference_enable", what, "remove one of the two")

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_suite import registry
-from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.flags import FIXED, flag, group, is_null, is_one_of, is_true
-from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.train import RLTrainConfig
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, SupervisedRun
-
 
 DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
 
@@ -153,83 +143,3 @@ class RLTeacherConfig(TeacherConfig):
 
     num_nodes: int = flag(1, "Nodes of the teacher's worker group", ge=1)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
-
-
-@rule
-def actor_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
-    yield from training_problems("actor", run.actor, run.ds)
-
-
-@rule
-def critic_can_be_trained(run: PPORun) -> Iterator[Problem]:
-    yield from training_problems("critic", run.critic, run.ds)
-
-
-def training_problems(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the flags of one trained model."""
-    if len(section.adam.betas) != 2:
-        what = f"needs 2 values, not {len(section.adam.betas)}"
-        yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
-    yield from muon_fits(name, section, ds)
-    yield from experts_keep_their_gradient(name, section)
-    yield from frozen_names_fit(name, section, ds)
-
-
-def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield what does not fit Muon: it takes whole matrices, and DeepSpeed clips its orthogonalised update."""
-    if section.optim != "muon":
-        return
-    if ds.lora.rank > 0:
-        what = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
-        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
-    if section.max_norm > 0:
-        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
-        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
-
-
-def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    key = f"{name}.freeze"
-    if section.freeze and ds.lora.rank > 0:
-        what = "LoRA trains only its adapters; everything else is frozen already"
-        yield Problem(key, what, "remove it, and choose with ds.lora.target_modules")
-    for pattern in section.freeze:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield Problem(
-                key, f"{pattern!r} is not a regular expression: {error}", f"write '{key}=[model.embed_tokens]'"
-            )
-
-
-def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
-    """Refuse re-entrant checkpointing with a loss of the router: its logits would have no gradient."""
-    if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
-        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
-        key = f"{name}.gradient_checkpointing_reentrant"
-        yield Problem(key, what, f"write {key}=false")
-
-
-@rule
-def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
-    for name in ("ref", "teacher", "reward"):
-        section = getattr(run, name, None)
-        if section is None or not section.offload:
-            continue
-        key = f"{name}.offload"
-        own = not isinstance(run.train, RLTrainConfig) and run.ds.lora.rank > 0
-        if run.launch.device == "cpu":
-            what = "there is no GPU to bring the weights to (launch.device=cpu)"
-        elif own and section.model_name_or_path in (None, run.actor.model_name_or_path):
-            what = "with LoRA this model is the actor without its adapters, and no copy is held"
-        elif name == "ref" and run.ds.load_in_4bit:
-            what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
-        else:
-            continue
-        yield Problem(key, what, f"write {key}=false")
-
-
-@rule
-def teacher_is_named(run: DistillRun) -> Iterator[Problem]:
-    if run.teacher.model_name_or_path is None:
-        key = "teacher.model_name_or_path"
-        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.flags import FREE, flag, is_true
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import GenerateRun, PPORun, SamplingRun
 
 
 @dataclass
@@ -104,59 +98,3 @@ class VLLMConfig(EngineConfig):
         "How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe",
         choices=("off", "digest", "full"),
     )
-
-
-@rule
-def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
-    new = run.rollout.max_new_tokens
-    if new is not None and new >= run.data.max_len:
-        what = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
-        yield Problem("rollout.max_new_tokens", what, f"write less than {run.data.max_len}, or raise data.max_len")
-
-
-@rule
-def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
-    """Refuse truncated sampling: it draws from another distribution than the one whose log-probs are trained."""
-    rollout = run.rollout
-    for name, value, neutral in (
-        ("top_p", rollout.top_p, 1.0),
-        ("top_k", rollout.top_k, -1),
-        ("min_p", rollout.min_p, 0.0),
-    ):
-        corrected = run.algo.advantage.is_correction_level != "off"
-        if value != neutral and not (corrected and run.algo.mismatch_max is not None):
-            key = f"rollout.{name}"
-            what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
-            fix = (
-                f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
-                "far they may differ"
-            )
-            yield Problem(key, what, fix)
-
-
-@rule
-def engines_fit(run: PPORun) -> Iterator[Problem]:
-    vllm = run.vllm
-    if vllm.sync_backend == "ipc" and not run.train.colocate_all:
-        what = "ipc needs trainer and engine on the same GPU"
-        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
-    if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
-        what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
-        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
-
-
-@rule
-def engines_are_whole(run: SamplingRun) -> Iterator[Problem]:
-    if run.launch.device == "cpu" and run.vllm.tensor_parallel_size > 1:
-        what = "engines on a CPU are not split (launch.device=cpu)"
-        yield Problem(
-            "vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, and raise vllm.num_engines"
-        )
-
-
-@rule
-def samples_differ(run: GenerateRun) -> Iterator[Problem]:
-    if run.rollout.temperature == 0 and run.rollout.n_samples_per_prompt > 1:
-        what = f"{run.rollout.n_samples_per_prompt} samples at rollout.temperature=0 would all be the same"
-        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
-        yield Problem("rollout.n_samples_per_prompt", what, fix)

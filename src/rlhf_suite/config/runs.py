@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_suite import registry
-from rlhf_suite.config.algo import AlgoConfig
-from rlhf_suite.config.algo_supervised import (
+from rlhf_suite.config.algo import (
+    AlgoConfig,
     DistillAlgoConfig,
     DPOAlgoConfig,
     KTOAlgoConfig,

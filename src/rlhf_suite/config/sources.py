@@ -8,28 +8,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from rlhf_suite.config.data import LabelledDataConfig, PromptTextConfig
-from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.models import SFTActorConfig
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import (
-        CheckRewardRun,
-        DistillRun,
-        GenerateRun,
-        KTORun,
-        PPORun,
-        ScoreRun,
-        SFTRun,
-        SupervisedRun,
-    )
-
+from rlhf_suite.config.problems import Problem
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
 SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
@@ -69,25 +52,6 @@ def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iter
         yield from file_problems(key, Path(name), columns)
     elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
         yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
-
-
-def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what is wrong with the sources of eval.dataset. `columns`: flags that name columns of the training data,
-    and those names."""
-    if config.dataset is None:
-        return
-    sources = [name.strip() for name in config.dataset.split(",") if name.strip()]
-    uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
-    for name, given in uneven.items():
-        what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
-        yield Problem(f"eval.{name}", what, "write one for all of them, or one for each")
-    if uneven or not sources:
-        yield from source_problems("eval.dataset", config.dataset, {})
-        return
-    for source, own in zip(sources, config.columns_of_sets(len(sources)), strict=True):
-        others = {flag: column for flag, column in columns.items() if flag.removeprefix("data.") not in own}
-        named = {f"eval.{name}": column for name, column in own.items()}
-        yield from source_problems("eval.dataset", source, others | named)
 
 
 def gym_problems(key: str) -> Iterator[Problem]:
@@ -210,81 +174,3 @@ def first_json_columns(text: str) -> list[str] | None:
     if isinstance(values, dict) and isinstance(values.get("data"), list):
         values = values["data"][0] if values["data"] else None
     return list(values) if isinstance(values, dict) else None
-
-
-OF_SINGLE_ANSWERS = ("data.input_key", "data.output_key", "data.label_key")  # flags of task=kto without pairs
-
-
-def columns(run: SupervisedRun) -> dict[str, str]:
-    """Return the flags that name columns of this run's data, and those names."""
-    if run.data.row_format is not None:
-        return {}  # of rows as they become
-    names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
-    keys = {f"data.{name}": getattr(run.data, name) for name in names}
-    if isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None:
-        keys = {flag: column for flag, column in keys.items() if flag not in OF_SINGLE_ANSWERS}
-    if isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable:
-        keys = {"data.input_key": keys["data.input_key"]}
-    return {flag: column for flag, column in keys.items() if column is not None}
-
-
-@rule
-def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
-    data, names = run.data, columns(run)
-    yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
-    yield from evaluation_problems(run.eval, names)
-
-
-@rule
-def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
-    if run.data.chosen_key is None:
-        return
-    data = run.data
-    if data.rejected_key is None:
-        yield Problem(
-            "data.rejected_key", "only the better answer of each pair is named", "add data.rejected_key=rejected"
-        )
-    if data.prompt_key is None and data.turn_markers is None and not data.apply_chat_template:
-        what = "the prompt of the pairs is not named, so it cannot be separated from the answers"
-        fix = "add data.prompt_key=<column>, data.turn_markers or data.apply_chat_template=true"
-        yield Problem("data.prompt_key", what, fix)
-
-
-@rule
-def full_rows_are_not_padded(run: SFTRun | DistillRun) -> Iterator[Problem]:
-    if run.data.pack_to_max_len and not run.ds.packing_samples:
-        what = "the examples of a row would be padded to one another, each to the longest"
-        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
-
-
-def prompt_columns(data: PromptTextConfig) -> dict[str, str]:
-    """Return the flags that name columns of prompts, and the columns."""
-    named = {"data.input_key": data.input_key, "data.label_key": data.label_key, "data.tools_key": data.tools_key}
-    named["data.reward_columns"] = ",".join(data.reward_columns) or None
-    return {flag: column for flag, column in named.items() if column is not None}
-
-
-@rule
-def has_prompts(run: PPORun) -> Iterator[Problem]:
-    data = run.data
-    columns = prompt_columns(data) if data.row_format is None else {}
-    yield from source_problems(
-        "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
-    )
-    yield from evaluation_problems(run.eval, columns)
-    if run.eval.dataset is not None and run.eval.steps == -1:
-        yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
-
-
-@rule
-def has_prompts_to_answer(run: GenerateRun) -> Iterator[Problem]:
-    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, prompt_columns(run.data))
-
-
-@rule
-def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
-    data = run.data
-    given = {"data.input_key": data.input_key, "data.output_key": data.output_key, "data.label_key": data.label_key}
-    given["data.reward_columns"] = ",".join(data.reward_columns) or None
-    keys = {flag: column for flag, column in given.items() if column is not None}
-    yield from source_problems("data.dataset", run.data.dataset, keys)

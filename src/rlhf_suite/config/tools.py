@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.flags import flag, is_false, is_positive
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import ChatRun, MergeLoRARun
-
 
 SAMPLED = is_positive(".temperature", "1")
 
@@ -83,20 +75,3 @@ class ServeConfig:
     max_tokens: int = flag(16384, "Most tokens in one forward pass", ge=1)
     max_len: int = flag(4096, "Longest text in tokens; a longer one is not scored", ge=1)
     max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)
-
-
-@rule
-def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
-    key, path = "lora.path", run.lora.path
-    if path is None:
-        yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
-    elif not (Path(path).expanduser() / "adapter_config.json").is_file():
-        yield Problem(key, f"{path} has no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
-
-
-@rule
-def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
-    if run.chat.max_len <= run.chat.max_new_tokens:
-        what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
-        fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
-        yield Problem("chat.max_len", what, fix)

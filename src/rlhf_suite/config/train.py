@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlhf_suite.config.flags import FIXED, flag, is_true
-from rlhf_suite.config.problems import Problem, rule
-
-if TYPE_CHECKING:
-    from rlhf_suite.config.runs import AnyTrainedRun, PPORun
 
 
 @dataclass
@@ -64,44 +58,3 @@ class RLTrainConfig(TrainConfig):
     )
     colocate_actor_ref: bool = flag(False, "Actor and reference share devices")
     colocate_critic_reward: bool = flag(False, "Critic and reward model share devices")
-
-
-SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
-
-
-@rule
-def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
-    """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches."""
-    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
-    size, micro = run.train.batch_size, run.train.micro_batch_size
-    if run.train.dynamic_batch_enable:
-        if size % ranks:
-            fix = f"write train.batch_size={next_multiple(size, ranks)}"
-            yield Problem("train.batch_size", f"{size} is not a multiple of the actor's {ranks} ranks", fix)
-    elif size % (ranks * micro):
-        what = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
-        yield Problem("train.batch_size", what, f"write train.batch_size={next_multiple(size, ranks * micro)}")
-
-
-def next_multiple(number: int, factor: int) -> int:
-    return -(-number // factor) * factor
-
-
-@rule
-def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.train.dynamic_batch_enable and not run.ds.packing_samples:
-        what = "a token budget does not count padding, so it needs packed sequences"
-        yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
-    count = SEQUENCES_PER_ROW.get(run.task, 1)
-    least = count * run.data.max_len
-    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < least:
-        row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
-        what = f"{run.train.max_tokens_per_gpu} tokens are too few for {row} of data.max_len={run.data.max_len}"
-        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={least} or more")
-
-
-@rule
-def average_is_whole(run: PPORun) -> Iterator[Problem]:
-    if run.train.enable_ema and run.ds.zpg > 1:
-        what = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
-        yield Problem("train.enable_ema", what, "write ds.zpg=1, or remove train.enable_ema")

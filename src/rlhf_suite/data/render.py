@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_suite.config.data import TextConfig
-from rlhf_suite.config.templates import says_reward, with_reward
+from rlhf_suite.config.data import TextConfig, says_reward, with_reward
 from rlhf_suite.data.messages import Message, not_blank
 from rlhf_suite.data.row import Row, RowError, joined_columns, required
 from rlhf_suite.errors import UserError

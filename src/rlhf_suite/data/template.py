@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.templates import variables_of
+from rlhf_suite.config.data import RenderConfig, variables_of
 from rlhf_suite.data.messages import Message, called_functions
 from rlhf_suite.data.row import Row, RowError
 

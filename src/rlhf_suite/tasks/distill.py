@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo_supervised import DistillAlgoConfig
+from rlhf_suite.config.algo import DistillAlgoConfig
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.losses.distillation import with_others

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.config.algo import DPOAlgoConfig
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_term

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.algo_supervised import KTOAlgoConfig
+from rlhf_suite.config.algo import KTOAlgoConfig
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, needed, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
-from rlhf_suite.config.reward_rules import named
+from rlhf_suite.config.rules.rewards import named
 from rlhf_suite.config.runs import LoopRun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.python_source import SourceError, bound_names, functions, parsed

@@ -1,0 +1,134 @@
+"""Rules about algorithms: what a loss, an estimator or a correction needs of the other flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite import registry
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.runs import DPORun, PPORun, PRMRun
+from rlhf_suite.registry import aggregation, is_own, policy_loss
+
+CORRECTION = "algo.advantage.is_correction"
+
+
+@rule
+def aggregation_fits(run: PPORun) -> Iterator[Problem]:
+    loss, mode = run.actor.policy_loss_type, run.actor.loss_agg_mode
+    if policy_loss.needs(loss, "sequences") and not (is_own(mode) or aggregation.needs(mode, "sequences")):
+        what = f"{mode} would weigh sequences by their tokens, and the ratio of {loss} is one of whole sequences"
+        yield Problem("actor.loss_agg_mode", what, f"write actor.loss_agg_mode={aggregation.that_need('sequences')[0]}")
+
+
+@rule
+def correction_band_is_one(run: PPORun) -> Iterator[Problem]:
+    config = run.algo.advantage
+    if config.is_correction_level == "off":
+        return
+    given, key = config.is_correction_threshold, f"{CORRECTION}_threshold"
+    if config.is_correction_gating != "ratio" and len(given) != 1:
+        what = f"{given}: a divergence has no lower bound"
+        yield Problem(key, what, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
+    elif len(given) not in (1, 2) or given[0] >= [*given, float("inf")][1]:
+        what = f"{given} is neither [low, high] with low < high nor [high]"
+        yield Problem(key, what, f"write '{key}=[0.5,5.0]'")
+
+
+@rule
+def correction_fits(run: PPORun) -> Iterator[Problem]:
+    config, loss = run.algo.advantage, run.actor.policy_loss_type
+    level, mode, gating = config.is_correction_level, config.is_correction_mode, config.is_correction_gating
+    if level == "off":
+        return
+    if mode == "clip" and gating != "ratio":
+        what = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
+        yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
+    elif mode == "clip" and level == "seq":
+        what = "level seq keeps or drops whole sequences, so there is no single weight to bound"
+        yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_level=geo")
+    if policy_loss.needs(loss, "sequences") and level == "token":
+        what = f"token would weigh single tokens, and the ratio of {loss} is one of whole sequences"
+        yield Problem(f"{CORRECTION}_level", what, f"write {CORRECTION}_level=geo")
+
+
+@rule
+def filtering_can_work(run: PPORun) -> Iterator[Problem]:
+    algo = run.algo
+    if not algo.dynamic_filtering_enable:
+        return
+    if run.rollout.n_samples_per_prompt < 2:
+        what = "dynamic filtering compares the samples of a prompt, and there is only one"
+        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+    band = algo.dynamic_filtering_range
+    if len(band) != 2 or band[0] >= band[1]:
+        fix = "write 'algo.dynamic_filtering_range=[0,1]'"
+        yield Problem("algo.dynamic_filtering_range", f"{band} is not [low, high] with low < high", fix)
+
+
+@rule
+def warm_up_ends(run: PPORun) -> Iterator[Problem]:
+    steps, frozen = run.train.max_steps, run.critic.freezing_steps
+    if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
+        what = f"{frozen} leaves no step of train.max_steps={steps} for the policy"
+        yield Problem("critic.freezing_steps", what, f"write critic.freezing_steps={steps // 10}")
+
+
+@rule
+def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
+    estimator = run.algo.advantage.estimator
+    if run.algo.advantage.needs("groups") and run.rollout.n_samples_per_prompt < 2:
+        what = f"algo.advantage.estimator={estimator} compares the samples of a prompt, and there is only one"
+        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+
+
+@rule
+def kl_pulls(run: PPORun) -> Iterator[Problem]:
+    kl, samples = run.algo.kl, run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    pulls = kl.unbiased_gradient or not registry.kl_estimator.needs(kl.estimator, "reward")
+    if kl.use_loss and kl.init_coef > 0 and not pulls:
+        what = f"{kl.estimator} as a loss has a gradient of mean zero, so it has no effect on average"
+        fix = "write algo.kl.estimator=k3, algo.kl.unbiased_gradient=true or algo.kl.use_loss=false"
+        yield Problem("algo.kl.estimator", what, fix)
+    if kl.target is not None and kl.horizon <= 0.2 * samples:
+        what = f"{kl.horizon} is too short for {samples} samples per step: the coefficient could fall to 0"
+        yield Problem("algo.kl.horizon", what, f"write algo.kl.horizon={10 * samples}")
+
+
+@rule
+def teacher_is_there(run: PPORun) -> Iterator[Problem]:
+    if run.algo.distill.coef > 0 and run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "algo.distill needs a teacher, and none is named", f"add {key}=<HF folder or hub name>")
+    if run.algo.distill.coef == 0 and run.algo.advantage.needs("teacher"):
+        what = f"0 means no teacher, and estimator={run.algo.advantage.estimator} learns from one"
+        yield Problem("algo.distill.coef", what, "write algo.distill.coef=1, or another estimator")
+    if run.algo.dynamic_filtering_enable and not run.algo.advantage.needs("rewards"):
+        key = "algo.dynamic_filtering_enable"
+        what = f"drops groups by their scores, and estimator={run.algo.advantage.estimator} learns nothing from scores"
+        yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def preference_loss_fits(run: DPORun) -> Iterator[Problem]:
+    loss = run.algo.loss
+    if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
+        what = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
+        yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
+    if not run.algo.needs("reference"):
+        for key in ("model_name_or_path", "cache_enable", "offload"):
+            if getattr(run.ref, key):
+                what = f"algo.loss={loss} has no reference"
+                yield Problem(
+                    f"ref.{key}",
+                    what,
+                    f"remove it, or write algo.loss={' or '.join(registry.preference_loss.that_need('reference'))}",
+                )
+
+
+@rule
+def reward_tokens_differ(run: PRMRun) -> Iterator[Problem]:
+    if run.algo.reward_tokens is not None:
+        names = run.algo.reward_tokens
+        if len(names) < 2 or len(set(names)) < len(names):
+            what = f"{', '.join(names) or 'nothing'}: a reward is a choice between two or more tokens that differ"
+            yield Problem("algo.reward_tokens", what, "write 'algo.reward_tokens=[+,-]', or null")

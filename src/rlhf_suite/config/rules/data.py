@@ -1,0 +1,217 @@
+"""Rules about where rows come from, and how they become text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+
+from rlhf_suite.config.data import LabelledDataConfig, PromptTextConfig, RewardTextConfig, says_reward
+from rlhf_suite.config.eval import EvalConfig
+from rlhf_suite.config.models import SFTActorConfig
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.runs import (
+    CheckRewardRun,
+    DistillRun,
+    DPORun,
+    GenerateRun,
+    KTORun,
+    PPORun,
+    RMRun,
+    ScoreRun,
+    SFTRun,
+    SupervisedRun,
+    TextRun,
+)
+from rlhf_suite.config.sources import source_problems
+
+
+def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what is wrong with the sources of eval.dataset. `columns`: flags that name columns of the training data,
+    and those names."""
+    if config.dataset is None:
+        return
+    sources = [name.strip() for name in config.dataset.split(",") if name.strip()]
+    uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
+    for name, given in uneven.items():
+        what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
+        yield Problem(f"eval.{name}", what, "write one for all of them, or one for each")
+    if uneven or not sources:
+        yield from source_problems("eval.dataset", config.dataset, {})
+        return
+    for source, own in zip(sources, config.columns_of_sets(len(sources)), strict=True):
+        others = {flag: column for flag, column in columns.items() if flag.removeprefix("data.") not in own}
+        named = {f"eval.{name}": column for name, column in own.items()}
+        yield from source_problems("eval.dataset", source, others | named)
+
+
+OF_SINGLE_ANSWERS = ("data.input_key", "data.output_key", "data.label_key")  # flags of task=kto without pairs
+
+
+def columns(run: SupervisedRun) -> dict[str, str]:
+    """Return the flags that name columns of this run's data, and those names."""
+    if run.data.row_format is not None:
+        return {}  # of rows as they become
+    names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
+    keys = {f"data.{name}": getattr(run.data, name) for name in names}
+    if isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None:
+        keys = {flag: column for flag, column in keys.items() if flag not in OF_SINGLE_ANSWERS}
+    if isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable:
+        keys = {"data.input_key": keys["data.input_key"]}
+    return {flag: column for flag, column in keys.items() if column is not None}
+
+
+@rule
+def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
+    data, names = run.data, columns(run)
+    yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
+    yield from evaluation_problems(run.eval, names)
+
+
+@rule
+def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
+    if run.data.chosen_key is None:
+        return
+    data = run.data
+    if data.rejected_key is None:
+        yield Problem(
+            "data.rejected_key", "only the better answer of each pair is named", "add data.rejected_key=rejected"
+        )
+    if data.prompt_key is None and data.turn_markers is None and not data.apply_chat_template:
+        what = "the prompt of the pairs is not named, so it cannot be separated from the answers"
+        fix = "add data.prompt_key=<column>, data.turn_markers or data.apply_chat_template=true"
+        yield Problem("data.prompt_key", what, fix)
+
+
+@rule
+def full_rows_are_not_padded(run: SFTRun | DistillRun) -> Iterator[Problem]:
+    if run.data.pack_to_max_len and not run.ds.packing_samples:
+        what = "the examples of a row would be padded to one another, each to the longest"
+        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
+
+
+def prompt_columns(data: PromptTextConfig) -> dict[str, str]:
+    """Return the flags that name columns of prompts, and the columns."""
+    named = {"data.input_key": data.input_key, "data.label_key": data.label_key, "data.tools_key": data.tools_key}
+    named["data.reward_columns"] = ",".join(data.reward_columns) or None
+    return {flag: column for flag, column in named.items() if column is not None}
+
+
+@rule
+def has_prompts(run: PPORun) -> Iterator[Problem]:
+    data = run.data
+    columns = prompt_columns(data) if data.row_format is None else {}
+    yield from source_problems(
+        "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
+    )
+    yield from evaluation_problems(run.eval, columns)
+    if run.eval.dataset is not None and run.eval.steps == -1:
+        yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
+
+
+@rule
+def has_prompts_to_answer(run: GenerateRun) -> Iterator[Problem]:
+    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, prompt_columns(run.data))
+
+
+@rule
+def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
+    data = run.data
+    given = {"data.input_key": data.input_key, "data.output_key": data.output_key, "data.label_key": data.label_key}
+    given["data.reward_columns"] = ",".join(data.reward_columns) or None
+    keys = {flag: column for flag, column in given.items() if column is not None}
+    yield from source_problems("data.dataset", run.data.dataset, keys)
+
+
+# A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
+UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
+
+
+FLAG = "data.chat_template_kwargs"
+
+
+# What apply_chat_template gives a template itself.
+TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template")
+
+
+def variable_problems(settings: Sequence[str]) -> Iterator[Problem]:
+    """Yield the settings that are not `name:value`, or whose name is reserved."""
+    for setting in settings:
+        name, colon, _ = setting.partition(":")
+        if not colon or not name.isidentifier():
+            yield Problem(FLAG, f"{setting!r} is not name:value", f"write '{FLAG}=[enable_thinking:false]'")
+        elif name in TAKEN:
+            yield Problem(FLAG, f"{name} is given to the template by the suite", "remove it")
+
+
+@rule
+def template_has_one_place(run: TextRun) -> Iterator[Problem]:
+    key, template = "data.input_template", run.data.input_template
+    if template is None or run.data.apply_chat_template:
+        return
+    try:
+        places = template.format("\0").count("\0")
+    except (IndexError, KeyError, ValueError):
+        places = 0
+    if places != 1:
+        fix = f"write {key}=null for no template, or one {{}}; other braces are doubled"
+        yield Problem(key, f"{template!r} must have one {{}}, where the prompt goes", fix)
+    if UNTURNED_NEWLINE.search(template):
+        fix = f"""in bash write $'{key}="..."' with the dollar sign, or put the template in a preset"""
+        yield Problem(key, f"{template!r} has a backslash and an n where a new line is meant", fix)
+
+
+@rule
+def variables_are_named(run: TextRun) -> Iterator[Problem]:
+    yield from variable_problems(run.data.chat_template_kwargs)
+
+
+@rule
+def several_turns_are_marked(run: SFTRun | DistillRun) -> Iterator[Problem]:
+    pretrains = isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable
+    if run.data.multiturn and not (run.data.apply_chat_template or pretrains):
+        what = "needs the chat template, which marks the turns"
+        yield Problem("data.multiturn", what, "add data.apply_chat_template=true")
+
+
+@rule
+def pretraining_reads_plain_text(run: SFTRun) -> Iterator[Problem]:
+    if run.actor.pretrain_mode_enable:
+        for name in ("multiturn", "apply_chat_template"):
+            if getattr(run.data, name):
+                what = "actor.pretrain_mode_enable trains on every token of plain text"
+                yield Problem(f"data.{name}", what, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
+
+
+@rule
+def turns_are_marked(run: SFTRun | DistillRun | DPORun | RMRun | KTORun) -> Iterator[Problem]:
+    markers = run.data.turn_markers
+    if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
+        what = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
+        yield Problem("data.turn_markers", what, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")
+
+
+@rule
+def reward_has_its_place(run: SFTRun | DistillRun) -> Iterator[Problem]:
+    if run.data.reward_key is None:
+        return
+    if run.data.multiturn:
+        what = "a reward belongs to one answer, and data.multiturn=true trains on several"
+        yield Problem("data.reward_key", what, "write data.multiturn=false")
+    elif run.data.turn_markers is not None and not run.data.apply_chat_template:
+        what = "a dialogue that is used as it is written has no place for the reward"
+        yield Problem("data.reward_key", what, "add data.apply_chat_template=true, or give prompt and answer columns")
+    yield from reward_template_problems(run.data)
+
+
+@rule
+def target_has_its_place(run: GenerateRun) -> Iterator[Problem]:
+    if run.data.target_reward is not None:
+        yield from reward_template_problems(run.data)
+
+
+def reward_template_problems(data: RewardTextConfig) -> Iterator[Problem]:
+    if not says_reward(data.reward_template):
+        what = f"{data.reward_template!r} must have {{prompt}} once and a {{reward}}; other braces are doubled"
+        fix = """write 'data.reward_template="{prompt} <rm_score>: {reward:.2f} "'"""
+        yield Problem("data.reward_template", what, fix)

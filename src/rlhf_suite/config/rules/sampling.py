@@ -1,0 +1,162 @@
+"""Rules about what samples, scores or writes rows, and about loops and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_suite.config.generate import OUTPUT_SUFFIXES, OutputConfig, output_file, shard_of
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.runs import (
+    ChatRun,
+    GenerateRun,
+    IterativeDPORun,
+    MergeLoRARun,
+    PPORun,
+    RejectionSamplingRun,
+    SamplingRun,
+    ScoreRun,
+)
+
+
+@rule
+def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
+    new = run.rollout.max_new_tokens
+    if new is not None and new >= run.data.max_len:
+        what = f"{new} leaves no room for a prompt in data.max_len={run.data.max_len}"
+        yield Problem("rollout.max_new_tokens", what, f"write less than {run.data.max_len}, or raise data.max_len")
+
+
+@rule
+def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
+    """Refuse truncated sampling: it draws from another distribution than the one whose log-probs are trained."""
+    rollout = run.rollout
+    for name, value, neutral in (
+        ("top_p", rollout.top_p, 1.0),
+        ("top_k", rollout.top_k, -1),
+        ("min_p", rollout.min_p, 0.0),
+    ):
+        corrected = run.algo.advantage.is_correction_level != "off"
+        if value != neutral and not (corrected and run.algo.mismatch_max is not None):
+            key = f"rollout.{name}"
+            what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
+            fix = (
+                f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
+                "far they may differ"
+            )
+            yield Problem(key, what, fix)
+
+
+@rule
+def engines_fit(run: PPORun) -> Iterator[Problem]:
+    vllm = run.vllm
+    if vllm.sync_backend == "ipc" and not run.train.colocate_all:
+        what = "ipc needs trainer and engine on the same GPU"
+        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
+    if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
+        what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
+        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
+
+
+@rule
+def engines_are_whole(run: SamplingRun) -> Iterator[Problem]:
+    if run.launch.device == "cpu" and run.vllm.tensor_parallel_size > 1:
+        what = "engines on a CPU are not split (launch.device=cpu)"
+        yield Problem(
+            "vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, and raise vllm.num_engines"
+        )
+
+
+@rule
+def samples_differ(run: GenerateRun) -> Iterator[Problem]:
+    if run.rollout.temperature == 0 and run.rollout.n_samples_per_prompt > 1:
+        what = f"{run.rollout.n_samples_per_prompt} samples at rollout.temperature=0 would all be the same"
+        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
+        yield Problem("rollout.n_samples_per_prompt", what, fix)
+
+
+@rule
+def output_is_writable(run: GenerateRun) -> Iterator[Problem]:
+    yield from output_problems("generate", run.generate, run.ckpt.load_enable)
+
+
+@rule
+def scores_are_writable(run: ScoreRun) -> Iterator[Problem]:
+    yield from output_problems("score", run.score, run.ckpt.load_enable)
+
+
+def output_problems(section: str, output: OutputConfig, resumes: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the flags of an output."""
+    key = f"{section}.output_path"
+    if shard_of(output.shard) is None:
+        fix = f"write {section}.shard=0/4 for the first of four parts, or remove it"
+        yield Problem(f"{section}.shard", f"{output.shard!r} is not i/n with i < n", fix)
+    elif output.output_path is not None:
+        path = output_file(output.output_path, output.shard, Path())
+        if path.is_dir():
+            yield Problem(key, f"{output.output_path} is a folder", f"write {key}={path / 'rows.jsonl'}")
+        elif path.suffix not in OUTPUT_SUFFIXES:
+            fix = f"write {key}={path.with_suffix('.jsonl')} (or .parquet)"
+            yield Problem(key, f"{output.output_path} is neither a .jsonl nor a .parquet file", fix)
+        elif path.exists() and not resumes:
+            yield Problem(key, f"{path} exists already", "choose another file, or remove that one")
+
+
+@rule
+def best_has_a_score(run: GenerateRun) -> Iterator[Problem]:
+    if not run.generate.best_of_n:
+        return
+    key = "generate.best_of_n"
+    if not has_source(run.reward):
+        fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
+        yield Problem(key, "nothing scores the samples", fix)
+    if run.rollout.n_samples_per_prompt < 2:
+        fix = "write rollout.n_samples_per_prompt=8, or generate.best_of_n=false"
+        yield Problem(key, "there is only one sample of each prompt", fix)
+
+
+@rule
+def best_or_pairs(run: ScoreRun) -> Iterator[Problem]:
+    if run.score.pairs and run.score.best_of_n:
+        what = "a pair already contains the best response"
+        yield Problem("score.best_of_n", what, "write score.best_of_n=false, or score.pairs=false")
+
+
+@rule
+def budget_holds_a_sequence(run: ScoreRun) -> Iterator[Problem]:
+    if run.reward.model_name_or_path is not None and run.score.max_tokens_per_gpu < run.data.max_len:
+        what = f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
+        fix = f"write score.max_tokens_per_gpu={run.data.max_len} or more"
+        yield Problem("score.max_tokens_per_gpu", what, fix)
+
+
+@rule
+def there_is_a_choice(run: RejectionSamplingRun | IterativeDPORun) -> Iterator[Problem]:
+    if run.rollout.n_samples_per_prompt < 2:
+        what = "there is only one answer to each prompt, so none can be better"
+        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+
+
+@rule
+def there_is_one_reference(run: IterativeDPORun) -> Iterator[Problem]:
+    if run.loop.fixed_reference_enable and run.ref.model_name_or_path is not None:
+        what = f"the reference is already named: ref.model_name_or_path={run.ref.model_name_or_path}"
+        yield Problem("loop.fixed_reference_enable", what, "remove one of the two")
+
+
+@rule
+def adapter_is_named(run: MergeLoRARun) -> Iterator[Problem]:
+    key, path = "lora.path", run.lora.path
+    if path is None:
+        yield Problem(key, "no adapter is named", f"add {key}=<folder of a LoRA adapter>")
+    elif not (Path(path).expanduser() / "adapter_config.json").is_file():
+        yield Problem(key, f"{path} has no adapter_config.json", f"write {key}=<folder of a LoRA adapter>")
+
+
+@rule
+def room_for_a_message(run: ChatRun) -> Iterator[Problem]:
+    if run.chat.max_len <= run.chat.max_new_tokens:
+        what = f"{run.chat.max_len} tokens leave no room for a message beside chat.max_new_tokens"
+        fix = f"write chat.max_len={4 * run.chat.max_new_tokens}, or a smaller chat.max_new_tokens"
+        yield Problem("chat.max_len", what, fix)

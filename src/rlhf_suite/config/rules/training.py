@@ -1,0 +1,326 @@
+"""Rules about batches, precision, optimisers, evaluation, and the ranks of models and what they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.eval import EVALUATED, RLEvalConfig
+from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import model_sections, num_ranks
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
+from rlhf_suite.config.train import RLTrainConfig
+
+SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
+
+
+@rule
+def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
+    """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches."""
+    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
+    size, micro = run.train.batch_size, run.train.micro_batch_size
+    if run.train.dynamic_batch_enable:
+        if size % ranks:
+            fix = f"write train.batch_size={next_multiple(size, ranks)}"
+            yield Problem("train.batch_size", f"{size} is not a multiple of the actor's {ranks} ranks", fix)
+    elif size % (ranks * micro):
+        what = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
+        yield Problem("train.batch_size", what, f"write train.batch_size={next_multiple(size, ranks * micro)}")
+
+
+def next_multiple(number: int, factor: int) -> int:
+    return -(-number // factor) * factor
+
+
+@rule
+def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
+    if run.train.dynamic_batch_enable and not run.ds.packing_samples:
+        what = "a token budget does not count padding, so it needs packed sequences"
+        yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
+    count = SEQUENCES_PER_ROW.get(run.task, 1)
+    least = count * run.data.max_len
+    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < least:
+        row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
+        what = f"{run.train.max_tokens_per_gpu} tokens are too few for {row} of data.max_len={run.data.max_len}"
+        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={least} or more")
+
+
+@rule
+def average_is_whole(run: PPORun) -> Iterator[Problem]:
+    if run.train.enable_ema and run.ds.zpg > 1:
+        what = "a second partition of the weights (ds.zpg) would be gathered in place of their average"
+        yield Problem("train.enable_ema", what, "write ds.zpg=1, or remove train.enable_ema")
+
+
+def ranks(run: PPORun) -> dict[str, int]:
+    """Return the number of ranks of each model that this run has."""
+    return {name: num_ranks(section) for name, section in model_sections(run).items()}
+
+
+@rule
+def rollouts_divide(run: PPORun) -> Iterator[Problem]:
+    """Check that a step has a whole number of optimiser steps, and that the ranks of each model get equal shares."""
+    samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
+    if samples % run.train.batch_size:
+        fix = "make rollout.batch_size x rollout.n_samples_per_prompt a multiple of train.batch_size"
+        yield Problem(
+            "rollout.batch_size", f"{said} are not a multiple of train.batch_size={run.train.batch_size}", fix
+        )
+    for name, count in ranks(run).items():
+        if samples % count:
+            fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
+            yield Problem(f"{name}.num_gpus_per_node", f"{said} cannot be shared evenly by {count} ranks", fix)
+
+
+@rule
+def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
+    """Check a critic with another number of ranks than the actor; `batches_divide` checks the actor's."""
+    count = ranks(run).get("critic")
+    if count in (None, ranks(run)["actor"]):
+        return
+    share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
+    if run.train.batch_size % share:
+        what = (
+            f"train.batch_size={run.train.batch_size} is not a multiple of the critic's ranks x micro-batch = {share}"
+        )
+        yield Problem("critic.num_gpus_per_node", what, "give the critic as many ranks as the actor")
+
+
+@rule
+def shared_devices_match(run: PPORun) -> Iterator[Problem]:
+    sizes = ranks(run)
+    engines = run.vllm.num_engines * run.vllm.tensor_parallel_size
+    groups = (
+        ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
+        ("colocate_actor_ref", run.train.colocate_actor_ref, subset(sizes, "actor", "ref")),
+        ("colocate_critic_reward", run.train.colocate_critic_reward, subset(sizes, "critic", "reward")),
+    )
+    for name, is_on, members in groups:
+        if is_on and len(set(members.values())) > 1:
+            said = ", ".join(f"{member} {count}" for member, count in members.items())
+            fix = "make num_nodes x num_gpus_per_node (vllm: num_engines x tensor_parallel_size) equal"
+            yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
+    if run.train.colocate_all and run.vllm.tensor_parallel_size > 1:
+        what = f"an engine on {run.vllm.tensor_parallel_size} devices cannot share each with one actor rank"
+        fix = "write vllm.tensor_parallel_size=1 and as many vllm.num_engines as the actor has ranks"
+        yield Problem("vllm.tensor_parallel_size", f"{what} (train.colocate_all=true)", fix)
+
+
+def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: sizes[name] for name in names if name in sizes}
+
+
+@rule
+def older_rollouts_are_corrected(run: PPORun) -> Iterator[Problem]:
+    """Old rollouts come from another policy than the one that the loss compares with."""
+    stale = run.train.async_enable and run.train.async_queue_size > 0
+    if stale and run.algo.advantage.is_correction_level == "off":
+        what = (
+            f"rollouts by weights that are {run.train.async_queue_size} steps old are trained on as if the policy had "
+            "written them, which makes training collapse"
+        )
+        yield Problem("train.async_enable", what, "add correction=tis (or icepop), or write train.async_queue_size=0")
+
+
+@rule
+def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
+    if not run.train.async_enable:
+        return
+    for flag in ("train.colocate_all", "vllm.enable_sleep"):
+        if run.train.colocate_all if flag == "train.colocate_all" else run.vllm.enable_sleep:
+            what = "engines that share their devices with the models cannot generate while the policy trains"
+            yield Problem(flag, what, f"write {flag}=false, or train.async_enable=false")
+
+
+@rule
+def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
+    stage = run.ds.zero_stage
+    for name, is_on, least in (
+        ("adam_offload", run.ds.adam_offload, 1),
+        ("zpg", run.ds.zpg > 1, 3),
+    ):
+        if is_on and stage < least:
+            yield Problem(
+                f"ds.{name}", f"needs ds.zero_stage={least} or more, but it is {stage}", f"write ds.zero_stage={least}"
+            )
+    if run.ds.overlap_comm and stage != 2:
+        what = f"works only with ds.zero_stage=2, but it is {stage}"
+        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2, or ds.overlap_comm=false")
+    if stage == 0 and run.ds.param_dtype == "bf16":
+        what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
+        yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
+    if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
+        what = "bf16 would round the gradients of fp32 parameters"
+        yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
+
+
+@rule
+def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
+    key = "ds.load_in_4bit"
+    if not run.ds.load_in_4bit:
+        return
+    if run.ds.lora.rank == 0:
+        yield Problem(key, "4-bit weights cannot be trained themselves", "add ds.lora.rank=<rank>")
+    elif run.ds.zero_stage == 3:
+        what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
+        yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
+    elif find_spec("bitsandbytes") is None:
+        yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
+
+
+@rule
+def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
+    key = "ds.use_liger_kernel"
+    if run.ds.use_liger_kernel and run.launch.device == "cpu":
+        yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
+    elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
+        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
+
+
+@rule
+def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
+    key, name = "ds.attn_implementation", run.ds.attn_implementation
+    if name in ("sdpa", "eager") and run.ds.packing_samples:
+        what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
+        yield Problem(key, what, f"write {key}=varlen")
+    if name == "flash_attention_2" and run.ds.param_dtype == "fp32":
+        yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
+    if name == "flash_attention_2" and run.launch.device == "cpu":
+        yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
+
+
+@rule
+def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
+    if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
+        what = f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
+        yield Problem("ds.lora.dropout", what, "write ds.lora.dropout=0.0")
+
+
+@rule
+def actor_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
+    yield from training_problems("actor", run.actor, run.ds)
+
+
+@rule
+def critic_can_be_trained(run: PPORun) -> Iterator[Problem]:
+    yield from training_problems("critic", run.critic, run.ds)
+
+
+def training_problems(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield what is wrong with the flags of one trained model."""
+    if len(section.adam.betas) != 2:
+        what = f"needs 2 values, not {len(section.adam.betas)}"
+        yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
+    yield from muon_fits(name, section, ds)
+    yield from experts_keep_their_gradient(name, section)
+    yield from frozen_names_fit(name, section, ds)
+
+
+def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield what does not fit Muon: it takes whole matrices, and DeepSpeed clips its orthogonalised update."""
+    if section.optim != "muon":
+        return
+    if ds.lora.rank > 0:
+        what = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
+        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
+    if section.max_norm > 0:
+        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
+        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
+
+
+def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
+    key = f"{name}.freeze"
+    if section.freeze and ds.lora.rank > 0:
+        what = "LoRA trains only its adapters; everything else is frozen already"
+        yield Problem(key, what, "remove it, and choose with ds.lora.target_modules")
+    for pattern in section.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Problem(
+                key, f"{pattern!r} is not a regular expression: {error}", f"write '{key}=[model.embed_tokens]'"
+            )
+
+
+def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
+    """Refuse re-entrant checkpointing with a loss of the router: its logits would have no gradient."""
+    if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
+        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
+        key = f"{name}.gradient_checkpointing_reentrant"
+        yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
+    for name in ("ref", "teacher", "reward"):
+        section = getattr(run, name, None)
+        if section is None or not section.offload:
+            continue
+        key = f"{name}.offload"
+        own = not isinstance(run.train, RLTrainConfig) and run.ds.lora.rank > 0
+        if run.launch.device == "cpu":
+            what = "there is no GPU to bring the weights to (launch.device=cpu)"
+        elif own and section.model_name_or_path in (None, run.actor.model_name_or_path):
+            what = "with LoRA this model is the actor without its adapters, and no copy is held"
+        elif name == "ref" and run.ds.load_in_4bit:
+            what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
+        else:
+            continue
+        yield Problem(key, what, f"write {key}=false")
+
+
+@rule
+def teacher_is_named(run: DistillRun) -> Iterator[Problem]:
+    if run.teacher.model_name_or_path is None:
+        key = "teacher.model_name_or_path"
+        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")
+
+
+@rule
+def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
+    for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
+        if steps == 0:
+            yield Problem(key, "0 is not an interval", f"write {key}=-1 (see --help) or a number of steps")
+
+
+@rule
+def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
+    if run.eval.dataset is not None:
+        return
+    if run.eval.steps > 0:
+        yield Problem(
+            "eval.dataset", "eval.steps is set, but there is nothing to evaluate on", "add eval.dataset=<source>"
+        )
+    elif run.ckpt.best_metric_key not in (None, "none"):
+        yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
+    elif run.train.early_stopping_patience is not None:
+        yield Problem("eval.dataset", "train.early_stopping_patience needs an evaluation", "add eval.dataset=<source>")
+
+
+@rule
+def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
+    """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
+    key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
+    if name in (None, "none") or run.eval.dataset is None:
+        return
+    known = [f"eval/{each}" for each in EVALUATED[run.task]]
+    if isinstance(run.eval, RLEvalConfig):
+        samples = run.eval.n_samples_per_prompt
+        known += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
+    prefix, _, last = name.rpartition("/")
+    if not prefix.startswith("eval") or f"eval/{last}" not in known:
+        close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
+        fix = close.replace("did you mean ", f"did you mean {key}=")
+        yield Problem(key, f"no evaluation of task={run.task} measures {name}; it has {', '.join(known)}", fix)
+
+
+@rule
+def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
+    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == "none":
+        what = "with none there is no metric for train.early_stopping_patience"
+        yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")
