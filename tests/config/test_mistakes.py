@@ -557,7 +557,7 @@ def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.ds.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.rules.training.find_spec", lambda _: None)
     for flags, extra in ((FOUR_BITS + "ds.lora.rank=8", "qlora"), ("ds.use_liger_kernel=true", "liger")):
         (problem,) = checked(SFT + flags).problems
         assert problem.key == flags.partition("=")[0] and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
