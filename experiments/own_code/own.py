@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted
-from rlhf_suite.config.algo import AdvantageConfig
-from rlhf_suite.config.algo_supervised import DPOAlgoConfig
+from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.losses.policy import PolicyTokens, TokenLosses, clip_range
