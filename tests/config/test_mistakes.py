@@ -60,6 +60,12 @@ MISTAKES = [
     (ASYNC, "train.async_enable", "add correction=tis"),
     (ASYNC + "correction=tis train.colocate_all=true", "train.colocate_all", "write train.colocate_all=false"),
     (ASYNC + "correction=tis vllm.enable_sleep=true", "vllm.enable_sleep", "write vllm.enable_sleep=false"),
+    (
+        ASYNC + "correction=tis train.partial_rollout_enable=true train.async_run_ahead=2",
+        "train.async_run_ahead",
+        "write train.async_queue_size=2 or more",
+    ),
+    (PPO + "train.partial_rollout_enable=true", "train.partial_rollout_enable", "add train.async_enable=true"),
     (PPO + "train.async_queue_size=2", "train.async_queue_size", "add train.async_enable=true"),
     # tasks and presets
     ("", "task", "add task=sft or task=rm"),

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class PlainEngines:
     def __init__(self, folder: str, is_deaf: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
+        self.lock = Lock()
         self.asked: list[GenerationRequest] = []
 
     def sync(
@@ -50,9 +52,11 @@ class PlainEngines:
         assert manifest.path is not None
         size = manifest.entries[-1].offset + manifest.entries[-1].nbytes
         flat = torch.from_file(manifest.path, size=size, dtype=torch.uint8)
-        if not self.is_deaf:
-            self.model.load_state_dict({entry.name: entry.view(flat) for entry in manifest.entries}, strict=False)
-        self.version, count = manifest.version, len(manifest.entries)
+        with self.lock:  # between two responses
+            if not self.is_deaf:
+                self.model.load_state_dict({entry.name: entry.view(flat) for entry in manifest.entries}, strict=False)
+            self.version = manifest.version
+        count = len(manifest.entries)
         return manifest, [SyncReport(count, count, ())]
 
     def start(self, work: Coroutine) -> Future:
@@ -60,7 +64,8 @@ class PlainEngines:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
-        return self.answer(request)
+        with self.lock:
+            return self.answer(request)
 
     @torch.no_grad()
     def answer(self, request: GenerationRequest) -> Generation:

@@ -48,10 +48,24 @@ class RLTrainConfig(TrainConfig):
     async_enable: bool = flag(False, "Make the rollouts of later steps while the policy trains", resume=FIXED)
     async_queue_size: int = flag(
         1,
-        "How many steps older than the policy the weights are that write a rollout; 0: as without train.async_enable",
+        "By how many steps the weights that write a rollout are older than the policy (with "
+        "train.partial_rollout_enable: at most); 0: as without train.async_enable",
         ge=0,
         resume=FIXED,
         when=is_true(".async_enable"),
+    )
+    partial_rollout_enable: bool = flag(
+        False,
+        "Sync weights while responses are unfinished, and train on groups as they end, so that no step waits for long "
+        "responses; not the same numbers each time",
+        resume=FIXED,
+        when=is_true(".async_enable"),
+    )
+    async_run_ahead: int = flag(
+        1,
+        "Batches of groups that are under way beside the one that is trained; at most train.async_queue_size",
+        ge=1,
+        when=is_true(".partial_rollout_enable"),
     )
     colocate_all: bool | None = flag(
         None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
@@ -25,6 +26,7 @@ from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.schedules import Ahead, Schedule, Synchronous
 from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.stream import GroupOrder, Stream
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.tracking.journal import Journal
@@ -67,7 +69,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     steps, ahead = total_steps(order, config.train), plan.rollouts_ahead
     parts = (order, sampler, scorer, shaper, journal, sources)
     builder = RolloutBuilder(config.algo, config.rollout, *parts, in_background=ahead > 0)
-    rollouts = Ahead(builder, ahead, steps) if ahead else Synchronous(builder)
+    rollouts = make_schedule(config, plan, builder, steps, folder.rollouts)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
@@ -94,6 +96,16 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         saver=make_saver(config, folder, actors, prompts, credit, rollouts),
         journal=journal,
     )
+
+
+def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: int, folder: Path) -> Schedule:
+    """Return what says when rollouts are made: with their steps, ahead of them, or as a stream of groups."""
+    if plan.rollouts_ahead == 0:
+        return Synchronous(builder)
+    if not config.train.partial_rollout_enable:
+        return Ahead(builder, plan.rollouts_ahead, steps)
+    order = GroupOrder(builder.order, steps, config.algo.dynamic_filtering_enable)
+    return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder)
 
 
 def make_sampler(config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> Sampler:

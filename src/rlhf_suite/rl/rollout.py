@@ -86,6 +86,12 @@ class RolloutBuilder:
             scored, metrics = self.filtered()
         else:
             scored, metrics = self.sample(self.order.indices(step), step)
+        return self.finish(scored, metrics)
+
+    def finish(
+        self, scored: ScoredTrajectories, metrics: dict[str, float]
+    ) -> tuple[ScoredTrajectories, dict[str, float]]:
+        """Shape the rewards of the samples of a step, and measure them."""
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped, self.sources)
         if self.algo.advantage.needs("rewards"):

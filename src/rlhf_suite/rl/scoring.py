@@ -37,16 +37,29 @@ class Scorer:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewards, self.journal = rewards, journal
 
-    def score(self, trajectories: list[Trajectory]) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error."""
+    def score(
+        self, trajectories: list[Trajectory], is_part: bool = False
+    ) -> tuple[ScoredTrajectories, dict[str, float]]:
+        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error.
+
+        `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
+        """
         samples = self.samples(trajectories)
         outcomes, metrics = self.outcomes(samples)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
-        all_failed = len(failed) == len({t.group for t in trajectories})
+        all_failed = None if is_part else len(failed) == len({t.group for t in trajectories})
         check_failures(self.config, self.journal, [sample.text() for sample in samples], outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         scored = self.select(trajectories, samples, outcomes, kept)
         return scored, metrics | failure_counts(outcomes, len(failed))
+
+    def check_error_rate(self, failures: float, samples: float) -> None:
+        """End the run if too many of the samples of a step failed, of which `score` saw only parts."""
+        if failures > self.config.max_error_rate * samples:
+            raise RunError(
+                f"{failures:g} of {samples:g} samples have no reward (logs/{FAILURES} has the reasons); that is more "
+                f"than reward.max_error_rate={self.config.max_error_rate:g}"
+            )
 
     def outcomes(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
         """Return an outcome per sample, and metrics; without rewards (a teacher alone) every reward is 0."""
@@ -105,10 +118,11 @@ def check_failures(
     journal: Journal,
     rows: Sequence[Mapping[str, str]],
     outcomes: Sequence[Outcome],
-    all_failed: bool,
+    all_failed: bool | None,
 ) -> None:
     """End the run if there are more failures than it may go on with, else print a line about them. Either way each
-    failure is written to a log, with what `rows` says of it."""
+    failure is written to a log, with what `rows` says of it. `all_failed`: None for a part of a step, whose number of
+    failures is checked later."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, RewardFailure)]
     if not failures:
         return
@@ -126,7 +140,7 @@ def check_failures(
         raise RunError(f"{report}; repair the reward, or drop such groups with reward.on_error=drop")
     if all_failed:
         raise RunError(f"{report}; no group is left")
-    if len(failures) > config.max_error_rate * len(outcomes):
+    if all_failed is not None and len(failures) > config.max_error_rate * len(outcomes):
         raise RunError(f"{report}; that is more than reward.max_error_rate={config.max_error_rate:g}")
     journal.info(f"{report}; their groups are left out")
 

@@ -128,6 +128,16 @@ def older_rollouts_are_corrected(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def groups_are_trained_in_time(run: PPORun) -> Iterator[Problem]:
+    train = run.train
+    if train.partial_rollout_enable and 0 < train.async_queue_size < train.async_run_ahead:
+        what = f"groups that begin {train.async_run_ahead} steps ahead cannot be trained within "
+        what += f"train.async_queue_size={train.async_queue_size} steps"
+        fix = f"write train.async_queue_size={train.async_run_ahead} or more, or a smaller train.async_run_ahead"
+        yield Problem("train.async_run_ahead", what, fix)
+
+
+@rule
 def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
     if not run.train.async_enable:
         return

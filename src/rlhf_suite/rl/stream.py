@@ -1,0 +1,262 @@
+"""Rollouts as a stream of groups: partial rollouts, with a bound on staleness that holds by construction.
+
+Version v of the weights is what v steps have trained. Groups have indices in the order in which they begin, which is
+the order of prompts of a synchronous run, with the same seeds. With S = train.async_queue_size and
+D = train.async_run_ahead:
+
+    admission   a group begins while fewer groups are outstanding than steps t to t + D take, t being trained now
+    deadline    a group that began at version v is trained by step v + S
+    selection   step t takes finished groups in the order in which they ended, but so that for every d in t to t + S the
+                groups due by d that it leaves fit into steps t + 1 to d; it waits for a group only if that needs one
+
+A weight sync falls between two steps of the engines: unfinished responses go on with the new weights, and each token
+has its version. No group is dropped but those that dynamic filtering or a failed reward rejects, and `rejected.jsonl`
+in the folder of rollouts has those. Selection always finds a batch: the groups due by d that are left never exceed what
+the steps up to d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit
+(D <= S).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.errors import RunError
+from rlhf_suite.rl.rollout import RolloutBuilder
+from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
+from rlhf_suite.rl.schedules import Rollout
+
+REJECTED = "rejected.jsonl"
+SAMPLES = "samples"
+
+
+def select(
+    begun: Mapping[int, int], finished: Sequence[int], step: int, total: Callable[[int], int], bound: int
+) -> list[int] | None:
+    """Return the groups that a step trains on, or None while one that must not get older is still running.
+
+    Args:
+        begun: the version at which each untrained group began, by index.
+        finished: those that have ended, in that order.
+        step: the step, which is also the version of the policy.
+        total: the number of groups that all steps before a given one take.
+        bound: S, the largest age.
+    """
+    size = total(step + 1) - total(step)
+    chosen: list[int] = []
+    taken: set[int] = set()
+    for due in range(step, step + bound + 1):
+        must = [group for group, version in begun.items() if version + bound <= due]
+        later = total(due + 1) - total(step + 1)
+        short = len(must) - later - sum(group in taken for group in must)
+        if short > 0:
+            ready = sorted({*must} & {*finished} - taken, key=lambda group: (begun[group], group))
+            if short > len(ready):
+                return None
+            chosen += ready[:short]
+            taken.update(chosen)
+    chosen += [group for group in finished if group not in taken][: size - len(chosen)]
+    return chosen if len(chosen) == size else None
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """Which prompt a group answers, and how many groups the steps take."""
+
+    order: BatchOrder
+    total_steps: int
+    whole_batches: bool  # with dynamic filtering: the last step of an epoch is not short
+
+    def prompt(self, index: int) -> tuple[int, int]:
+        """Return (index of the prompt, stream of random numbers) of the group `index`."""
+        epoch, row = divmod(index, self.order.num_rows)
+        step, place = divmod(row, self.order.batch_size)
+        step += epoch * self.order.steps_per_epoch
+        return self.order.indices(step)[place], step
+
+    def before(self, step: int) -> int:
+        """Return how many groups the steps before `step` take."""
+        step = min(step, self.total_steps)
+        if self.whole_batches:
+            return step * self.order.batch_size
+        epoch, batch = divmod(step, self.order.steps_per_epoch)
+        return epoch * self.order.num_rows + min(batch * self.order.batch_size, self.order.num_rows)
+
+
+class Stream:
+    """A schedule of single groups. Groups end on other threads; `changed` guards all that they touch."""
+
+    def __init__(self, builder: RolloutBuilder, order: GroupOrder, bound: int, run_ahead: int, folder: Path) -> None:
+        self.builder, self.order, self.bound, self.run_ahead = builder, order, bound, run_ahead
+        self.rejected_file = folder / REJECTED
+        self.changed = threading.Condition()
+        self.step = 0  # the step that is trained now, and the version of the weights
+        self.next = self.rejected = 0  # groups that began; of them those that were rejected
+        self.begun: dict[int, int] = {}  # index -> version, of groups that are neither trained nor rejected
+        self.unscored: list[list[Trajectory]] = []
+        self.finished: dict[int, ScoredTrajectories] = {}  # in the order in which they ended
+        self.counts: Counter[str] = Counter()  # of scoring, since the last step
+        self.rejected_since = 0
+        self.failure: BaseException | None = None
+        self.is_closed = False
+        self.generating = ExitStack()  # open while the engines have requests
+
+    def begin(self, step: int) -> None:
+        with self.changed:
+            self.step = step
+            for index in sorted({*self.begun} - {*self.finished}):  # they were running when the checkpoint was written
+                self.start(index)
+            self.dispatch()
+        threading.Thread(target=self.score, name="rewards", daemon=True).start()
+
+    def dispatch(self) -> None:
+        """Begin groups as far as admission allows."""
+        while self.next - self.rejected < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed:
+            self.next += 1
+            self.start(self.next - 1)
+
+    def start(self, index: int) -> None:
+        if len(self.begun) == len(self.finished):
+            self.generating.enter_context(self.builder.phase("generation", "engines"))
+        self.begun[index] = self.step
+        prompt, stream = self.order.prompt(index)
+        self.builder.sampler.start(index, prompt, stream).add_done_callback(self.generated)
+
+    def generated(self, group: Future[list[Trajectory]]) -> None:
+        """Hand the samples of a group to the thread that scores."""
+        with self.changed:
+            if (error := group.exception()) is not None:
+                self.failure = self.failure or error
+            else:
+                self.unscored.append(group.result())
+            self.changed.notify_all()
+
+    def score(self) -> None:
+        """Score the groups that have ended, all that wait at once, until the stream is closed."""
+        while True:
+            with self.changed:
+                while not self.unscored and not self.is_closed:
+                    self.changed.wait()
+                if self.is_closed:
+                    return
+                groups, self.unscored = self.unscored, []
+            try:
+                with self.builder.phase("reward", "rewards"):
+                    samples = [t for group in groups for t in group]
+                    scored, counts = self.builder.scorer.score(samples, is_part=True)
+            except BaseException as error:
+                with self.changed:
+                    self.failure = self.failure or error
+                    self.changed.notify_all()
+                return
+            self.sort_out({group[0].group: group for group in groups}, scored, counts | {SAMPLES: len(samples)})
+
+    def sort_out(
+        self, groups: dict[int, list[Trajectory]], scored: ScoredTrajectories, counts: Mapping[str, float]
+    ) -> None:
+        """Keep the groups that are trained on, and reject the others."""
+        by_index = {group.trajectories[0].group: group for group in scored.by_group()}
+        filtered = self.builder.algo.dynamic_filtering_enable
+        with self.changed:
+            self.counts.update(counts)
+            for index, trajectories in groups.items():
+                for trajectory in trajectories:
+                    assert (np.diff(trajectory.version[trajectory.model_mask]) >= 0).all(), "versions fall in a ledger"
+                if index not in by_index:
+                    self.reject(index, "the reward failed")
+                elif filtered and not self.builder.is_accepted(by_index[index]):
+                    self.reject(index, f"scores {by_index[index].scores.tolist()}")
+                else:
+                    self.finished[index] = by_index[index]
+            if len(self.begun) == len(self.finished):
+                self.generating.close()
+            self.dispatch()
+            self.changed.notify_all()
+
+    def reject(self, index: int, reason: str) -> None:
+        """Leave a group out, with the reason in a file; another one begins in its place."""
+        del self.begun[index]
+        self.rejected, self.rejected_since = self.rejected + 1, self.rejected_since + 1
+        row = {"group": index, "prompt": self.order.prompt(index)[0], "step": self.step + 1, "reason": reason}
+        self.rejected_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.rejected_file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def take(self, step: int) -> Rollout:
+        waited = {"batch": 0.0, "deadline": 0.0}
+        with self.changed:
+            while (chosen := self.selected()) is None:
+                self.check()
+                began, size = time.perf_counter(), self.order.before(step + 1) - self.order.before(step)
+                why = "deadline" if len(self.finished) >= size else "batch"
+                self.changed.wait()
+                waited[why] += time.perf_counter() - began
+            groups = [self.finished.pop(index) for index in sorted(chosen)]
+            for index in chosen:
+                del self.begun[index]
+            trained = self.order.before(step + 1)
+            assert self.next == trained + self.rejected + len(self.begun), "a group was lost, or trained on twice"
+            counts, self.counts = self.counts, Counter()
+            rejected, self.rejected_since = self.rejected_since, 0
+        for trajectory in (t for group in groups for t in group.trajectories):
+            oldest = trajectory.version[trajectory.model_mask].min(initial=step)
+            assert oldest >= step - self.bound, f"a token of version {oldest} in step {step}"
+        metrics = {f"async/waiting_for_{why}": seconds for why, seconds in waited.items()}
+        metrics |= {"async/outstanding": float(len(self.begun)), "async/rejected": float(rejected)}
+        failures = counts["reward/errors"] + counts["reward/timeouts"]
+        self.builder.scorer.check_error_rate(failures, counts.pop(SAMPLES, 0))
+        return self.builder.finish(joined(groups), dict(counts) | metrics)
+
+    def selected(self) -> list[int] | None:
+        """Return the groups of the present step, or None while one of them is running."""
+        if self.failure is not None:
+            raise self.failure
+        return select(self.begun, [*self.finished], self.step, self.order.before, self.bound)
+
+    def check(self) -> None:
+        """End the run if filtering rejects group after group."""
+        algo, size = self.builder.algo, self.order.order.batch_size
+        if self.rejected_since > algo.dynamic_filtering_max_rounds * size:
+            raise RunError(
+                f"{self.rejected_since} groups in a row were rejected (the reasons are in {self.rejected_file}). Widen "
+                "algo.dynamic_filtering_range, raise rollout.n_samples_per_prompt, or take other prompts"
+            )
+
+    def allow_sync(self, version: int) -> None:
+        """A sync may fall between any two steps of the engines."""
+
+    def synced(self, version: int) -> None:
+        with self.changed:
+            self.step = version
+            self.dispatch()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+    def save(self, folder: Path) -> None:
+        """Write the finished groups that are not trained on yet, and the indices of those that are running."""
+        with self.changed:
+            begun, finished = dict(self.begun), dict(self.finished)
+            state = {"next": self.next, "rejected": self.rejected, "begun": [*begun.items()], "finished": [*finished]}
+        if finished:
+            write_samples(folder, joined([*finished.values()]))
+        (folder / "stream.json").write_text(json.dumps(state))
+
+    def load(self, folder: Path) -> None:
+        state = json.loads((folder / "stream.json").read_text())
+        self.next, self.rejected, self.begun = state["next"], state["rejected"], dict(state["begun"])
+        if state["finished"]:
+            self.finished = dict(zip(state["finished"], read_samples(folder).by_group(), strict=True))

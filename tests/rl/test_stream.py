@@ -1,0 +1,170 @@
+"""The stream of groups: the bound on staleness, each group once, and how a run continues."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from plain_run import run, small
+
+from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.rl.stream import GroupOrder, select
+from rlhf_suite.tracking.metrics import read_rows
+
+STEPS = 6
+FLAGS = {
+    "train__num_episodes": 3,
+    "train__async_enable": True,
+    "train__async_queue_size": 2,
+    "train__partial_rollout_enable": True,
+    "ckpt__save_steps": 2,
+    "ckpt__load_enable": True,
+    "algo__advantage__is_correction_level": "token",
+}
+
+
+class Simulation:
+    """A schedule with random durations, rejections and batch sizes."""
+
+    def __init__(self, seed: int) -> None:
+        draw = self.draw = random.Random(seed)
+        self.bound, self.share_rejected = draw.randint(0, 4), draw.choice([0, 0.3])
+        self.run_ahead, self.sigma = draw.randint(0, self.bound), draw.uniform(0, 2.5)
+        rows, self.steps = draw.randint(1, 12), draw.randint(1, 12)
+        batches = BatchOrder(rows, draw.randint(1, min(5, rows)), 0)
+        self.order = GroupOrder(batches, self.steps, self.share_rejected > 0)
+        self.begun: dict[int, int] = {}
+        self.ends: dict[int, float] = {}  # of the groups that are running
+        self.finished: list[int] = []
+        self.now, self.next, self.rejected = 0.0, 0, 0
+
+    def run(self) -> list[int]:
+        """Return the age of each group when it was trained."""
+        trained, ages = [], []
+        for step in range(self.steps):
+            chosen = self.chosen(step)
+            assert len(chosen) == self.order.before(step + 1) - self.order.before(step)
+            trained += chosen
+            ages += [step - self.begun.pop(index) for index in chosen]
+            self.finished = [index for index in self.finished if index not in chosen]
+            self.now += self.draw.lognormvariate(0, 1)
+            while self.ends and min(self.ends.values()) <= self.now:
+                self.end_first()
+        assert len(trained) == len({*trained})
+        assert self.next == len(trained) + self.rejected + len(self.begun)
+        assert max(ages) <= self.bound
+        if self.bound == 0 and not self.share_rejected:
+            assert sorted(trained) == [*range(self.order.before(self.steps))]
+        return ages
+
+    def chosen(self, step: int) -> list[int]:
+        while True:
+            while self.next - self.rejected < self.order.before(step + self.run_ahead + 1):
+                self.begun[self.next] = step
+                self.ends[self.next] = self.now + self.draw.lognormvariate(0, self.sigma)
+                self.next += 1
+            found = select(self.begun, self.finished, step, self.order.before, self.bound)
+            if found is not None:
+                return found
+            self.end_first()
+
+    def end_first(self) -> None:
+        index = min(self.ends, key=self.ends.__getitem__)
+        self.now = max(self.now, self.ends.pop(index))
+        if self.draw.random() < self.share_rejected:
+            self.rejected += 1
+            del self.begun[index]
+        else:
+            self.finished.append(index)
+
+
+def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules():
+    ages = [age for seed in range(3000) for age in Simulation(seed).run()]
+    assert max(ages) == 4 and 0 in ages
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_groups_come_in_the_order_of_a_synchronous_run(rows):
+    order = BatchOrder(rows, 2, 3)
+    groups = GroupOrder(order, 7, whole_batches=False)
+    for step in range(7):
+        found = [groups.prompt(index) for index in range(groups.before(step), groups.before(step + 1))]
+        assert found == [(prompt, step) for prompt in order.indices(step)]
+
+
+def rollout(folder, step):
+    return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
+def prompts(folder) -> list[int]:
+    return sorted(s["prompt_index"] for step in range(1, STEPS + 1) for s in rollout(folder, step) if s["sample"] == 0)
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stream")
+    ranks(1).call(run, folder, small(**FLAGS))
+    return folder
+
+
+def assert_sound(folder) -> None:
+    """Every prompt once an epoch, no token of weights that are too old, and what the metrics say of it."""
+    assert prompts(folder) == sorted([*range(4)] * 3)
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    for step, row in enumerate(rows):
+        versions = [v for s in rollout(folder, step + 1) for v in s["weight_version"] if v >= 0]
+        assert step - 2 <= min(versions) <= max(versions) <= step
+        assert row["async/staleness_max"] == step - min(versions) and row["async/rejected"] == 0
+
+
+def test_a_run_trains_on_every_prompt_once_an_epoch_within_the_bound(whole):
+    assert_sound(whole)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_that_was_stopped_makes_the_groups_that_were_running_again(ranks, whole, tmp_path, step):
+    again = tmp_path / "again"
+    shutil.copytree(whole, again)
+    for later in (*(again / "checkpoints").glob("step_*"), again / "model"):
+        if later.name > f"step_{step:06d}" or later.name == "model":
+            shutil.rmtree(later)
+    state = json.loads((again / f"checkpoints/step_{step:06d}/samples/stream.json").read_text())
+    ranks(1).call(run, again, small(**FLAGS))
+    assert_sound(again)
+    first = {(s["prompt_index"], s["sample"]): s["ids"] for k in range(step) for s in rollout(whole, k + 1)}
+    assert first and state["next"] > 2 * step
+
+
+def test_rejected_groups_are_on_record_and_others_take_their_place(ranks, tmp_path):
+    filtered = {
+        "algo__dynamic_filtering_enable": True,
+        "algo__dynamic_filtering_range": [0.0, 1.0],
+        "rollout__temperature": 1.5,
+        "ckpt__load_enable": False,
+    }
+    ranks(1).call(run, tmp_path, small(**FLAGS | filtered))
+    rejected = [json.loads(line) for line in (tmp_path / "rollouts/rejected.jsonl").read_text().splitlines()]
+    assert rejected and all(row["reason"].startswith("scores [") for row in rejected)
+    for step in range(1, STEPS + 1):
+        samples = rollout(tmp_path, step)
+        assert len(samples) == 4
+        for group in (0, 1):
+            assert len({s["score"] for s in samples if s["group"] == group}) == 2
+
+
+def test_rejecting_group_after_group_ends_the_run(ranks, tmp_path):
+    nothing = {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": [0.99, 1.0]}
+    (said,) = ranks(1).call(failing_run, tmp_path, small(**FLAGS | nothing))
+    assert "groups in a row were rejected" in said
+
+
+def failing_run(world, folder, config) -> str:
+    try:
+        run(world, folder, config)
+    except RuntimeError as error:
+        return str(error)
+    return "it did not end"
