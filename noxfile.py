@@ -54,6 +54,7 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "mutations": (),
     "kills": ("--write",),
     "reward_attacks": ("--write",),
+    "jail_attacks": ("--write",),
     "server_attacks": ("--write",),
     "serve_attacks": ("--write",),
 }

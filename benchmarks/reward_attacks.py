@@ -27,7 +27,6 @@ from rlhf_suite.sandbox import kernel
 from rlhf_suite.sandbox.jail import offer
 from rlhf_suite.sandbox.programs import Limits, run_checks
 
-SERVERS = "\n## What a reward server can do to a run\n"
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_MB = 512
 ADOPT_ORPHANS = 36  # prctl: processes whose parents died become our children
@@ -316,8 +315,8 @@ def main() -> None:
         found.append(result)
     if given.write:
         page = ROOT / "docs" / "reward_attacks.md"
-        _, heading, of_servers = page.read_text().partition(SERVERS)  # benchmarks/server_attacks.py writes that part
-        page.write_text(table(found, *limits) + heading + of_servers)
+        _, heading, others = page.read_text().partition("\n## ")  # other scripts write those parts
+        page.write_text(table(found, *limits) + heading + others)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rlhf_suite.sandbox import jail
 from rlhf_suite.sandbox.jail import chosen_jail, jail_options, offer, trial_problem
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # In a process whose kernel refuses namespaces, as it does in most containers.
 WITHOUT_NAMESPACES = """
 import json
+import os
+import sys
 from pathlib import Path
+sys.path.append({benchmarks!r})
+from jail_attacks import show_python_to_others
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.inspections import inspect
 from rlhf_suite.cli.preflight import preflight
@@ -22,6 +28,8 @@ from rlhf_suite.sandbox import kernel, seccomp
 from rlhf_suite.sandbox.jail import offer
 from rlhf_suite.sandbox.process import SandboxError
 from rlhf_suite.sandbox.programs import Limits, run_python
+if os.geteuid() == 0:
+    show_python_to_others()  # root needs a Python that others may read
 kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
 seccomp.install(seccomp.no_namespaces())
 try:
@@ -44,7 +52,12 @@ print(json.dumps([found.options and found.options.bare, found.missing, refusal, 
 
 @pytest.fixture(scope="module")
 def without_namespaces():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_NAMESPACES], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NAMESPACES.format(benchmarks=str(BENCHMARKS))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -57,23 +70,17 @@ def test_this_machine_offers_a_full_jail():
 def test_where_namespaces_are_refused_the_reason_is_named_and_nothing_runs_without_the_flag(without_namespaces):
     bare, missing, refusal, ran, _ = without_namespaces
     assert missing[0].startswith("namespaces: ") and missing[0].endswith("unshare: Operation not permitted")
-    if bare:  # root needs a Python that others may read
-        assert refusal.startswith("this machine offers only a weaker jail for untrusted code: namespaces: ")
-        assert "reward.rules.code_allow_weaker=true" in refusal
-        assert ran == "1\n"
-    else:
-        assert refusal.startswith("this machine offers no jail for untrusted code: namespaces: ")
+    assert bare, missing
+    assert refusal.startswith("this machine offers only a weaker jail for untrusted code: namespaces: ")
+    assert "reward.rules.code_allow_weaker=true" in refusal
+    assert ran == "1\n"
 
 
 def test_a_run_of_programs_is_refused_before_it_starts_where_only_the_flag_allows_it(without_namespaces):
-    bare, missing, *_, (without_flag, with_flag) = without_namespaces
+    _, missing, *_, (without_flag, with_flag) = without_namespaces
     ((key, what, fix),) = without_flag
-    assert missing[0] in what
-    if bare:
-        assert key == "reward.rules.code_allow_weaker" and with_flag == []
-        assert fix.startswith("write reward.rules.code_allow_weaker=true")
-    else:
-        assert key == "reward.rule" and with_flag == without_flag
+    assert missing[0] in what and with_flag == []
+    assert key == "reward.rules.code_allow_weaker" and fix.startswith("write reward.rules.code_allow_weaker=true")
 
 
 def test_a_jail_in_which_something_forbidden_works_is_not_used(monkeypatch):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import select
+import signal
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.sandbox.jail import chosen_jail, templates
-from rlhf_suite.sandbox.process import MAX_OUTPUT_BYTES, Resources, SandboxError, Template
+from rlhf_suite.sandbox.memory import family
+from rlhf_suite.sandbox.process import MAX_OUTPUT_BYTES, JailedProcess, Resources, SandboxError, Template
 from rlhf_suite.sandbox.session import Session
 
 LONG_S = 60.0  # for calls that end by themselves
@@ -134,6 +138,29 @@ def test_the_memory_of_all_processes_together_is_limited(template):
     assert result.state_lost
 
 
+def test_the_kernel_kills_sessions_first_when_the_machine_is_out_of_memory(session):
+    session.run("1", LONG_S)
+    interpreter = family(session.process.pid)[-1]
+    assert Path(f"/proc/{interpreter}/oom_score_adj").read_text() == "1000\n"
+
+
+def test_a_session_that_is_given_up_before_it_starts_runs_nothing():
+    template = Template(chosen_jail(False, ""))
+    template.wait_ready()
+    ours = set(family(template.popen.pid))
+    started = [JailedProcess(template, Resources()) for _ in range(8)]
+    for one in started:
+        one.send({"program": "import time\ntime.sleep(1000)"})
+        one.close()
+    with Session(template) as last:  # the template has started all of the others before
+        last.run("1", LONG_S)
+    deadline = time.monotonic() + LONG_S
+    while set(family(template.popen.pid)) - ours and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set(family(template.popen.pid)) == ours
+    template.close()
+
+
 def test_many_sessions_answer_in_one_event_loop_without_threads(template):
     async def episode(number: int) -> list[str | None]:
         with closing(Session(template)) as one:
@@ -213,6 +240,36 @@ def test_a_template_that_is_killed_is_replaced():
     assert templates.get(options) is not first
     with pytest.raises(SandboxError):
         Session(first).run("1", LONG_S)
+
+
+def test_a_template_outlives_the_thread_that_started_it():
+    started: list[Template] = []
+    thread = threading.Thread(target=lambda: started.append(Template(chosen_jail(False, ""))))
+    thread.start()
+    thread.join()
+    with Session(started[0]) as one:
+        assert one.run("1", LONG_S).value == "1"
+    started[0].close()
+
+
+def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_sessions():
+    """A run blocks signals where Slurm sends them, and the reward process has a soft limit of CPU time of its own."""
+    before, (soft, hard) = (
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]),
+        resource.getrlimit(resource.RLIMIT_CPU),
+    )
+    resource.setrlimit(resource.RLIMIT_CPU, (10_000, hard))
+    try:
+        template = Template(chosen_jail(False, ""))
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with Session(template, Resources(cpu_s=77)) as one:
+        assert one.run("import resource\nresource.getrlimit(resource.RLIMIT_CPU)", LONG_S).value == "(77, 77)"
+        assert not one.run("while True: pass", 2.0).state_lost
+    limits = Path(f"/proc/{family(template.popen.pid)[-1]}/limits").read_text()
+    assert "10000" not in next(line for line in limits.splitlines() if "cpu time" in line)
+    template.close()
 
 
 def test_closing_the_template_ends_its_sessions():

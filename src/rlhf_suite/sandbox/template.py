@@ -209,6 +209,7 @@ def collect(child: int) -> int | None:
 def become_interpreter(state: TemplateState, session: SessionOptions, fds: Sequence[int]) -> None:
     """Confine this process and run untrusted code in it; it never returns."""
     try:
+        prefer_to_kill(state.proc)
         ours = [*fds[:GUARD], *fds[GUARD + 1 :]]
         guard = move(ours, fds[GUARD])
         os.closerange(guard + 1, MAX_FD)
@@ -222,6 +223,14 @@ def become_interpreter(state: TemplateState, session: SessionOptions, fds: Seque
         os._exit(1)
     interpreter.main(guard)
     os._exit(1)
+
+
+def prefer_to_kill(proc: int) -> None:
+    """Let the kernel kill this process first when the machine is out of memory."""
+    with suppress(OSError):
+        fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
+        os.write(fd, b"1000")
+        os.close(fd)
 
 
 def move(fds: Sequence[int], last: int) -> int:

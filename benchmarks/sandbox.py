@@ -1,0 +1,129 @@
+"""What the jail for untrusted code costs. Milliseconds are medians, and the 95th percentile stands behind them.
+
+cold          a template from its start to the answer of the first call, by what it imports
+warm          a session of a running template: to the answer of its first call
+round_trip    one more call of a session
+close         the end of a session
+program       a program of `reward.rule=code` that reads and prints; a function with its test
+at_once       64 sessions, one after the other, each to the answer of its first call
+concurrent    64 sessions in one event loop, 10 calls each
+memory        MiB that a session adds, idle, and after a call that uses numpy and sympy (each page divided by its users)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from common import publish
+from rlhf_suite.sandbox.jail import chosen_jail, offer
+from rlhf_suite.sandbox.memory import family, proportional
+from rlhf_suite.sandbox.process import Template
+from rlhf_suite.sandbox.programs import Limits, prepare, run_checks, run_python
+from rlhf_suite.sandbox.session import Session
+
+SESSIONS, CALLS = 64, 10
+IMPORTS = {"nothing": (), "numpy": ("numpy",), "numpy and sympy": ("numpy", "sympy")}
+USE = "import numpy, sympy\na = numpy.ones(1000).sum()\ns = sympy.integrate(sympy.Symbol('x') ** 2)"
+LIMITS = Limits(60.0, 512)
+
+
+def milliseconds(action: Callable[[], object], times: int) -> list[float]:
+    """Return the median and the 95th percentile of an action's milliseconds."""
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        action()
+        took.append((time.perf_counter() - began) * 1e3)
+    took.sort()
+    return [round(statistics.median(took), 2), round(took[int(len(took) * 0.95)], 2)]
+
+
+def called(session: Session, code: str = "x = 0") -> Session:
+    """Make a call and return its session."""
+    problem = session.run(code, 60.0).problem
+    assert problem is None, problem
+    return session
+
+
+def cold(imports: tuple[str, ...]) -> None:
+    template = Template(replace(chosen_jail(True, ""), imports=imports))
+    with called(Session(template)):
+        pass
+    template.close()
+
+
+async def concurrent(template: Template) -> None:
+    async def episode() -> None:
+        with closing(Session(template)) as one:
+            for _ in range(CALLS):
+                assert (await one.run_async("sum(range(1000))", 60.0)).value == "499500"
+
+    await asyncio.gather(*(episode() for _ in range(SESSIONS)))
+
+
+def memory_mb(sessions: list[Session]) -> float:
+    """Return the memory that one of these sessions adds, its guard included."""
+    pids = [pid for one in sessions if one.process is not None for pid in family(one.process.pid)]
+    return round(sum(map(proportional, pids)) / len(sessions) / 2**20, 1)
+
+
+def of_template(imports: tuple[str, ...]) -> dict[str, Any]:
+    """Measure the sessions of a warm template."""
+    template = Template(replace(chosen_jail(True, ""), imports=imports))
+    template.wait_ready()
+    opened: list[Session] = []
+    result: dict[str, Any] = {"warm_ms": milliseconds(lambda: opened.append(called(Session(template))), 30)}
+    result["round_trip_ms"] = milliseconds(lambda: called(opened[0], "x += 1"), 500)
+    result["close_ms"] = milliseconds(lambda: opened.pop().close(), 30)
+    began = time.perf_counter()
+    opened = [called(Session(template)) for _ in range(SESSIONS)]
+    result["at_once_s"] = round(time.perf_counter() - began, 2)
+    result["idle_mb"] = memory_mb(opened)
+    if len(imports) == 2:
+        result["used_mb"] = memory_mb([called(each, USE) for each in opened])
+    for each in opened:
+        each.close()
+    began = time.perf_counter()
+    asyncio.run(concurrent(template))
+    result["concurrent_s"] = round(time.perf_counter() - began, 2)
+    template.close()
+    return result
+
+
+def main() -> None:
+    """Measure and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="add the line to results/sandbox.jsonl")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    found = offer()
+    result: dict[str, Any] = {"trial_s": round(time.perf_counter() - began, 2), "missing": found.missing}
+    result["root"], result["load"] = os.geteuid() == 0, round(os.getloadavg()[0], 1)
+    plain = [sys.executable, "-I", "-c", "pass"]
+    result["plain_python_ms"] = milliseconds(lambda: subprocess.run(plain, check=True), 10)
+    result["cold_ms"] = {
+        name: milliseconds(lambda imports=imports: cold(imports), 5) for name, imports in IMPORTS.items()
+    }
+    result |= {name: of_template(imports) for name, imports in IMPORTS.items()}
+    prepare(allow_weaker=True)
+    limits = replace(LIMITS, allow_weaker=True)
+    result["program_ms"] = {
+        "reads and prints": milliseconds(lambda: run_python("print(int(input()) + 1)", "1", limits), 30),
+        "function": milliseconds(lambda: run_checks("def f(x): return x", ["assert f(1) == 1"], limits), 30),
+        "with sympy": milliseconds(lambda: run_python("import sympy\nprint(sympy.Symbol('x'))", "", limits), 30),
+    }
+    publish("sandbox", result, arguments.save)
+
+
+if __name__ == "__main__":
+    main()
