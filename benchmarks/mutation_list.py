@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mutation_list_agents import AGENTS
 from mutation_list_config import CONFIG
 from mutation_list_data import DATA
 from mutation_list_launch import LAUNCH
@@ -12,4 +13,4 @@ from mutation_list_rollout import ROLLOUT
 from mutation_list_steps import STEPS
 from mutation_list_train import TRAIN
 
-MUTATIONS = [*STEPS, *RL, *ROLLOUT, *RL_STEP, *REWARDS, *DATA, *TRAIN, *LAUNCH, *CONFIG]
+MUTATIONS = [*STEPS, *RL, *ROLLOUT, *RL_STEP, *REWARDS, *DATA, *TRAIN, *LAUNCH, *CONFIG, *AGENTS]

@@ -93,3 +93,12 @@ def test_further_columns_of_the_reward_are_json_values(tokenizer):
     assert PromptEncoder(tokenizer, PromptDataConfig()).encode(row(input="x", **values)).columns == "{}"
     with pytest.raises(RowError, match="no column 'b'"):
         encoder.encode(row(input="x", a=1))
+
+
+def test_a_chat_is_kept_for_agents_alone(tokenizer):
+    config = PromptDataConfig(apply_chat_template=True, tools_key="tools")
+    given = row(input="hello", tools='[{"name": "add"}]')
+    kept = PromptEncoder(tokenizer, config, keeps_chat=True).encode(given)
+    assert json.loads(kept.chat) == {"messages": [{"role": "user", "content": "hello"}], "tools": [{"name": "add"}]}
+    assert PromptEncoder(tokenizer, config).encode(given).chat == "{}"
+    assert PromptEncoder(tokenizer, PromptDataConfig(), keeps_chat=True).encode(row(input="hello")).chat == "{}"

@@ -142,7 +142,7 @@ def batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield batch
 
 
-PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns")
+PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns", "chat")
 PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.string())}
 
 

@@ -9,10 +9,11 @@ tokenised alone, and no token has two authors: the mask is exact.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example
@@ -51,6 +52,7 @@ class Prompt:
     datasource: str
     where: str
     columns: str = "{}"  # further columns for the reward, as a JSON object
+    chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,9 @@ class ConversationEncoder:
 class PromptEncoder:
     """Encodes rows as prompts to sample from."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptTextConfig) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptTextConfig, keeps_chat: bool = False) -> None:
         self.tokenizer, self.config = tokenizer, config
+        self.keeps_chat = keeps_chat  # for agents, which continue the conversation
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
         self.template = ChatTemplate(tokenizer, config)
@@ -226,27 +229,28 @@ class PromptEncoder:
         Raises:
             RowError: the row cannot be used, with the reason.
         """
-        text = self._chat(row) if self.config.apply_chat_template else self._plain(row)
+        messages, tools = self._chat(row) if self.config.apply_chat_template else ([], None)
+        text = self.template.text(messages, row, tools, generation_prompt=True) if messages else self._plain(row)
         ids = tokens(self.tokenizer, text, self.begin)
         if len(ids) >= self.config.max_len:
             raise LeftOut(row.where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
         label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
         source = row.values.get("datasource")
         columns = columns_text(row, self.config.reward_columns)
-        return Prompt(ids, text, label, "default" if source is None else str(source), row.where, columns)
+        chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
+        return Prompt(ids, text, label, "default" if source is None else str(source), row.where, columns, chat)
 
     def _plain(self, row: Row) -> str:
         """Return the prompt text, without a chat template."""
         prompt = self.rewards.prompt(text_of(row, self.config.input_key), self.target)
         return fill(self.config.input_template, prompt)
 
-    def _chat(self, row: Row) -> str:
-        """Return the prompt text rendered by the chat template."""
+    def _chat(self, row: Row) -> tuple[list[Message], list[Any] | None]:
+        """Return the messages and tools that the chat template renders."""
         messages = messages_of(joined_columns(row, self.config.input_key), self.config.input_key, "user", row)
         if messages[-1]["role"] == "assistant":
             raise RowError(row.where, "the prompt ends with an assistant message, so there is nothing to respond to")
-        messages = self.rewards.messages(messages, self.target, row)
-        return self.template.text(messages, row, tools_of(row, self.config.tools_key), generation_prompt=True)
+        return self.rewards.messages(messages, self.target, row), tools_of(row, self.config.tools_key)
 
 
 def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:

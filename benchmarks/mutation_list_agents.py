@@ -1,0 +1,112 @@
+"""Mistakes in episodes of agents: the tokens between turns, what is executed, and what is rewarded."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+BRIDGE = ("tests/agents/test_bridge.py",)
+ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
+PARSING = ("tests/agents/test_parsing.py",)
+SESSION = ("tests/agents/test_agent_session.py",)
+
+AGENTS = [
+    Mutation(
+        "the bridge begins one token too early, with the end of the turn again",
+        "agents/bridge.py",
+        "return rest[len(closing) :]",
+        "return rest[len(closing) - len(self.stops[stop]) :]",
+        BRIDGE,
+    ),
+    Mutation(
+        "the bridge loses the line break behind the end of a turn",
+        "agents/bridge.py",
+        "return rest[len(closing) :]",
+        "return rest[len(closing) :].lstrip()",
+        BRIDGE,
+    ),
+    Mutation(
+        "a stop token in the text of an answer counts as the end of the turn",
+        "agents/bridge.py",
+        "header, answered, _ = self.rest([tried], tools).partition(ANSWER)",
+        "header, answered = self.rest(answers, tools), ANSWER",
+        BRIDGE,
+    ),
+    Mutation(
+        "tokens that merge across the end of a turn are not noticed",
+        "agents/bridge.py",
+        "if tokens(self.tokenizer, head) + ids != tokens(self.tokenizer, whole):",
+        "if False:",
+        BRIDGE,
+    ),
+    Mutation(
+        "what the model wrote is decoded and encoded again",
+        "agents/session.py",
+        "prompt_ids=ledger.ids.tolist(),",
+        "prompt_ids=tokens(self.bridge.tokenizer, self.bridge.tokenizer.decode(ledger.ids)),",
+        SESSION,
+    ),
+    Mutation(
+        "what an environment says is trained on",
+        "data/trajectory.py",
+        "self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)",
+        "self._append(np.asarray(ids), MODEL, zeros(ids), -1)",
+        SESSION,
+    ),
+    Mutation(
+        "every turn of an episode draws the same random numbers",
+        "agents/session.py",
+        "if self.num_turns else ()",
+        "if False else ()",
+        SESSION,
+    ),
+    Mutation(
+        "a fork trains on the turns before it again",
+        "agents/session.py",
+        "return self.fork([*branch.ledger.ids[:length].tolist(), *ids]",
+        "return self.fork([*branch.ledger.ids.tolist(), *ids]",
+        SESSION,
+    ),
+    Mutation(
+        "an answer that fills the ledger is appended",
+        "agents/session.py",
+        "len(ids) >= self.room()",
+        "len(ids) > self.room()",
+        SESSION,
+    ),
+    Mutation(
+        "a call in a turn that was cut off is whole",
+        "agents/parsing.py",
+        "CUT_OFF if is_cut else call.problem",
+        "call.problem",
+        PARSING,
+    ),
+    Mutation(
+        "a call that cannot be read is text",
+        "agents/parsing.py",
+        r're.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)',
+        r're.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)',
+        PARSING,
+    ),
+    Mutation(
+        "the conversation goes on behind a turn that was cut off",
+        "agents/environment.py",
+        "if turn.is_cut:",
+        "if False:",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "the reward of the last step counts twice",
+        "agents/environment.py",
+        "            if status := self.ended(turn, step, session):",
+        "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
+        "            if status := self.ended(turn, step, session):",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "a dead engine is an error of the environment",
+        "agents/environment.py",
+        "            turn = await session.reply()",
+        "            turn = await self.ask(session.reply)",
+        ENVIRONMENT,
+    ),
+]

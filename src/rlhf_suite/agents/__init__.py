@@ -1,0 +1,1 @@
+"""Episodes of agents: turns of the model and steps of environments, token by token."""

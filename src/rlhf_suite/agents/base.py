@@ -1,0 +1,181 @@
+"""The words of agents. An episode is one try at a task; turns of the model and steps of an environment alternate in it.
+
+    class GuessTheNumber:
+        async def reset(self, task: Task) -> Start:
+            self.secret = int(task.label)
+            return Start()
+
+        async def step(self, turn: Turn) -> Step:
+            right = turn.content.strip() == str(self.secret)
+            return Step(reward=1.0, done=True) if right else Step.say("wrong, try again")
+
+        async def close(self) -> None: ...
+
+An environment sees text and messages, never tokens. Tokens are the matter of `session.Session`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_suite.data.messages import Message
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rewards.base import Outcome
+
+if TYPE_CHECKING:
+    from rlhf_suite.agents.session import Session
+
+Schema = dict[str, Any]  # a tool, as chat templates describe it: {"type": "function", "function": {"name": ...}}
+# Why an episode ended: the environment or the model was finished; no room for another token, or a turn after which the
+# conversation cannot go on; agent.max_turns; agent.timeout_s or agent.tool_timeout_s; an error of the environment.
+Status = Literal["done", "truncated", "turns", "timeout", "error"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt, as an environment sees it. `messages` is empty where no chat template was applied."""
+
+    ids: Sequence[int]
+    text: str  # what was tokenised
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Schema, ...] = ()  # of data.tools_key
+    label: str = ""
+    datasource: str = "default"
+    columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Task:
+        """Return the task of an encoded prompt."""
+        chat = json.loads(prompt.chat)
+        return cls(
+            prompt.ids,
+            prompt.text,
+            tuple(chat.get("messages", ())),
+            tuple(chat.get("tools") or ()),
+            prompt.label,
+            prompt.datasource,
+            json.loads(prompt.columns),
+        )
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool that the model wrote. One with a `problem` is answered with it, and never executed."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None  # what is wrong with it: not JSON, cut off, ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the model wrote at once: its tokens, and what these say. Made by the session, never by users."""
+
+    ids: NDArray[np.int64]  # [n], as sampled
+    text: str  # all of it, without special tokens
+    content: str  # the text without reasoning and calls
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: str = "stop"  # or "length": cut off at a limit
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the length limit ended it: nothing of it is executed."""
+        return self.finish == "length"
+
+    def message(self) -> Message:
+        """Return the turn as a message of a conversation."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an environment begins an episode: the prompt, where it differs from the task's own, and the tools."""
+
+    messages: tuple[Message, ...] | None = None  # the whole conversation; None: that of the task
+    text: str | None = None  # without a chat template: the whole prompt; None: that of the task
+    tools: tuple[Schema, ...] = ()  # beside those of the task
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an environment answers to a turn.
+
+    With a chat template it answers with messages (user, tool), without one with raw text. A step without either ends
+    the episode, as `done` does. The reward of the last step is that of the episode, and those of earlier steps belong
+    to their turns. If no step has one, the reward sources of the run score the episode.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    reward: float | None = None
+    done: bool = False
+    score: float | None = None  # what evaluations count (0 to 1); None: the sum of the rewards
+    extra: dict[str, float] = field(default_factory=dict)  # metrics
+
+    @classmethod
+    def say(cls, text: str, **others: Any) -> Step:
+        """Return a step that answers with one message of the user."""
+        return cls(({"role": "user", "content": text},), **others)
+
+
+class Environment(Protocol):
+    """The world of one episode."""
+
+    async def reset(self, task: Task) -> Start:
+        """Begin the episode of a task."""
+        ...
+
+    async def step(self, turn: Turn) -> Step:
+        """Answer a turn of the model. One that was cut off at the length limit is the last one."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the episode holds. Called once, however the episode ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One try at a task. Each token that the model wrote is the model's in exactly one of the ledgers."""
+
+    ledgers: list[Trajectory]
+    outcome: Outcome | None = None  # None: the reward sources of the run score it
+    status: Status = "done"
+    extra: dict[str, float] = field(default_factory=dict)  # metrics
+
+
+class Agent(Protocol):
+    """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Run one episode.
+
+        A failure of the environment is an outcome; a failure of the engines is raised.
+        """
+        ...
+
+
+class SingleTurn:
+    """One turn to each prompt."""
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Return the episode of one turn, which the reward sources of the run score."""
+        await session.reply()
+        return session.episode()

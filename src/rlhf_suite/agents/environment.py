@@ -1,0 +1,178 @@
+"""The agent of an environment: turns of the model and steps of the environment alternate until one of them ends it.
+
+Tools, Python sessions and environments of other libraries are environments too (`tools`, `python_tool`, `compat`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
+from rlhf_suite.agents.session import Session
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Scored
+
+CLOSE_TIMEOUT_S = 10.0  # an environment that does not close in this time is left to itself
+
+
+class EnvironmentFailure(Exception):
+    """An error in an environment, or a wait for it that took too long. It becomes the outcome of the episode."""
+
+    def __init__(self, reason: str, is_timeout: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.is_timeout = reason, is_timeout
+
+
+@dataclass
+class Progress:
+    """What an episode has gained so far."""
+
+    rewards: list[float] = field(default_factory=list)
+    score: float | None = None
+    extra: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
+    problems: int = 0  # calls that could not be read
+
+    def add(self, turn: Turn, step: Step) -> None:
+        """Take the numbers of a turn and the step that answers it."""
+        if step.reward is not None:
+            if not math.isfinite(step.reward):
+                raise EnvironmentFailure(f"the environment gave the reward {step.reward}")
+            self.rewards.append(float(step.reward))
+        self.score = step.score if step.score is not None else self.score
+        self.extra |= step.extra
+        self.calls += len(turn.calls)
+        self.problems += sum(call.problem is not None for call in turn.calls)
+
+    def outcome(self, last: float) -> Outcome | None:
+        """Return the outcome whose reward is `last`, that of the last step; None if no step had a reward."""
+        if not self.rewards:
+            return None
+        return Scored(last, sum(self.rewards) if self.score is None else self.score, dict(self.extra))
+
+    def metrics(self, turns: int) -> dict[str, float]:
+        """Return the metrics of the episode."""
+        counts = {"turns": turns, "calls": self.calls, "malformed_calls": self.problems}
+        return self.extra | {f"agent/{name}": float(value) for name, value in counts.items()}
+
+
+class EnvironmentAgent:
+    """Runs the episodes of environments that `make` returns.
+
+    `max_turns` bounds the turns of an episode, `timeout_s` its time, and `step_timeout_s` the time of each answer of
+    the environment (None: only by `timeout_s`).
+    """
+
+    def __init__(
+        self, make: Callable[[], Environment], max_turns: int, timeout_s: float, step_timeout_s: float | None = None
+    ) -> None:
+        self.make, self.max_turns = make, max_turns
+        self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Run one episode. An error of the environment is its outcome; an error of the policy is raised."""
+        progress = Progress()
+        environment: Environment | None = None
+        try:
+            async with asyncio.timeout(self.timeout_s) as deadline:
+                environment = await self.ask(self.make)
+                status, last = await self.play(environment, task, session, progress)
+            outcome = progress.outcome(last)
+        except EnvironmentFailure as error:
+            status = "timeout" if error.is_timeout else "error"
+            outcome = RewardFailure(error.reason, "timeout" if error.is_timeout else "error")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = f"the episode was not finished after agent.timeout_s={self.timeout_s:g}"
+            status, outcome = "timeout", RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
+        finally:
+            if environment is not None:
+                await closed(environment)
+        return session.episode(outcome, status, progress.metrics(session.num_turns))
+
+    async def play(
+        self, environment: Environment, task: Task, session: Session, progress: Progress
+    ) -> tuple[Status, float]:
+        """Play to the end, and return why it ended and the reward of the last step."""
+        start: Start = await self.ask(environment.reset, task)
+        if not session.begin(start.messages, start.text, start.tools):
+            raise EnvironmentFailure("the prompt of the environment leaves no room for a turn in data.max_len")
+        while True:
+            turn = await session.reply()
+            step: Step = await self.ask(environment.step, turn)
+            progress.add(turn, step)
+            if status := self.ended(turn, step, session):
+                return status, step.reward or 0.0
+            if step.reward:
+                session.open.ledger.reward_turn(step.reward)
+
+    def ended(self, turn: Turn, step: Step, session: Session) -> Status | None:
+        """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
+        if turn.is_cut:
+            return "truncated"
+        if step.done or not (step.messages or step.text):
+            return "done"
+        if session.num_turns >= self.max_turns:
+            return "turns"
+        fits = session.observe(step.messages) if step.messages else session.observe_text(step.text or "")
+        return None if fits else "truncated"
+
+    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of the environment returns.
+
+        Raises:
+            EnvironmentFailure: it raised an error, or took longer than `step_timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(self.step_timeout_s) as deadline:
+                return await called(function, *arguments)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                name = getattr(function, "__name__", "step")
+                reason = f"{name} of the environment took longer than agent.tool_timeout_s={self.step_timeout_s:g}"
+                raise EnvironmentFailure(reason, is_timeout=True) from error
+            if isinstance(error, EnvironmentFailure):
+                raise
+            raise EnvironmentFailure(f"{type(error).__name__}: {error}") from error
+
+
+async def closed(environment: Environment) -> None:
+    """Close an environment. It can no longer change the episode, so its errors do not matter."""
+    with suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await called(environment.close)
+
+
+async def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Return what a function returns, which may be a coroutine function. Any other runs in a thread of its own: one
+    that hangs blocks no other."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **named)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(set_it: Callable[[Any], None], value: Any) -> None:
+        if not done.done():  # the wait for it may have ended
+            set_it(value)
+
+    def work() -> None:
+        try:
+            result = function(*arguments, **named)
+        except BaseException as error:  # StopIteration cannot be set, and SystemExit would be lost
+            problem = error if isinstance(error, Exception) and not isinstance(error, StopIteration) else None
+            answer = (done.set_exception, problem or RuntimeError(f"{type(error).__name__}: {error}"))
+        else:
+            answer = (done.set_result, result)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, *answer)
+
+    threading.Thread(target=work, name="environment", daemon=True).start()
+    result = await done
+    return await result if inspect.isawaitable(result) else result

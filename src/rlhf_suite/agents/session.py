@@ -1,0 +1,243 @@
+"""A session: one conversation with the policy, in tokens.
+
+Tokens go in and come out. What the model wrote stays in the ledger as it was sampled, and what others say becomes
+tokens once, behind it. So the prompt of every request is the ledger at that moment, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Protocol
+
+from rlhf_suite.agents.base import Episode, Schema, Status, Task, Turn
+from rlhf_suite.agents.bridge import Bridge
+from rlhf_suite.agents.parsing import TurnReader
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.data.messages import Message
+from rlhf_suite.data.render import tokens
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rewards.base import Outcome
+
+CUT = " [...]"  # stands at the end of a text of an environment that was cut
+REQUESTS = count()
+
+
+class Policy(Protocol):
+    """The engines, as an agent sees them."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Return the response to one request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a turn beside its end-of-sequence token, and the room for tokens."""
+
+    max_len: int  # data.max_len: tokens of a ledger
+    max_new_tokens: int | None = None  # rollout.max_new_tokens: all that follows the first prompt
+    max_feedback_tokens: int | None = None  # of what an environment says after one turn; more is cut off
+
+    def room(self, prompt_tokens: int, total: int) -> int:
+        """Return how many tokens fit behind `total` tokens, the first `prompt_tokens` of which are the prompt."""
+        return min(self.max_len, prompt_tokens + (self.max_new_tokens or self.max_len)) - total
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the sessions of a process share."""
+
+    policy: Policy
+    bridge: Bridge
+    reader: TurnReader
+    limits: Limits
+
+
+@dataclass
+class Branch:
+    """A ledger and the messages that it says. `ends` has, for each turn, how many messages and tokens end there."""
+
+    ledger: Trajectory
+    messages: list[Message]
+    tools: tuple[Schema, ...]
+    prompt_tokens: int
+    ends: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Session:
+    """The only way of an agent to the engines. `ledgers` are those of the episode; the last one that was used is open.
+
+    `seed` are the numbers that the random numbers of the episode depend on.
+    """
+
+    def __init__(
+        self, shared: Shared, task: Task, ledger: Trajectory, seed: tuple[int, ...], sampling: SamplingSettings
+    ) -> None:
+        self.policy, self.bridge, self.reader = shared.policy, shared.bridge, shared.reader
+        self.limits, self.seed, self.sampling = shared.limits, seed, sampling
+        self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
+        self.branches = [self.open]
+        self.num_turns, self.is_full = 0, False
+
+    @property
+    def ledgers(self) -> list[Trajectory]:
+        """The ledgers of the episode."""
+        return [branch.ledger for branch in self.branches]
+
+    def begin(self, messages: Sequence[Message] | None, text: str | None, tools: Sequence[Schema] = ()) -> bool:
+        """Replace the prompt of the episode before the first turn, and return whether a turn fits behind it.
+
+        `tools` come beside those of the task. Without messages, text and tools the prompt stays as it is.
+        """
+        assert not self.num_turns, "the first turn has been sampled"
+        branch, ids = self.open, None
+        if text is not None:
+            assert messages is None and not branch.messages, "with a chat template a prompt is messages"
+            ids = tokens(self.bridge.tokenizer, text, self.bridge.begin)
+        elif messages is not None or tools:
+            assert messages or branch.messages, "messages and tools need data.apply_chat_template=true"
+            branch.messages = list(branch.messages if messages is None else messages)
+            branch.tools = (*branch.tools, *tools)
+            ids = self.bridge.prompt(branch.messages, branch.tools)
+        if ids is not None:
+            old = branch.ledger
+            branch.ledger = replace(
+                Trajectory.start(old.prompt, old.group, old.sample, ids), greedy=old.greedy, extra=old.extra
+            )
+            branch.prompt_tokens = len(ids)
+        self.is_full = self.room() < 1
+        return not self.is_full
+
+    def room(self) -> int:
+        """Return how many tokens fit into the open ledger."""
+        return self.limits.room(self.open.prompt_tokens, len(self.open.ledger.ids))
+
+    async def reply(self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None) -> Turn:
+        """Let the model write the next turn, of at most `max_new_tokens`. `stop`: strings that end it; None: those of
+        rollout.stop."""
+        branch, ledger = self.open, self.open.ledger
+        assert not self.is_full, "there is no room for a token"
+        request = GenerationRequest(
+            id=next(REQUESTS),
+            prompt_ids=ledger.ids.tolist(),
+            max_new_tokens=min(self.room(), max_new_tokens or self.room()),
+            seed=self.next_seed(),
+            sampling=self.sampling if stop is None else replace(self.sampling, stop=tuple(stop)),
+        )
+        self.num_turns += 1
+        generation = await self.policy.generate(request)
+        turn = self.reader.turn(generation, request.prompt_ids, branch.tools)
+        ledger.append_model(generation.ids, generation.log_probs, generation.versions)
+        ledger.finish_reason = generation.finish_reason
+        branch.messages.append(turn.message())
+        branch.ends.append((len(branch.messages), len(ledger.ids)))
+        self.is_full = self.room() < 1
+        return turn
+
+    def next_seed(self) -> int:
+        """Return the seed of the next turn: of the first one that of the episode, of others also a function of the
+        number of tokens, since a seed that is used again gives the same random numbers again."""
+        place = (self.open.ledger.fork, len(self.open.ledger.ids)) if self.num_turns else ()
+        return sample_seed(*self.seed, *place)
+
+    def observe(self, answers: Sequence[Message]) -> bool:
+        """Append messages of tools and of the user behind a turn, and return whether another turn fits.
+
+        If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
+        """
+        assert self.num_turns, "begin() takes the messages before the first turn"
+        answers = self.cut_all(answers)
+        stop = int(self.open.ledger.ids[-1])
+        return self.append(self.bridge.after(stop, answers, self.open.tools), answers)
+
+    def observe_text(self, text: str, before: str = "", after: str = "") -> bool:
+        """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut."""
+        return self.append(tokens(self.bridge.tokenizer, before + self.cut(text) + after), ())
+
+    def append(self, ids: Sequence[int] | None, messages: Sequence[Message]) -> bool:
+        """Append tokens of the environment, if another token fits behind them."""
+        self.is_full = ids is None or len(ids) >= self.room()
+        if ids is not None and not self.is_full:
+            self.open.ledger.append_environment(ids)
+            self.open.messages += messages
+        return not self.is_full
+
+    def cut(self, text: str, limit: int | None = None) -> str:
+        """Return a text of an environment, cut to `limit` tokens (None: agent.max_feedback_tokens)."""
+        limit = self.limits.max_feedback_tokens if limit is None else limit
+        ids = tokens(self.bridge.tokenizer, text)
+        if limit is None or len(ids) <= limit:
+            return text
+        kept, mark = limit - len(tokens(self.bridge.tokenizer, CUT)), CUT
+        if kept < 1:  # no room to say that it was cut
+            kept, mark = limit, ""
+        return str(self.bridge.tokenizer.decode(ids[:kept])).rstrip("\N{REPLACEMENT CHARACTER}") + mark
+
+    def cut_all(self, answers: Sequence[Message]) -> list[Message]:
+        """Return messages whose texts share agent.max_feedback_tokens equally."""
+        limit = self.limits.max_feedback_tokens
+        share = None if limit is None else max(1, limit // max(1, len(answers)))
+        return [{**message, "content": self.cut(str(message["content"]), share)} for message in answers]
+
+    def continue_from(self, messages: Sequence[Message]) -> bool:
+        """Continue the conversation `messages` where it is known, and return whether a turn fits behind it.
+
+        The longest known beginning that ends with a turn of the model keeps its tokens. If that turn is the last one of
+        a ledger, the rest is appended; otherwise a new ledger begins, whose prompt holds these tokens. Where nothing is
+        known, the new ledger begins with a rendering of all messages.
+        """
+        if not self.num_turns:
+            return self.begin(messages, None)
+        branch, end, length = self.known(messages)
+        if branch is None:
+            return self.fork(self.bridge.prompt(messages, self.open.tools), messages, self.open.tools)
+        rest = self.cut_all(messages[end:])
+        ids = self.bridge.after(int(branch.ledger.ids[length - 1]), rest, branch.tools)
+        if length == len(branch.ledger.ids):
+            self.open = branch
+            return self.append(ids, rest)
+        if ids is None:
+            self.is_full = True
+            return False
+        return self.fork([*branch.ledger.ids[:length].tolist(), *ids], [*messages[:end], *rest], branch.tools)
+
+    def known(self, messages: Sequence[Message]) -> tuple[Branch | None, int, int]:
+        """Return the branch that knows the longest beginning of a conversation, how many messages that is, and the
+        number of its tokens."""
+        found: tuple[Branch | None, int, int] = (None, 0, 0)
+        asked = [normal(message) for message in messages]
+        for branch in self.branches:
+            said = [normal(message) for message in branch.messages]
+            for end, length in branch.ends:
+                if end > found[1] and end < len(asked) and said[:end] == asked[:end]:
+                    found = (branch, end, length)
+        return found
+
+    def fork(self, ids: Sequence[int], messages: Sequence[Message], tools: tuple[Schema, ...]) -> bool:
+        """Begin a new ledger with this prompt. What the model wrote of it is trained on in the ledger where it was
+        sampled."""
+        first = self.branches[0].ledger
+        ledger = Trajectory.start(first.prompt, first.group, first.sample, ids)
+        ledger.fork, ledger.greedy = len(self.branches), first.greedy
+        self.is_full = self.limits.room(len(ids), len(ids)) < 1
+        if not self.is_full:
+            self.open = Branch(ledger, list(messages), tools, len(ids))
+            self.branches.append(self.open)
+        return not self.is_full
+
+    def episode(
+        self, outcome: Outcome | None = None, status: Status = "done", extra: dict[str, float] | None = None
+    ) -> Episode:
+        """Return the episode as it is now. The ledger of a truncated one counts as cut off by a length limit."""
+        if status == "truncated":
+            self.open.ledger.finish_reason = "length"
+        return Episode(self.ledgers, outcome, status, extra or {})
+
+
+def normal(message: Message) -> tuple[object, ...]:
+    """Return what identifies a message in a conversation: its role, text and calls, not its ids and reasoning."""
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    said = tuple((call["name"], repr(call["arguments"])) for call in calls)
+    return message["role"], str(message.get("content") or "").strip(), said

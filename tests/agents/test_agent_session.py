@@ -1,0 +1,238 @@
+"""Sessions: the ledger is append-only, and each request is the ledger; room, seeds, cutting and forks."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scripted import STOP, Scripted, chat_task, open_session, run
+
+from rlhf_suite.agents.base import SingleTurn, Task
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
+from rlhf_suite.rl.sampling import TRAINING, Sampler
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WORDS = ["2 + 3", " =", "\n", "<", "tool_call", "answers ", "  ", '"value"', "é", "}", "too low?", "\n\n", "🙂"]
+
+
+def text(draw: random.Random) -> str:
+    return "".join(draw.choice(WORDS) for _ in range(draw.randint(1, 8)))
+
+
+def reply(draw: random.Random) -> str:
+    call = json.dumps({"name": "add", "arguments": {"a": text(draw)}}, indent=draw.choice([None, 1]))
+    return text(draw) + (f"<tool_call>{call}</tool_call>" if draw.random() < 0.5 else "")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_prompt_of_every_request_is_the_ledger_at_that_moment(tokenizer, seed):
+    draw = random.Random(seed)
+    turns = 125
+    policy = Scripted(tokenizer, (reply(draw) for _ in range(turns)), seed)
+    session = open_session(tokenizer, policy, chat_task(tokenizer, tools=[TOOL]), parser="hermes", max_len=10**6)
+
+    async def converse() -> None:
+        for number in range(turns):
+            before = session.ledgers[0].ids.copy()
+            turn = await session.reply()
+            assert list(policy.asked[-1].prompt_ids) == before.tolist()
+            ledger = session.ledgers[0].ids
+            assert ledger[: len(before)].tolist() == before.tolist()
+            assert ledger[len(before) :].tolist() == turn.ids.tolist(), "the tokens that were sampled"
+            if number < turns - 1:
+                answers = [{"role": "tool", "tool_call_id": call.id, "content": text(draw)} for call in turn.calls]
+                assert session.observe(answers or [{"role": "user", "content": text(draw)}])
+
+    run(converse)
+    ledger = session.ledgers[0]
+    assert [len(session.ledgers), len(ledger.turns)] == [1, turns]
+    assert ((ledger.engine_log_probs < 0) == (ledger.owner == MODEL)).all()
+    assert ((ledger.version == 7) == (ledger.owner == MODEL)).all()
+    encoded = tokenizer(tokenizer.decode(ledger.ids), add_special_tokens=False)["input_ids"]
+    assert encoded != ledger.ids.tolist(), "or this test would not notice text that is encoded again"
+    assert len({request.seed for request in policy.asked}) == turns
+
+
+class Batch:
+    """Engines that answer requests as a policy does, for `Sampler`."""
+
+    def __init__(self, policy: Scripted) -> None:
+        self.policy = policy
+
+    def generate(self, requests):
+        return [run(self.policy.generate, request) for request in requests]
+
+
+@pytest.mark.parametrize(("max_len", "max_new_tokens"), [(64, None), (64, 5), (20, 50)])
+def test_a_single_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_tokens):
+    prompts = [Prompt([5, 6, 7 + n], "p", "", "default", f"r:{n}") for n in range(3)]
+    stops, script = (tokenizer.eos_token_id, 1), [("12 34", "stop"), ("too high or too low", "length")] * 3
+    config = RolloutConfig(temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
+    engines = Batch(Scripted(tokenizer, script))
+    sampler = Sampler(config, prompts, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)
+    expected = sampler.sample(prompts, [2, 0, 1], 2, sampler.settings(0.7), (TRAINING, 9))
+
+    policy, found = Scripted(tokenizer, script), []
+    for start in sampler.begin(prompts, [2, 0, 1], 2):
+        limits = {"max_len": max_len} | ({"max_new_tokens": max_new_tokens} if max_new_tokens else {})
+        session = open_session(tokenizer, policy, Task.of(prompts[start.prompt]), stops, **limits)
+        session.open.ledger, session.sampling = start, sampler.settings(0.7)
+        session.seed = (42, TRAINING, 9, start.prompt, start.sample)
+        found += run(SingleTurn().run, Task.of(prompts[start.prompt]), session).ledgers
+    for a, b in zip(engines.policy.asked, policy.asked, strict=True):
+        assert (list(a.prompt_ids), a.max_new_tokens, a.seed, a.sampling) == (
+            list(b.prompt_ids),
+            b.max_new_tokens,
+            b.seed,
+            b.sampling,
+        )
+    for a, b in zip(expected, found, strict=True):
+        for name, value in vars(a).items():
+            assert np.array_equal(value, getattr(b, name)), name
+
+
+def ended(session, owner: int = MODEL) -> str:
+    ledger = session.ledgers[-1]
+    return session.bridge.tokenizer.decode(ledger.ids[ledger.owner == owner])
+
+
+def test_messages_without_room_for_another_token_are_not_appended(tokenizer):
+    task = chat_task(tokenizer)
+    answer = [{"role": "user", "content": "wrong"}]
+    lengths = {}
+    for room in range(1, 40):
+        session = open_session(tokenizer, Scripted(tokenizer, ["1"]), task, max_len=len(task.ids) + room + 1)
+        if room == 1:
+            run(session.reply)
+            assert session.is_full, "of two tokens both are taken"
+            continue
+        run(session.reply)
+        lengths[room] = (session.observe(answer), session.room())
+        assert session.is_full is not lengths[room][0]
+    fits = [room for room, (fit, _) in lengths.items() if fit]
+    assert fits and fits[0] > 2 and lengths[fits[0]][1] == 1
+    assert fits == list(range(fits[0], 40))
+
+
+def test_all_that_follows_the_prompt_counts_as_the_response(tokenizer):
+    task = chat_task(tokenizer)
+    policy = Scripted(tokenizer, ["1", "2"])
+    session = open_session(tokenizer, policy, task, max_new_tokens=30)
+    run(session.reply)
+    session.observe([{"role": "user", "content": "wrong"}])
+    run(session.reply)
+    first, second = policy.asked
+    assert first.max_new_tokens == 30
+    assert second.max_new_tokens == 30 - (len(second.prompt_ids) - len(task.ids)) > 0
+
+
+def test_a_turn_that_was_cut_off_is_the_last(tokenizer):
+    session = open_session(tokenizer, Scripted(tokenizer, [("12", "length")]), chat_task(tokenizer))
+    turn = run(session.reply)
+    before = session.ledgers[0].ids.tolist()
+    assert turn.is_cut and not session.observe([{"role": "user", "content": "wrong"}])
+    assert session.is_full and session.ledgers[0].ids.tolist() == before
+    assert session.episode(status="truncated").ledgers[0].truncated
+
+
+def test_feedback_is_cut_to_its_limit(tokenizer):
+    def size(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    session = open_session(tokenizer, Scripted(tokenizer, ["a"] * 3), chat_task(tokenizer), max_feedback_tokens=12)
+    long = "é🙂 wrong, try again " * 20
+    assert size(session.cut(long)) <= 12 and session.cut(long).endswith("[...]")
+    assert session.cut("short") == "short"
+    run(session.reply)
+    assert session.observe([{"role": "user", "content": long}])
+    assert "<|im_start|>assistant\n" in ended(session, ENVIRONMENT), "what the template adds is whole"
+    shares = session.cut_all([{"role": "tool", "content": long}] * 3)
+    assert sum(size(message["content"]) for message in shares) <= 12
+    run(session.reply)
+    count = len(session.ledgers[0].ids)
+    assert session.observe_text(long, "\n```output\n", "\n```\n")
+    added = tokenizer.decode(session.ledgers[0].ids[count:])
+    assert added.startswith("\n```output\n") and added.endswith("[...]\n```\n")
+
+
+def test_an_environment_may_give_the_prompt(tokenizer):
+    task = chat_task(tokenizer)
+    session = open_session(tokenizer, Scripted(tokenizer, ["1"]), task)
+    assert session.begin(None, None) and session.ledgers[0].ids.tolist() == list(task.ids)
+    assert session.begin([*task.messages, {"role": "user", "content": "two"}], None)
+    ledger = session.ledgers[0]
+    assert (ledger.owner == PROMPT).all() and (ledger.prompt, ledger.group, ledger.sample) == (3, 1, 2)
+    assert tokenizer.decode(ledger.ids) == (
+        f"<|im_start|>user\nbegin{STOP}\n<|im_start|>user\ntwo{STOP}\n<|im_start|>assistant\n"
+    )
+    run(session.reply)
+    assert session.ledgers[0].prompt == 3
+    plain = open_session(tokenizer, Scripted(tokenizer, []), Task([5], "x"), max_len=4)
+    assert not plain.begin(None, "a text that is too long") and plain.is_full
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def test_a_known_conversation_goes_on_in_its_ledger(tokenizer):
+    policy = Scripted(tokenizer, ["<think>why</think>one", "two", "three"])
+    session = open_session(tokenizer, policy, chat_task(tokenizer))
+    messages = [user("begin")]
+    for said in ("one", "two", "three"):
+        assert session.continue_from(messages)
+        turn = run(session.reply)
+        assert turn.content == said
+        messages += [{"role": "assistant", "content": f" {said}"}, user(f"after {said}")]
+    assert len(session.ledgers) == 1 and "why" in ended(session)
+    assert list(policy.asked[2].prompt_ids)[: len(policy.asked[1].prompt_ids)] == list(policy.asked[1].prompt_ids)
+
+
+def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_once(tokenizer):
+    policy = Scripted(tokenizer, ["one", "two", "other", "summary"])
+    session = open_session(tokenizer, policy, chat_task(tokenizer))
+    history = [user("begin"), {"role": "assistant", "content": "one"}, user("next")]
+    for messages in (history[:1], history):
+        assert session.continue_from(messages)
+        run(session.reply)
+    assert session.continue_from([*history[:2], user("something else")])  # from the first turn on
+    run(session.reply)
+    assert session.continue_from([user("a compacted history")])  # from the start
+    run(session.reply)
+    first, second, third = session.ledgers
+    assert [each.fork for each in session.ledgers] == [0, 1, 2]
+    assert {(each.prompt, each.group, each.sample) for each in session.ledgers} == {(3, 1, 2)}
+    turns = [tokenizer.decode(turn[:-1]) for each in session.ledgers for turn in each.turns]
+    assert turns == ["one", "two", "other", "summary"]
+    shared = len(policy.asked[0].prompt_ids) + len(first.turns[0])
+    assert second.ids[:shared].tolist() == first.ids[:shared].tolist(), "in the tokens that were sampled"
+    assert "something else" in tokenizer.decode(second.ids) and "begin" not in tokenizer.decode(third.ids)
+    assert len({request.seed for request in policy.asked}) == 4
+
+
+def test_a_fork_without_room_ends_the_episode(tokenizer):
+    task = chat_task(tokenizer)
+    session = open_session(tokenizer, Scripted(tokenizer, ["one"]), task, max_len=len(task.ids) + 20)
+    run(session.reply)
+    assert not session.continue_from([user("a very long history " * 20)])
+    assert len(session.ledgers) == 1 and session.is_full
+
+
+def test_a_task_has_what_the_prompt_has():
+    chat = json.dumps({"messages": [user("x")], "tools": [TOOL]})
+    prompt = Prompt([1, 2], "text", "label", "math", "f:1", '{"level": 3}', chat)
+    task = Task.of(prompt)
+    assert SimpleNamespace(**vars(task)) == SimpleNamespace(
+        ids=[1, 2],
+        text="text",
+        messages=(user("x"),),
+        tools=(TOOL,),
+        label="label",
+        datasource="math",
+        columns={"level": 3},
+    )

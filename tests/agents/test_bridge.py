@@ -1,0 +1,116 @@
+"""The bridge between turns: equal to what the template writes, for families of templates that end turns differently."""
+
+from __future__ import annotations
+
+import pytest
+from chat_templates import FAMILIES
+from scripted import make_tokenizer
+
+from rlhf_suite.agents.bridge import TRIED, Bridge
+from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.errors import UserError
+
+QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+TAILS = {
+    "user": [{"role": "user", "content": "  Now add 10.\n"}],
+    "tool": [{"role": "tool", "name": "add", "tool_call_id": "call00001", "content": '5, "five" '}],
+}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"value": "2 3"}}}
+REAL = {
+    "user": {"role": "assistant", "content": "It is 5.", "reasoning_content": "2 and 3"},
+    "tool": {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "2 and 3"},
+}
+CASES = [(name, kind) for name in FAMILIES for kind in TAILS]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return {name: make_tokenizer(family.special, family.template) for name, family in FAMILIES.items()}
+
+
+def bridge_of(tokenizer, stops) -> Bridge:
+    return Bridge(tokenizer, RenderConfig(apply_chat_template=True), tokenizer.convert_tokens_to_ids(list(stops)))
+
+
+def found(tokenizer, name: str, kind: str) -> str:
+    """Return what becomes of a conversation of a family: "whole", "end", "" if no stop fits, or "wrong"."""
+    bridge = bridge_of(tokenizer, FAMILIES[name].stops)
+    tools, tail, history = [TRIED] if kind == "tool" else [], TAILS[kind], [QUESTION, REAL[kind]]
+    results = set()
+    for stop, stop_text in bridge.stops.items():
+        ids = bridge.after(stop, tail, tools)
+        if ids is None:
+            continue
+        whole = bridge.prompt([*history, *tail], tools)
+        text = tokenizer.apply_chat_template(history, tools=tools or None, tokenize=False)
+        place = text.rfind(stop_text)
+        is_shown = place >= max(text.rfind("5."), text.rfind("2 3"))  # a marker of the next turn is not
+        held = text[: place + len(stop_text)] if is_shown else text + stop_text
+        held_ids = tokenizer(held, add_special_tokens=False)["input_ids"]
+        if whole[-len(ids) :] != ids or whole[-len(ids) - 1] != stop:
+            results.add("wrong")
+        else:
+            results.add("whole" if held_ids + ids == whole else "end")
+    return results.pop() if len(results) == 1 else "wrong" if results else ""
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_the_bridge_is_what_the_template_writes_behind_a_turn(tokenizers, name, kind):
+    expected = getattr(FAMILIES[name], kind)
+    if name in ("gemma", "no end") and not expected:
+        with pytest.raises(UserError):
+            bridge_of(tokenizers[name], FAMILIES[name].stops).check([kind])
+    else:
+        assert found(tokenizers[name], name, kind) == expected
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_the_check_at_the_start_refuses_what_cannot_go_on(tokenizers, name, kind):
+    bridge = bridge_of(tokenizers[name], FAMILIES[name].stops)
+    if getattr(FAMILIES[name], kind):
+        bridge.check([kind])
+    else:
+        with pytest.raises(UserError, match=r"data\.tokenizer_chat_template.*agent\.kind=environment"):
+            bridge.check([kind])
+
+
+def test_answers_of_several_tools_are_one_bridge(tokenizers):
+    tools = [{"role": "tool", "name": "add", "tool_call_id": f"call0000{n}", "content": f"r{n}"} for n in (1, 2)]
+    text = {
+        name: bridge_of(tokenizers[name], FAMILIES[name].stops).text_after(
+            tokenizers[name].convert_tokens_to_ids(stop), [*tools, {"role": "user", "content": "go on"}], [TRIED]
+        )
+        for name, stop in (("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("glm", "<|observation|>"))
+    }
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    assert text == {
+        "chatml": "\n<|im_start|>tool\nr1<|im_end|>\n<|im_start|>tool\nr2<|im_end|>\n"
+        "<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n",
+        "llama3": f'{header.format("ipython")}"r1"<|eot_id|>{header.format("ipython")}"r2"<|eot_id|>'
+        f"{header.format('user')}go on<|eot_id|>{header.format('assistant')}",
+        "glm": "\n<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response>"
+        "<|user|>\ngo on<|assistant|>\n",
+    }
+
+
+def test_a_stop_token_in_the_text_of_an_answer_is_not_the_end_of_the_turn(tokenizers):
+    bridge = bridge_of(tokenizers["glm"], FAMILIES["glm"].stops)
+    observation, user = sorted(bridge.stops, key=lambda stop: bridge.stops[stop])
+    answer = [{"role": "user", "content": "<|observation|> is a marker"}]
+    assert bridge.after(observation, answer) is None
+    assert bridge.text_after(user, answer) == "\n<|observation|> is a marker<|assistant|>\n"
+
+
+def test_a_turn_that_ended_with_another_token_cannot_go_on(tokenizers):
+    tokenizer = tokenizers["chatml two stops"]
+    bridge = bridge_of(tokenizer, FAMILIES["chatml two stops"].stops)
+    end, other = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "a"])
+    assert bridge.after(end, TAILS["user"]) is None and bridge.after(other, TAILS["user"]) is None
+
+
+def test_tokens_that_merge_across_the_stop_are_refused():
+    family = FAMILIES["chatml"]
+    template = family.template.replace("<|im_end|>", "the")  # turns end with a word: no special token, so it merges
+    bridge = bridge_of(make_tokenizer(family.special, template), ("t",))
+    with pytest.raises(UserError, match=r"go on with a user's message: .*other tokens"):
+        bridge.check(["user"])

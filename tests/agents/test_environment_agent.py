@@ -1,0 +1,173 @@
+"""Episodes of environments: rewards, why they end, and failures that are outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from scripted import Scripted, chat_task, open_session, run
+
+from rlhf_suite.agents.base import Start, Step
+from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
+from rlhf_suite.rewards.base import RewardFailure, Scored
+
+
+class Guess:
+    """Guess a number: a tenth for each turn that is too low, one for the right one."""
+
+    closed = 0
+
+    async def reset(self, task):
+        self.secret = int(task.label)
+        return Start((*task.messages, {"role": "user", "content": "between 1 and 9"}))
+
+    async def step(self, turn):
+        given = int(turn.content)
+        if given == self.secret:
+            return Step(reward=1.0, done=True, extra={"found": 1.0})
+        return Step.say("too low", reward=0.1) if given < self.secret else Step.say("too high")
+
+    async def close(self):
+        Guess.closed += 1
+
+
+def play(tokenizer, replies, environment=Guess, max_turns: int = 5, timeout_s: float = 50.0, **others):
+    step_timeout_s = others.pop("step_timeout_s", None)
+    policy = Scripted(tokenizer, replies)
+    session = open_session(tokenizer, policy, chat_task(tokenizer, label="5"), **others)
+    agent = EnvironmentAgent(environment, max_turns, timeout_s, step_timeout_s)
+    return run(agent.run, chat_task(tokenizer, label="5"), session)
+
+
+def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
+    before = Guess.closed
+    episode = play(tokenizer, ["3", "9", "4", "5"])
+    (ledger,) = episode.ledgers
+    text = tokenizer.decode(ledger.ids).replace("<|im_start|>", "[").replace("<|im_end|>\n", "]")
+    assert text == (
+        "[user\nbegin][user\nbetween 1 and 9][assistant\n3][user\ntoo low][assistant\n9][user\ntoo high]"
+        "[assistant\n4][user\ntoo low][assistant\n5<|im_end|>"
+    )
+    assert [tokenizer.decode(turn[:-1]) for turn in ledger.turns] == ["3", "9", "4", "5"]
+    assert not ledger.engine_log_probs[ledger.owner == ENVIRONMENT].any()
+    assert episode.status == "done" and Guess.closed == before + 1
+    counts = {"agent/turns": 4.0, "agent/calls": 0.0, "agent/malformed_calls": 0.0}
+    assert episode.extra == {"found": 1.0, **counts}
+
+
+def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
+    episode = play(tokenizer, ["3", "9", "4", "5"])
+    ledger = episode.ledgers[0]
+    assert episode.outcome == Scored(1.0, pytest.approx(1.2), {"found": 1.0})
+    places = ledger.turn_rewards.nonzero()[0]
+    assert ledger.turn_rewards[places].tolist() == pytest.approx([0.1, 0.1])
+    assert (ledger.owner[places] == MODEL).all() and (ledger.owner[places + 1] == ENVIRONMENT).all()
+    ended = play(tokenizer, ["3", "4"], max_turns=2)
+    assert ended.outcome == Scored(0.1, 0.2, {}) and (ended.ledgers[0].turn_rewards > 0).sum() == 1
+
+
+def test_the_last_turn_is_scored_and_not_answered(tokenizer):
+    episode = play(tokenizer, ["3", "4", "5"], max_turns=2)
+    assert episode.status == "turns" and tokenizer.decode(episode.ledgers[0].ids).endswith("\n4<|im_end|>")
+
+
+def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer):
+    episode = play(tokenizer, ["3", ("4", "length"), "5"])
+    assert episode.status == "truncated" and len(episode.ledgers[0].turns) == 2
+    assert episode.ledgers[0].truncated
+
+
+def test_an_answer_without_room_ends_the_episode(tokenizer):
+    episode = play(tokenizer, ["3"] * 9, max_turns=99, max_len=120)
+    ledger = episode.ledgers[0]
+    assert episode.status == "truncated" and ledger.truncated and len(ledger.ids) < 120
+    assert ledger.owner[-1] == MODEL, "an answer that nothing follows is not in the ledger"
+
+
+def test_an_environment_without_rewards_is_scored_by_the_run(tokenizer):
+    class Silent(Guess):
+        async def step(self, turn):
+            return Step()
+
+    episode = play(tokenizer, ["3"], Silent)
+    assert episode.outcome is None and episode.status == "done"
+
+
+@pytest.mark.parametrize("broken", ["make", "reset", "step"])
+def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
+    def fail_at(place: str) -> None:
+        if place == broken:
+            raise KeyError(place)
+
+    class Broken(Guess):
+        def __init__(self):
+            fail_at("make")
+
+        async def reset(self, task):
+            fail_at("reset")
+            return Start()
+
+        async def step(self, turn):
+            fail_at("step")
+
+    before = Guess.closed
+    episode = play(tokenizer, ["3"], Broken)
+    assert episode.outcome == RewardFailure(f"KeyError: '{broken}'", "error")
+    assert episode.status == "error" and Guess.closed == before + (broken != "make")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_an_error(tokenizer, reward):
+    class Wrong(Guess):
+        async def step(self, turn):
+            return Step(reward=reward, done=True)
+
+    assert "reward" in play(tokenizer, ["3"], Wrong).outcome.reason
+
+
+def test_an_error_of_the_policy_is_raised(tokenizer):
+    class Broken(Scripted):
+        async def generate(self, request):
+            raise TimeoutError("an engine died")
+
+    session = open_session(tokenizer, Broken(tokenizer, []), chat_task(tokenizer, label="5"))
+    with pytest.raises(TimeoutError, match="an engine died"):
+        run(EnvironmentAgent(Guess, 5, 50.0).run, chat_task(tokenizer, label="5"), session)
+
+
+def test_a_wait_has_a_deadline(tokenizer):
+    stuck = threading.Event()
+
+    class Slow(Guess):
+        async def step(self, turn):
+            await asyncio.Event().wait()
+
+    class Hung(Guess):
+        def step(self, turn):
+            stuck.wait(60)
+
+    try:
+        for environment in (Slow, Hung):
+            outcome = play(tokenizer, ["3"], environment, step_timeout_s=0.05).outcome
+            assert outcome.kind == "timeout" and "agent.tool_timeout_s=0.05" in outcome.reason
+            episode = play(tokenizer, ["3"], environment, timeout_s=0.05)
+            assert episode.status == "timeout" and "agent.timeout_s=0.05 (1 turns)" in episode.outcome.reason
+    finally:
+        stuck.set()
+
+
+def test_functions_that_are_not_async_run_in_a_thread(tokenizer):
+    threads = set()
+
+    class Plain(Guess):
+        def reset(self, task):
+            threads.add(threading.current_thread().name)
+            return Start()
+
+        def step(self, turn):
+            raise StopIteration
+
+    outcome = play(tokenizer, ["3"], Plain).outcome
+    assert threads == {"environment"} and outcome.reason == "RuntimeError: StopIteration: "
