@@ -60,7 +60,7 @@ AGENTS = [
         SESSION,
     ),
     Mutation(
-        "a fork trains on the turns before it again",
+        "a fork keeps turns that its history does not have",
         "agents/session.py",
         "return self.fork([*branch.ledger.ids[:length].tolist(), *ids]",
         "return self.fork([*branch.ledger.ids.tolist(), *ids]",

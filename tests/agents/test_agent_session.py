@@ -211,7 +211,10 @@ def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_onc
     assert turns == ["one", "two", "other", "summary"]
     shared = len(policy.asked[0].prompt_ids) + len(first.turns[0])
     assert second.ids[:shared].tolist() == first.ids[:shared].tolist(), "in the tokens that were sampled"
-    assert "something else" in tokenizer.decode(second.ids) and "begin" not in tokenizer.decode(third.ids)
+    begin, said = f"<|im_start|>user\nbegin{STOP}\n", "<|im_start|>assistant\n"
+    asked = f"{begin}{said}one{STOP}\n<|im_start|>user\nsomething else{STOP}\n{said}"
+    assert tokenizer.decode(second.ids) == f"{asked}other{STOP}"
+    assert "begin" not in tokenizer.decode(third.ids)
     assert len({request.seed for request in policy.asked}) == 4
 
 

@@ -73,8 +73,13 @@ def test_the_last_turn_is_scored_and_not_answered(tokenizer):
     assert episode.status == "turns" and tokenizer.decode(episode.ledgers[0].ids).endswith("\n4<|im_end|>")
 
 
-def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer):
-    episode = play(tokenizer, ["3", ("4", "length"), "5"])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer, as_text):
+    class InText(Guess):
+        async def step(self, turn):
+            return Step(text="\ntoo low\n") if as_text else Step.say("too low")
+
+    episode = play(tokenizer, ["3", ("4", "length"), "5"], InText)
     assert episode.status == "truncated" and len(episode.ledgers[0].turns) == 2
     assert episode.ledgers[0].truncated
 
