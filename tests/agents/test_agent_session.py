@@ -14,6 +14,7 @@ from rlhf_suite.agents.base import SingleTurn, Task
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
+from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.rl.sampling import TRAINING, Sampler
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -56,16 +57,11 @@ def test_the_prompt_of_every_request_is_the_ledger_at_that_moment(tokenizer, see
     encoded = tokenizer(tokenizer.decode(ledger.ids), add_special_tokens=False)["input_ids"]
     assert encoded != ledger.ids.tolist(), "or this test would not notice text that is encoded again"
     assert len({request.seed for request in policy.asked}) == turns
+    assert len({request.affinity for request in policy.asked}) == 1
 
 
-class Batch:
-    """Engines that answer requests as a policy does, for `Sampler`."""
-
-    def __init__(self, policy: Scripted) -> None:
-        self.policy = policy
-
-    def generate(self, requests):
-        return [run(self.policy.generate, request) for request in requests]
+def asked_for(request) -> tuple:
+    return list(request.prompt_ids), request.max_new_tokens, request.seed, request.sampling
 
 
 @pytest.mark.parametrize(("max_len", "max_new_tokens"), [(64, None), (64, 5), (20, 50)])
@@ -73,24 +69,19 @@ def test_a_single_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_t
     prompts = [Prompt([5, 6, 7 + n], "p", "", "default", f"r:{n}") for n in range(3)]
     stops, script = (tokenizer.eos_token_id, 1), [("12 34", "stop"), ("too high or too low", "length")] * 3
     config = RolloutConfig(temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
-    engines = Batch(Scripted(tokenizer, script))
+    engines = Scripted(tokenizer, script)
+    engines.start = LoopThread("engines").start
     sampler = Sampler(config, prompts, engines, stops, seed=42, max_len=max_len, adds_greedy=False, sleeps=False)
     expected = sampler.sample(prompts, [2, 0, 1], 2, sampler.settings(0.7), (TRAINING, 9))
 
     policy, found = Scripted(tokenizer, script), []
-    for start in sampler.begin(prompts, [2, 0, 1], 2):
+    for start in (t for group, index in enumerate([2, 0, 1]) for t in sampler.begin(prompts, group, index, 2)):
         limits = {"max_len": max_len} | ({"max_new_tokens": max_new_tokens} if max_new_tokens else {})
         session = open_session(tokenizer, policy, Task.of(prompts[start.prompt]), stops, **limits)
         session.open.ledger, session.sampling = start, sampler.settings(0.7)
         session.seed = (42, TRAINING, 9, start.prompt, start.sample)
         found += run(SingleTurn().run, Task.of(prompts[start.prompt]), session).ledgers
-    for a, b in zip(engines.policy.asked, policy.asked, strict=True):
-        assert (list(a.prompt_ids), a.max_new_tokens, a.seed, a.sampling) == (
-            list(b.prompt_ids),
-            b.max_new_tokens,
-            b.seed,
-            b.sampling,
-        )
+    assert [asked_for(request) for request in policy.asked] == [asked_for(request) for request in engines.asked]
     for a, b in zip(expected, found, strict=True):
         for name, value in vars(a).items():
             assert np.array_equal(value, getattr(b, name)), name

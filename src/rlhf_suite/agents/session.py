@@ -6,6 +6,7 @@ tokens once, behind it. So the prompt of every request is the ledger at that mom
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -80,6 +81,7 @@ class Session:
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
         self.num_turns, self.is_full = 0, False
+        self.affinity = hash(tuple(task.ids))  # all turns of all samples go to one engine: it has them in its cache
 
     @property
     def ledgers(self) -> list[Trajectory]:
@@ -125,9 +127,11 @@ class Session:
             max_new_tokens=min(self.room(), max_new_tokens or self.room()),
             seed=self.next_seed(),
             sampling=self.sampling if stop is None else replace(self.sampling, stop=tuple(stop)),
+            affinity=self.affinity,
         )
         self.num_turns += 1
-        generation = await self.policy.generate(request)
+        # An episode that ends while it waits leaves its request alone: others may be in the same bundle.
+        generation = await asyncio.shield(self.policy.generate(request))
         turn = self.reader.turn(generation, request.prompt_ids, branch.tools)
         ledger.append_model(generation.ids, generation.log_probs, generation.versions)
         ledger.finish_reason = generation.finish_reason
