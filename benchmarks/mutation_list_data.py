@@ -273,8 +273,8 @@ DATA = [
     Mutation(
         "what a tool wrote has the version of the weights",
         "data/trajectory.py",
-        "np.zeros(len(ids), np.float32), -1)",
-        "np.zeros(len(ids), np.float32), 0)",
+        "ENVIRONMENT, zeros(ids), -1)",
+        "ENVIRONMENT, zeros(ids), 0)",
         TRAJECTORY,
     ),
 ]
