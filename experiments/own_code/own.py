@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted
+from rlhf_suite.algo.advantage import Credit, CreditInput, undiscounted, whole_rewards
 from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
 from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.reward import RuleConfig
@@ -31,10 +31,13 @@ from rlhf_suite.train.schedules import Moment
 @estimator(needs=("rewards", "groups"))
 def median_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """The reward less the median reward of the responses to the same prompt."""
-    written = inputs.mask.bool().any(1)  # a row without model tokens takes part in nothing
-    members = [inputs.rewards[written & (inputs.groups == group)] for group in inputs.groups]  # of each row's group
-    medians = torch.stack([rewards.median() for rewards in members])  # [B]
-    returns = undiscounted(inputs, inputs.rewards - medians)  # [B, T]
+    rewards = whole_rewards(inputs)  # [B]
+    written = inputs.lengths > 0  # a row without model tokens takes part in nothing
+    baseline = torch.zeros_like(rewards)
+    for group in inputs.groups[written].unique():
+        members = written & (inputs.groups == group)
+        baseline[members] = rewards[members].median()
+    returns = undiscounted(inputs, rewards - baseline)  # [T]
     return Credit(returns, returns)
 
 

@@ -1,4 +1,4 @@
-"""Every estimator by hand, by identity, across gaps and with empty rows."""
+"""Every estimator by hand, by identity, with empty rows, rewards of turns and episodes of several rows."""
 
 from __future__ import annotations
 
@@ -7,52 +7,75 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, whiten
+from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, discounted_sums, whiten
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
+BASELINES = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "opo", "remax")
+ROWS = 12
+PER_TOKEN = ("kl_penalty", "values", "turn_rewards")
+float64 = torch.float64
 
 
-def inputs(rewards, mask, groups=None, kl=None, values=None, greedy=None) -> CreditInput:
-    mask = torch.tensor(mask, dtype=torch.float64)
+def inputs(rewards, lengths, groups=None, episodes=None, **further) -> CreditInput:
+    """Rows of so many tokens; what is per token is one flat list."""
+    given = {name: torch.tensor(values, dtype=float64) for name, values in further.items()}
     return CreditInput(
-        rewards=torch.tensor(rewards, dtype=torch.float64),
-        kl_penalty=torch.zeros_like(mask) if kl is None else torch.tensor(kl, dtype=torch.float64),
-        mask=mask,
-        groups=torch.zeros(len(mask), dtype=torch.int64) if groups is None else torch.tensor(groups),
-        values=None if values is None else torch.tensor(values, dtype=torch.float64),
-        greedy=None if greedy is None else torch.tensor(greedy, dtype=torch.float64),
+        rewards=torch.tensor(rewards, dtype=float64),
+        lengths=torch.tensor(lengths, dtype=torch.int64),
+        groups=torch.tensor([0] * len(lengths) if groups is None else groups, dtype=torch.int64),
+        episodes=None if episodes is None else torch.tensor(episodes, dtype=torch.int64),
+        **{"kl_penalty": torch.zeros(sum(lengths), dtype=float64), **given},
     )
 
 
-def random_inputs(seed: int = 0, rows: int = 12, steps: int = 9) -> CreditInput:
-    """Three groups of four rows, with gaps; row 5 is empty."""
+def random_inputs(seed: int = 0) -> CreditInput:
+    """Three groups of four rows of 1 to 9 tokens; row 5 is empty."""
     generator = torch.Generator().manual_seed(seed)
-    mask = (torch.rand(rows, steps, generator=generator) < 0.7).double()
-    mask[:, 0] = 1
-    mask[5] = 0
+    lengths = torch.randint(1, 10, (ROWS,), generator=generator)
+    lengths[5] = 0
+    tokens = int(lengths.sum())
     return CreditInput(
-        rewards=torch.randn(rows, generator=generator, dtype=torch.float64),
-        kl_penalty=0.1 * torch.randn(rows, steps, generator=generator, dtype=torch.float64),
-        mask=mask,
-        groups=torch.arange(rows) % 3,
-        values=torch.randn(rows, steps, generator=generator, dtype=torch.float64),
-        greedy=torch.randn(3, generator=generator, dtype=torch.float64)[torch.arange(rows) % 3],
+        rewards=torch.randn(ROWS, generator=generator, dtype=float64),
+        kl_penalty=0.1 * torch.randn(tokens, generator=generator, dtype=float64),
+        lengths=lengths,
+        groups=torch.arange(ROWS) % 3,
+        values=torch.randn(tokens, generator=generator, dtype=float64),
+        greedy=torch.randn(3, generator=generator, dtype=float64)[torch.arange(ROWS) % 3],
+        turn_rewards=torch.randn(tokens, generator=generator, dtype=float64),
     )
+
+
+def without_kl(given: CreditInput) -> CreditInput:
+    return replace(given, kl_penalty=torch.zeros_like(given.kl_penalty))
+
+
+def of_rows(values: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What belongs to the tokens of some of the rows."""
+    parts = values.split(lengths.tolist())
+    return torch.cat([parts[row] for row in rows.tolist()])
 
 
 def chosen(given: CreditInput, rows: torch.Tensor) -> CreditInput:
     """Some of the rows, or all in another order."""
-    return CreditInput(*(getattr(given, field.name)[rows] for field in fields(CreditInput)))
+    found = {each.name: getattr(given, each.name) for each in fields(CreditInput)}
+    return CreditInput(
+        **{
+            name: value if value is None else of_rows(value, given.lengths, rows) if name in PER_TOKEN else value[rows]
+            for name, value in found.items()
+        }
+    )
 
 
 def run(name: str, given: CreditInput, **options) -> Credit:
     return assign_credit(given, AdvantageConfig(estimator=name, **options))
 
 
-def first_tokens(credit: Credit) -> list[float]:
-    return credit.advantages[:, 0].tolist()
+def of_last_tokens(credit: Credit, given: CreditInput) -> torch.Tensor:
+    """Without a KL penalty and turns: what is left of each row's reward, [rows that are not empty]."""
+    return credit.advantages[given.lengths.cumsum(0)[given.lengths > 0] - 1]
 
 
 def assert_same(one: Credit, other: Credit) -> None:
@@ -64,45 +87,51 @@ def assert_same(one: Credit, other: Credit) -> None:
 
 
 def test_gae_by_hand():
-    given = inputs([1.0], [[1, 1, 1]], values=[[0.5, 0.25, 0.75]])
+    given = inputs([1.0], [3], values=[0.5, 0.25, 0.75])
     credit = run("gae", given, gamma=0.9, lambd=0.5, no_std_norm=True)
     third = 1.0 - 0.75
     second = 0.9 * 0.75 - 0.25 + 0.45 * third
     first = 0.9 * 0.25 - 0.5 + 0.45 * second
-    raw = torch.tensor([[first, second, third]], dtype=torch.float64)
+    raw = torch.tensor([first, second, third], dtype=float64)
     torch.testing.assert_close(credit.advantages, raw - raw.mean())
     torch.testing.assert_close(credit.returns, raw + given.values)
 
 
+def test_the_value_behind_a_row_is_0_and_not_that_of_the_next_row():
+    """Deltas 0.9 x 4 - 2, 1 - 4 and 3 - 8; with lambda 0 returns are deltas + values."""
+    credit = run("gae", inputs([1.0, 3.0], [2, 1], values=[2.0, 4.0, 8.0]), gamma=0.9, lambd=0.0)
+    assert credit.returns.tolist() == [0.9 * 4, 1, 3]
+
+
 def test_reinforce_by_hand():
-    credit = run("reinforce", inputs([2.0], [[1, 1, 1]], kl=[[0.5, 0.0, 0.25]]), gamma=0.5, no_std_norm=True)
-    returns = torch.tensor([[-0.5 + 0.5 * 0.875, 0.5 * 1.75, 1.75]], dtype=torch.float64)
+    given = inputs([2.0], [3], kl_penalty=[0.5, 0.0, 0.25])
+    credit = run("reinforce", given, gamma=0.5, no_std_norm=True)
+    returns = torch.tensor([-0.5 + 0.5 * 0.875, 0.5 * 1.75, 1.75], dtype=float64)
     torch.testing.assert_close(credit.returns, returns)
     torch.testing.assert_close(credit.advantages, returns - returns.mean())
 
 
 def test_reinforce_baseline_by_hand():
-    credit = run("reinforce_baseline", inputs([1.0, 0.0, 0.5], [[1], [1], [1]], groups=[7, 7, 9]), no_std_norm=True)
-    assert first_tokens(credit) == [0.5, -0.5, 0.0] and credit.returns[:, 0].tolist() == [0.5, -0.5, 0.0]
+    credit = run("reinforce_baseline", inputs([1.0, 0.0, 0.5], [1, 1, 1], groups=[7, 7, 9]), no_std_norm=True)
+    assert credit.advantages.tolist() == [0.5, -0.5, 0.0] and credit.returns.tolist() == [0.5, -0.5, 0.0]
 
 
 def test_rloo_by_hand():
-    credit = run("rloo", inputs([1.0, 0.0, 0.0, 4.0, 2.0], [[1, 1]] * 5, groups=[3, 3, 3, 1, 1]))
-    assert first_tokens(credit) == pytest.approx([1.0, -0.5, -0.5, 2.0, -2.0])
-    assert torch.equal(credit.advantages[:, 0], credit.advantages[:, 1])
+    credit = run("rloo", inputs([1.0, 0.0, 0.0, 4.0, 2.0], [2] * 5, groups=[3, 3, 3, 1, 1]))
+    assert credit.advantages[::2].tolist() == pytest.approx([1.0, -0.5, -0.5, 2.0, -2.0])
+    assert torch.equal(credit.advantages[::2], credit.advantages[1::2])
 
 
 def test_group_norm_by_hand():
-    credit = run("group_norm", inputs([1.0, 0.0, 0.0, 1.0, 5.0, 5.0], [[1]] * 6, groups=[0, 0, 0, 0, 1, 1]))
+    credit = run("group_norm", inputs([1.0, 0.0, 0.0, 1.0, 5.0, 5.0], [1] * 6, groups=[0, 0, 0, 0, 1, 1]))
     deviation = (4 * 0.25 / 3) ** 0.5
-    assert first_tokens(credit) == pytest.approx(
-        [0.5 / deviation, -0.5 / deviation, -0.5 / deviation, 0.5 / deviation, 0, 0]
-    )
+    wanted = [0.5 / deviation, -0.5 / deviation, -0.5 / deviation, 0.5 / deviation, 0, 0]
+    assert credit.advantages.tolist() == pytest.approx(wanted)
 
 
 def test_dr_grpo_by_hand():
-    credit = run("dr_grpo", inputs([1.0, 0.0, 0.0, 0.0, 8.0, 6.0], [[1]] * 6, groups=[0, 0, 0, 0, 1, 1]))
-    assert first_tokens(credit) == [0.75, -0.25, -0.25, -0.25, 1.0, -1.0]
+    credit = run("dr_grpo", inputs([1.0, 0.0, 0.0, 0.0, 8.0, 6.0], [1] * 6, groups=[0, 0, 0, 0, 1, 1]))
+    assert credit.advantages.tolist() == [0.75, -0.25, -0.25, -0.25, 1.0, -1.0]
 
 
 # Identities
@@ -114,73 +143,72 @@ def test_gae_with_lambda_one_is_reward_to_go_less_value(gamma):
     gae = run("gae", given, gamma=gamma, lambd=1.0)
     reinforce = run("reinforce", given, gamma=gamma)
     torch.testing.assert_close(gae.returns, reinforce.returns)
-    assert_same(run("gae", replace(given, values=torch.zeros_like(given.mask)), gamma=gamma), reinforce)
+    assert_same(run("gae", replace(given, values=torch.zeros_like(given.values)), gamma=gamma), reinforce)
 
 
 def test_gae_with_lambda_zero_is_the_temporal_difference():
-    given = inputs([1.0], [[1, 1]], values=[[0.5, 0.25]])
+    given = inputs([1.0], [2], values=[0.5, 0.25])
     credit = run("gae", given, gamma=0.9, lambd=0.0)
-    torch.testing.assert_close(credit.returns, torch.tensor([[0.9 * 0.25, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(credit.returns, torch.tensor([0.9 * 0.25, 1.0], dtype=float64))
 
 
 def test_rloo_is_the_group_mean_baseline_times_n_over_n_minus_one():
-    given = random_inputs()
-    given = replace(given, kl_penalty=torch.zeros_like(given.mask))
-    sizes = torch.tensor([4, 4, 3] * 4)[:, None]  # the empty row 5 is in group 2
+    given = without_kl(random_inputs())
+    sizes = torch.tensor([4, 4, 3] * 4).repeat_interleave(given.lengths)  # the empty row 5 is in group 2
     expected = run("dr_grpo", given).advantages * sizes / (sizes - 1)
     torch.testing.assert_close(run("rloo", given).advantages, expected)
 
 
 @pytest.mark.parametrize("name", ["rloo", "dr_grpo", "group_norm"])
 def test_group_advantages_sum_to_zero_in_each_group(name):
-    given = random_inputs()
-    advantages = run(name, replace(given, kl_penalty=torch.zeros_like(given.mask))).advantages[:, 0]
+    given = without_kl(random_inputs())
+    advantages = of_last_tokens(run(name, given), given)
     for group in range(3):
-        assert advantages[given.groups == group].sum().item() == pytest.approx(0, abs=1e-7)
+        mine = given.groups[given.lengths > 0] == group
+        assert advantages[mine].sum().item() == pytest.approx(0, abs=1e-7)
 
 
 def test_group_norm_has_unit_deviation_in_each_group():
-    given = random_inputs()
-    advantages = run("group_norm", replace(given, kl_penalty=torch.zeros_like(given.mask))).advantages[:, 0]
-    assert advantages[given.groups == 1].std().item() == pytest.approx(1)
+    given = without_kl(random_inputs())
+    advantages = of_last_tokens(run("group_norm", given), given)
+    assert advantages[given.groups[given.lengths > 0] == 1].std().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", WHITENED)
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_model_tokens(name):
     given = random_inputs()
-    chosen = run(name, given).advantages[given.mask.bool()]
-    assert chosen.mean().item() == pytest.approx(0, abs=1e-12)
-    assert chosen.var(correction=0).item() == pytest.approx(1)
+    advantages = run(name, given).advantages
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-12)
+    assert advantages.var(correction=0).item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("name", WHITENED)
 def test_without_std_norm_only_the_mean_goes(name):
     given = random_inputs()
     plain, normed = (run(name, given, no_std_norm=flag).advantages for flag in (True, False))
-    deviation = plain[given.mask.bool()].std(correction=0)
+    deviation = plain.std(correction=0)
     torch.testing.assert_close(plain, normed * deviation)
-    assert plain[given.mask.bool()].mean().item() == pytest.approx(0, abs=1e-12)
+    assert plain.mean().item() == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", estimator.names())
 def test_only_whitening_estimators_mix_groups(name):
     given = random_inputs()
     other = replace(given, rewards=torch.where(given.groups == 0, 3 * given.rewards + 1, given.rewards))
-    untouched = given.groups != 0
+    untouched = (given.groups != 0).repeat_interleave(given.lengths)
     same = torch.equal(run(name, given).advantages[untouched], run(name, other).advantages[untouched])
     assert same == (name not in (*WHITENED, "flash_reinforce"))
 
 
 def test_whitening_constant_advantages_gives_zeros():
-    assert not whiten(torch.full((2, 3), 0.7), torch.ones(2, 3), no_std_norm=False).abs().gt(1e-3).any()
+    assert not whiten(torch.full((6,), 0.7), no_std_norm=False).abs().gt(1e-3).any()
 
 
 @pytest.mark.parametrize("name", estimator.that_need("groups"))
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
 def test_a_group_that_agrees_learns_exactly_nothing(name, reward):
-    given = CreditInput(
-        torch.full((7,), reward), torch.zeros(7, 3), torch.ones(7, 3), torch.zeros(7, dtype=torch.int64)
-    )
+    zeros = torch.zeros(7, dtype=torch.int64)
+    given = CreditInput(torch.full((7,), reward), torch.zeros(21), zeros + 3, zeros)
     assert not run(name, given).advantages.any()
 
 
@@ -189,39 +217,8 @@ def test_a_group_that_agrees_learns_exactly_nothing(name, reward):
 
 @pytest.mark.parametrize("name", ["rloo", "dr_grpo", "group_norm"])
 def test_kl_penalty_is_charged_from_its_token_backwards_and_never_baselined(name):
-    kl = [[0.0, 0.25, 0.5], [0.0, 0.0, 0.0]]
-    credit = run(name, inputs([1.0, 1.0], [[1, 1, 1], [1, 1, 1]], kl=kl))
-    assert credit.advantages.tolist() == [[-0.75, -0.75, -0.5], [0, 0, 0]]
-
-
-# Gaps
-
-
-@pytest.mark.parametrize("name", estimator.names())
-def test_gaps_make_no_difference(name):
-    """Tokens of an environment between, before and behind model tokens: same credit as without them."""
-    dense = random_inputs()
-    dense = replace(dense, mask=torch.ones_like(dense.mask))
-    rows = len(dense.mask)
-    places = torch.tensor([1, 2, 3, 6, 7, 11, 12, 13, 17])  # of 9 model tokens among 20 positions
-
-    def spread(values):
-        out = torch.full((rows, 20), 1e3, dtype=torch.float64)  # whatever stands in a gap must not matter
-        out[:, places] = values
-        return out
-
-    mask = torch.zeros(rows, 20, dtype=torch.float64)
-    mask[:, places] = 1
-    sparse = replace(dense, kl_penalty=spread(dense.kl_penalty), values=spread(dense.values), mask=mask)
-    one, other = (run(name, given, gamma=0.8, lambd=0.9) for given in (dense, sparse))
-    torch.testing.assert_close(other.advantages[:, places], one.advantages)
-    torch.testing.assert_close(other.returns[:, places], one.returns)
-    assert not other.advantages[~mask.bool()].any() and not other.returns[~mask.bool()].any()
-
-
-def test_the_reward_lands_on_the_last_model_token_of_the_row_not_of_a_turn():
-    credit = run("reinforce", inputs([1.0], [[1, 1, 0, 1, 0]]), gamma=0.5)
-    assert credit.returns.tolist() == [[0.25, 0.5, 0.0, 1.0, 0.0]]
+    credit = run(name, inputs([1.0, 1.0], [3, 3], kl_penalty=[0.0, 0.25, 0.5, 0.0, 0.0, 0.0]))
+    assert credit.advantages.tolist() == [-0.75, -0.75, -0.5, 0, 0, 0]
 
 
 # Rows without model tokens
@@ -230,26 +227,24 @@ def test_the_reward_lands_on_the_last_model_token_of_the_row_not_of_a_turn():
 @pytest.mark.parametrize("name", estimator.names())
 def test_rows_without_model_tokens_change_nothing_for_the_others(name):
     given = random_inputs()
-    kept = torch.tensor([row for row in range(12) if row != 5])
-    without = chosen(given, kept)
+    without = chosen(given, torch.tensor([row for row in range(ROWS) if row != 5]))
     poisoned = replace(given, rewards=given.rewards.index_fill(0, torch.tensor(5), torch.nan))
     for full in (given, poisoned):
-        credit = run(name, full)
-        torch.testing.assert_close(credit.advantages[kept], run(name, without).advantages)
-        assert not credit.advantages[5].any() and not credit.returns[5].any()
+        assert_same(run(name, full), run(name, without))
 
 
 @pytest.mark.parametrize("name", estimator.names())
-def test_nothing_but_empty_rows_gives_zeros(name):
-    given = inputs([1.0, 2.0], [[0, 0], [0, 0]], values=[[1, 1], [1, 1]], greedy=[0.5, 0.5])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_no_tokens_at_all_have_no_credit(name, rows):
+    given = inputs([1.0] * rows, [0] * rows, values=[], greedy=[0.5] * rows, turn_rewards=[], episodes=[0] * rows)
     credit = run(name, given)
-    assert not credit.advantages.any() and not credit.returns.any()
+    assert credit.advantages.shape == credit.returns.shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["rloo", "group_norm", "dr_grpo", "reinforce_baseline"])
 def test_a_row_alone_in_its_group_has_nothing_to_compare_with(name):
-    given = inputs([5.0, 1.0, 3.0], [[1, 1], [1, 0], [1, 1]], groups=[0, 1, 1])
-    assert run(name, given, no_std_norm=True).returns[0].tolist() == [0, 0]
+    given = inputs([5.0, 1.0, 3.0], [2, 1, 2], groups=[0, 1, 1])
+    assert run(name, given, no_std_norm=True).returns[:2].tolist() == [0, 0]
 
 
 # Inputs stay as they were
@@ -258,48 +253,181 @@ def test_a_row_alone_in_its_group_has_nothing_to_compare_with(name):
 @pytest.mark.parametrize("name", estimator.names())
 def test_inputs_are_not_changed_and_group_names_do_not_matter(name):
     given = random_inputs()
-    before = [tensor.clone() for tensor in (given.rewards, given.kl_penalty, given.mask, given.values)]
+    tensors = [value for each in fields(CreditInput) if (value := getattr(given, each.name)) is not None]
+    before = [tensor.clone() for tensor in tensors]
     credit = run(name, given)
     assert_same(run(name, replace(given, groups=1000 - 7 * given.groups)), credit)
-    assert all(map(torch.equal, before, (given.rewards, given.kl_penalty, given.mask, given.values)))
+    assert all(map(torch.equal, before, tensors))
 
 
 @pytest.mark.parametrize("name", estimator.names())
 def test_the_order_of_rows_does_not_matter(name):
     given = random_inputs()
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(run(name, chosen(given, order)).advantages, run(name, given).advantages[order])
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
+    wanted = of_rows(run(name, given).advantages, given.lengths, order)
+    torch.testing.assert_close(run(name, chosen(given, order)).advantages, wanted)
 
 
 @pytest.mark.parametrize(("name", "missing"), [("gae", "values"), ("remax", "greedy")])
 def test_an_estimator_without_what_it_reads_is_refused(name, missing):
     with pytest.raises(AssertionError, match=missing):
-        run(name, inputs([1.0], [[1]]))
+        run(name, inputs([1.0], [1]))
 
 
 def test_flash_reinforce_compares_with_the_mean_of_the_whole_rollout():
     """(2 + 4 + 0) / 3 = 2 over the rows that have tokens, whatever their groups."""
-    given = inputs([2.0, 4.0, 0.0, 9.0], [[1, 1], [1, 0], [1, 1], [0, 0]], groups=[0, 0, 1, 1])
-    assert run("flash_reinforce", given).advantages.tolist() == [[0, 0], [2, 0], [-2, -2], [0, 0]]
+    given = inputs([2.0, 4.0, 0.0, 9.0], [2, 1, 2, 0], groups=[0, 0, 1, 1])
+    assert run("flash_reinforce", given).advantages.tolist() == [0, 0, 2, -2, -2]
 
 
 def test_opo_weighs_the_baseline_by_model_tokens():
-    """(3 x 1 + 1 x 3) / 4 = 1.5: a gap is no token, and an empty row no sample."""
-    given = inputs([3.0, 1.0, 7.0], [[0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]])
-    assert run("opo", given).advantages.tolist() == [[0, 1.5, 0, 0], [-0.5, 0, -0.5, -0.5], [0, 0, 0, 0]]
+    """(3 x 1 + 1 x 3) / 4 = 1.5: an empty row is no sample."""
+    given = inputs([3.0, 1.0, 7.0], [1, 3, 0])
+    assert run("opo", given).advantages.tolist() == [1.5, -0.5, -0.5, -0.5]
 
 
 def test_opo_with_equal_lengths_is_dr_grpo():
-    given = replace(random_inputs(), mask=torch.ones(12, 9, dtype=torch.float64))
+    given = inputs([3.0, 1.0, 7.0], [2, 2, 2], kl_penalty=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     assert_same(run("opo", given), run("dr_grpo", given))
 
 
 def test_remax_compares_with_the_greedy_response():
-    given = inputs([3.0, 1.0], [[1, 1], [1, 0]], greedy=[2.0, 2.0], kl=[[0.1, 0.2], [0, 0]])
-    assert run("remax", given).advantages[0].tolist() == pytest.approx([0.7, 0.8])
-    assert run("remax", given).advantages[1].tolist() == [-1, 0]
+    given = inputs([3.0, 1.0], [2, 1], greedy=[2.0, 2.0], kl_penalty=[0.1, 0.2, 0])
+    assert run("remax", given).advantages.tolist() == pytest.approx([0.7, 0.8, -1])
+
+
+# Rewards of turns: row 0 earns 1 at its second token and 2 at its fourth beside R = 4, row 1 earns R = 3 alone.
+
+
+def turns(**further) -> CreditInput:
+    return inputs([4.0, 3.0], [4, 2], turn_rewards=[0, 1.0, 0, 2.0, 0, 0], **further)
+
+
+def test_reinforce_discounts_rewards_of_turns_from_where_they_stand():
+    """2 + 4 = 6 at the last token; 3; 1 + 1.5 = 2.5; 1.25. The other row: 3; 1.5."""
+    credit = run("reinforce", turns(), gamma=0.5, no_std_norm=True)
+    assert credit.returns.tolist() == [1.25, 2.5, 3, 6, 1.5, 3]
+    mean = 17.25 / 6
+    assert credit.advantages.tolist() == pytest.approx([each - mean for each in (1.25, 2.5, 3, 6, 1.5, 3)])
+
+
+def test_gae_has_rewards_of_turns_where_they_stand():
+    """Deltas with gamma 0.5: 0.5 x 2 - 1 = 0; 1 + 0.5 x 4 - 2 = 1; 0.5 x 8 - 4 = 0; 6 - 8 = -2; weight 0.25."""
+    given = turns(values=[1.0, 2.0, 4.0, 8.0, 0.0, 0.0])
+    credit = run("gae", given, gamma=0.5, lambd=0.5, no_std_norm=True)
+    third = 0.25 * -2
+    second = 1 + 0.25 * third
+    assert credit.returns[:4].tolist() == [0.25 * second + 1, second + 2, third + 4, -2 + 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("reinforce_baseline", 2),  # 7 against 3: the mean is 5
+        ("dr_grpo", 2),
+        ("flash_reinforce", 2),
+        ("rloo", 4),
+        ("group_norm", 0.5**0.5),  # 2 over the deviation, sqrt(2 x 4)
+        ("opo", 7 - (7 * 4 + 3 * 2) / 6),
+        ("remax", 7 - 2.5),
+    ],
+)
+def test_a_baseline_compares_the_sums_of_all_rewards(name, wanted):
+    """The KL penalty stays at its token: 0.25 at the second."""
+    given = turns(greedy=[2.5, 2.5], kl_penalty=[0, 0.25, 0, 0, 0, 0])
+    returns = run(name, given).returns
+    assert returns[:4].tolist() == pytest.approx([wanted - 0.25, wanted - 0.25, wanted, wanted])
+
+
+def test_on_policy_distillation_has_no_rewards_of_turns_either():
+    assert not run("on_policy_distill", turns()).advantages.any()
+
+
+@pytest.mark.parametrize("name", estimator.names())
+def test_turns_that_earn_nothing_change_no_bit(name):
+    given = random_inputs()
+    silent = replace(given, turn_rewards=torch.zeros_like(given.kl_penalty))
+    one, other = run(name, silent), run(name, replace(given, turn_rewards=None))
+    assert torch.equal(one.advantages, other.advantages) and torch.equal(one.returns, other.returns)
+
+
+# Episodes of several rows
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("reinforce_baseline", [2, -2]),  # (5 + 1) / 2, where rows would have (5 + 5 + 1) / 3
+        ("dr_grpo", [2, -2]),
+        ("flash_reinforce", [2, -2]),
+        ("rloo", [4, -4]),
+        ("group_norm", [0.5**0.5, -(0.5**0.5)]),
+        ("opo", [5 - 32 / 8, 1 - 32 / 8]),  # 7 tokens of the first: (5 x 6 + 1 x 2) / 8
+    ],
+)
+def test_baselines_count_an_episode_once(name, wanted):
+    """The first episode has four rows: the first without tokens of the model, the others with 3, 2 and 1."""
+    given = inputs([5.0, 5.0, 1.0, 5.0, 5.0], [0, 3, 2, 2, 1], episodes=[8, 8, 3, 8, 8])
+    credit = run(name, given)
+    first, second = wanted
+    assert credit.returns.tolist() == pytest.approx([first] * 3 + [second] * 2 + [first] * 3)
+
+
+def test_rewards_of_turns_count_for_all_rows_of_their_episode():
+    """4 + 1 + 2 = 7 against 3."""
+    given = inputs([4.0, 4.0, 3.0], [2, 1, 1], episodes=[0, 0, 1], turn_rewards=[1.0, 0, 2.0, 0])
+    assert run("dr_grpo", given).advantages.tolist() == [2, 2, 2, -2]
+
+
+def test_an_episode_alone_in_its_group_has_nothing_to_compare_with():
+    given = inputs([5.0, 5.0], [1, 2], episodes=[1, 1])
+    for name in ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "opo"):
+        assert not run(name, given).returns.any()
+
+
+@pytest.mark.parametrize("name", estimator.names())
+def test_episodes_of_one_row_each_change_no_bit(name):
+    given = replace(random_inputs(), turn_rewards=None)
+    named = replace(given, episodes=7 * torch.arange(ROWS).flip(0))
+    one, other = run(name, named), run(name, given)
+    assert torch.equal(one.advantages, other.advantages) and torch.equal(one.returns, other.returns)
+
+
+# Sums over ragged rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, float64])
+@pytest.mark.parametrize("decay", [1.0, 0.97, 0.0])
+def test_discounted_sums_are_those_of_a_walk_from_the_last_token_to_the_first(dtype, decay):
+    """To the last bit: the numbers of a run do not depend on how its rows are arranged."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.tensor([3, 0, 40, 1, 3, 0, 17])
+    values = torch.randn(64, generator=generator, dtype=dtype)
+    wanted = []
+    for row in values.split(lengths.tolist()):
+        total, backwards = torch.zeros((), dtype=dtype), []
+        for value in row.flip(0):
+            total = value + decay * total
+            backwards.append(total)
+        wanted += backwards[::-1]
+    assert torch.equal(discounted_sums(values, lengths, decay), torch.stack(wanted))
+
+
+# Shapes
 
 
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(AssertionError):
-        inputs([1.0, 2.0], [[1]])
+        inputs([1.0, 2.0], [1])
+    with pytest.raises(AssertionError, match="lengths"):
+        inputs([1.0], [2], kl_penalty=[0.5])
+
+
+def test_an_own_estimator_that_returns_another_shape_is_told_so(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from rlhf_suite.algo.advantage import Credit\n"
+        "def padded(inputs, config):\n    return Credit(inputs.kl_penalty[None], inputs.kl_penalty[None])\n"
+    )
+    with pytest.raises(UserError, match=r"mine.py:padded returned .* \(1, 3\).* each of the 3 tokens"):
+        run(f"{file}:padded", inputs([1.0], [3]))

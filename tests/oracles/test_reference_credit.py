@@ -45,11 +45,20 @@ def row_credit(case: Case, estimator: str) -> Credit:
 
 
 def run(case: Case, estimator: str, rewards: torch.Tensor, penalty: torch.Tensor, gamma: float) -> Credit:
+    """The references' rows are padded [8, 10]; ours are tokens of the model laid end to end."""
     fields = case.fields
+    own = fields["mask"].bool()
     given = CreditInput(
-        rewards, penalty, fields["mask"], fields["group"].long(), values=fields["values"], greedy=fields["baseline"]
+        rewards,
+        penalty[own],
+        own.sum(1),
+        fields["group"].long(),
+        values=fields["values"][own],
+        greedy=fields["baseline"],
     )
-    return assign_credit(given, AdvantageConfig(estimator=estimator, gamma=gamma, lambd=LAMBDA))
+    found = assign_credit(given, AdvantageConfig(estimator=estimator, gamma=gamma, lambd=LAMBDA))
+    padded = torch.zeros_like(fields["mask"])
+    return Credit(padded.masked_scatter(own, found.advantages), padded.masked_scatter(own, found.returns))
 
 
 def check_credit(ours: Credit, case: Case) -> None:

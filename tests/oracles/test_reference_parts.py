@@ -48,10 +48,13 @@ def test_the_language_loss_of_openrlhf_agrees():
         check(next_token_loss(chosen, mask).total / mask.sum(), theirs["loss"])
 
 
-def reward_of_tokens(case, scores, log_probs):
+def reward_of_tokens(case, scores, log_probs, turns=None):
+    """Ours are of the model's tokens alone; here they stand in padded rows again, as those of the references."""
+    own = case["mask"].bool()
     penalty = 0.1 * estimate_kl(case[log_probs], case["ref_logp"], "k1")
     groups = torch.zeros(len(scores), dtype=torch.long)
-    return token_rewards(CreditInput(scores, penalty, case["mask"], groups), scores)
+    given = CreditInput(scores, penalty[own], own.sum(1), groups, turn_rewards=None if turns is None else turns[own])
+    return torch.zeros_like(case["mask"]).masked_scatter(own, token_rewards(given))
 
 
 def test_the_reward_of_openrlhf_is_clipped_and_stands_at_the_last_token():
@@ -63,7 +66,8 @@ def test_the_reward_of_openrlhf_is_clipped_and_stands_at_the_last_token():
 def test_the_kl_penalty_of_verl_agrees():
     for case, theirs in cases("verl/compute_rewards/kl0.1"):
         zero = torch.zeros(len(case["mask"]), dtype=torch.float64)
-        check(reward_of_tokens(case, zero, "old_logp") + case["token_rewards"], theirs["reward"], case["mask"])
+        ours = reward_of_tokens(case, zero, "old_logp", case["token_rewards"])
+        check(ours, theirs["reward"], case["mask"])
 
 
 @pytest.mark.parametrize("reference", ["openrlhf", "verl"])

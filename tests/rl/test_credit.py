@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from memory import peak_bytes
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, DistillTermConfig, KLConfig
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
+from rlhf_suite.registry import estimator
 from rlhf_suite.rl.credit import CreditAssigner
 
 MASK = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]
@@ -120,6 +123,41 @@ def test_a_sample_in_which_only_a_tool_spoke_is_in_no_baseline(estimator, wanted
     samples = [ledger(0, 1), ledger(0, -2), ledger(0, -1, 1)]
     batch = turns_credit(samples, [4.0, math.nan, 1.0], estimator=estimator)
     assert batch.advantages.tolist() == pytest.approx([0, 0, wanted, *[0] * 4, 0, 0, 0, -wanted])
+
+
+def with_every_column(trajectories: list[Trajectory]) -> Experience:
+    """Random log-probs, values and rewards; what stands where the model did not write must not matter."""
+    batch = to_batch(trajectories)
+    numbers = torch.Generator().manual_seed(0)
+    old, reference, values = (torch.randn(batch.num_tokens, generator=numbers) for _ in range(3))
+    rewards, greedy = (torch.randn(len(batch), generator=numbers) for _ in range(2))
+    return replace(batch, old_log_probs=old, ref_log_probs=reference, values=values, reward=rewards, greedy=greedy)
+
+
+@pytest.mark.parametrize("name", estimator.names())
+def test_what_an_environment_wrote_changes_no_bit_of_the_credit(name):
+    """Tokens of tools before, between and behind those of the model, and the same samples without them."""
+    turns = with_every_column([ledger(0, -2, 3, -4, 1), ledger(0, 2, -1), ledger(1, -3), ledger(1, 1, -1, 1, -1, 4)])
+    own = turns.mask.bool()
+    lengths = torch.zeros(len(turns), dtype=torch.int64).index_add(0, turns.segments, own.long())
+    alone = replace(turns.mapped(lambda tokens: tokens[own], lambda rows: rows), lengths=lengths)
+    advantage = AdvantageConfig(estimator=name, gamma=0.8, lambd=0.9)
+    config = AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1))
+    one, other = (CreditAssigner(config).assign(batch)[0] for batch in (turns, alone))
+    assert torch.equal(one.advantages[own], other.advantages) and not one.advantages[~own].any()
+    assert torch.equal(one.returns[own], other.returns) and not one.returns[~own].any()
+
+
+def size(batch: TokenBatch) -> int:
+    return sum(each.nbytes for each in (batch.ids, *batch.columns("token").values()))
+
+
+@pytest.mark.parametrize("name", estimator.names())
+def test_a_row_far_longer_than_the_others_takes_no_more_memory_than_its_tokens(name):
+    """Rows padded to the longest would be 62 times the batch, for each of a dozen arrays."""
+    batch = with_every_column([ledger(0, 20_000), *(ledger(row // 4, 4) for row in range(63))])
+    config = AlgoConfig(advantage=AdvantageConfig(estimator=name, gamma=0.9, lambd=0.9), kl=KLConfig(init_coef=0.1))
+    assert peak_bytes(lambda: CreditAssigner(config).assign(batch)) < 2.5 * size(batch)
 
 
 def with_teacher(batch, log_probs):

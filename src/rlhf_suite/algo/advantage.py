@@ -1,18 +1,18 @@
-"""Advantage estimators: from one reward per response to an advantage per token.
+"""Advantage estimators: from rewards of responses and turns to an advantage per token.
 
-Shapes: B responses, T token positions. `mask` [B, T] is 1 for tokens the model wrote. Between them may lie gaps (turns
-of an environment): no time passes there, so discounting, bootstrapping and the reward at the last token know model
-tokens only. A row without model tokens takes part in nothing: no baseline, no statistic, no whitening; its advantages
-are 0.
+Shapes: B rows, T tokens that the model wrote, those of all rows laid end to end; `lengths` [B] says how many each row
+has. Tokens of an environment are left out before: no time passes there, so discounting, bootstrapping and the reward at
+the last token know model tokens only. A row without model tokens takes part in nothing: no baseline, no statistic.
 
-Reward of model token t (beta is inside `kl_penalty`):  r_t = -kl_penalty_t + [t is the row's last model token] R
-The baseline is taken from R before that sum, so the KL penalty is not compared between responses.
+Reward of token t (beta is inside `kl_penalty`):  r_t = -kl_penalty_t + turn_t + [t is the row's last token] R
+The estimators with a baseline take it from the whole reward, R and all turns, before that sum. So the KL penalty is not
+compared between responses, and what is left stands at the last token (R').
 
-    name                 R becomes                                  advantage                              whitened
-    gae                  R                                          GAE(gamma, lambda)                     yes
-    reinforce            R                                          reward-to-go, gamma                    yes
+    name                 R'                                         advantage                              whitened
+    gae                  R, and turns where they stand              GAE(gamma, lambda)                     yes
+    reinforce            R, and turns where they stand              reward-to-go, gamma                    yes
     reinforce_baseline   R - group mean                             reward-to-go, gamma 1                  yes
-    rloo                 R - mean of the group's other rows         reward-to-go, gamma 1                  no
+    rloo                 R - mean of the group's other episodes     reward-to-go, gamma 1                  no
     group_norm           (R - group mean) / (group std + 1e-9)      reward-to-go, gamma 1                  no
     dr_grpo              R - group mean                             reward-to-go, gamma 1                  no
     flash_reinforce      R - rollout mean                           reward-to-go, gamma 1                  no
@@ -20,48 +20,65 @@ The baseline is taken from R before that sum, so the KL penalty is not compared 
     remax                R - R of the prompt's greedy response      reward-to-go, gamma 1                  no
     on_policy_distill    0                                          reward of the token itself             no
 
-All rows of a rollout go in together: whitening and groups are global.
+All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
+carry its reward, and baselines count it once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 from rlhf_suite.shapes import same_shape
 
 
 @dataclass(frozen=True)
 class CreditInput:
-    """What the estimators read."""
+    """What the estimators read, on the CPU."""
 
     rewards: Tensor  # [B] R, clipped already
-    kl_penalty: Tensor  # [B, T] beta x KL estimate; zeros without a reference or with KL as a loss
-    mask: Tensor  # [B, T] of 0 and 1
+    kl_penalty: Tensor  # [T] beta x KL estimate; zeros without a reference or with KL as a loss
+    lengths: Tensor  # [B] int, model tokens of each row; their sum is T
     groups: Tensor  # [B] int, which prompt a row answers
-    values: Tensor | None = None  # [B, T] V(state before token t); gae only
-    greedy: Tensor | None = None  # [B] R of the greedy response to the row's prompt; remax only
+    values: Tensor | None = None  # [T] V(state before token t); gae only
+    greedy: Tensor | None = None  # [B] the whole reward of the greedy response to the row's prompt; remax only
+    turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
+    episodes: Tensor | None = None  # [B] int, which episode a row belongs to; None: each row is one
 
     def __post_init__(self) -> None:
-        same_shape(self.mask, self.kl_penalty, *([] if self.values is None else [self.values]), dims=2)
-        same_shape(self.mask.sum(1), self.rewards, self.groups, *([] if self.greedy is None else [self.greedy]))
+        same_shape(self.kl_penalty, *(each for each in (self.values, self.turn_rewards) if each is not None))
+        per_row = (self.lengths, self.groups, *(each for each in (self.greedy, self.episodes) if each is not None))
+        same_shape(self.rewards, *per_row)
+        assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What the estimators say: zeros outside the mask."""
+    """What the estimators say."""
 
-    advantages: Tensor  # [B, T]
-    returns: Tensor  # [B, T] target of the critic (gae) or the reward-to-go; never whitened
+    advantages: Tensor  # [T]
+    returns: Tensor  # [T] target of the critic (gae) or the reward-to-go; never whitened
 
 
 def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """The advantages and returns of a whole rollout by `algo.advantage.estimator`."""
+    """Return the advantages and returns of a whole rollout by `algo.advantage.estimator`.
+
+    Raises:
+        UserError: an estimator of the user's own returns other shapes.
+    """
     credit: Credit = estimator.load(config.estimator)(inputs, config)
+    shapes = tuple(credit.advantages.shape), tuple(credit.returns.shape)
+    if set(shapes) != {tuple(inputs.kl_penalty.shape)}:
+        raise UserError(
+            f"algo.advantage.estimator={config.estimator} returned advantages and returns of the shapes {shapes[0]} "
+            f"and {shapes[1]}; return one number for each of the {len(inputs.kl_penalty)} tokens (docs/own_code.md)"
+        )
     return credit
 
 
@@ -72,49 +89,42 @@ def gae(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lambda A_{t+1};  return = A_t + V_t before whitening.
     """
     assert inputs.values is not None, "gae needs values"
-    mask = inputs.mask.bool()
-    values = torch.where(mask, inputs.values, 0)
-    rewards = token_rewards(inputs, inputs.rewards)
-    advantages = torch.zeros_like(rewards)
-    following_value = torch.zeros_like(rewards[:, 0])  # [B] V and A of the next model token
-    following_advantage = torch.zeros_like(following_value)
-    for t in reversed(range(mask.shape[1])):
-        delta = rewards[:, t] + config.gamma * following_value - values[:, t]
-        advantage = delta + config.gamma * config.lambd * following_advantage
-        following_value = torch.where(mask[:, t], values[:, t], following_value)
-        following_advantage = torch.where(mask[:, t], advantage, following_advantage)
-        advantages[:, t] = torch.where(mask[:, t], advantage, 0)
-    return Credit(whiten(advantages, mask, config.no_std_norm), advantages + values)
+    deltas = token_rewards(inputs) + config.gamma * following(inputs.values, inputs.lengths) - inputs.values
+    advantages = discounted_sums(deltas, inputs.lengths, config.gamma * config.lambd)
+    return Credit(whiten(advantages, config.no_std_norm), advantages + inputs.values)
 
 
 @estimator(reads=("gamma", "no_std_norm"))
 def reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ (Hu 2025): discounted reward-to-go, whitened over the rollout."""
-    returns = reward_to_go(token_rewards(inputs, inputs.rewards), inputs.mask, config.gamma)
-    return Credit(whiten(returns, inputs.mask, config.no_std_norm), returns)
+    returns = discounted_sums(token_rewards(inputs), inputs.lengths, config.gamma)
+    return Credit(whiten(returns, config.no_std_norm), returns)
 
 
 @estimator(needs=("rewards", "groups"), reads=("no_std_norm",))
 def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline (Hu 2025)."""
-    returns = undiscounted(inputs, inputs.rewards - group_mean(inputs))
-    return Credit(whiten(returns, inputs.mask, config.no_std_norm), returns)
+    rewards = whole_rewards(inputs)
+    returns = undiscounted(inputs, rewards - group_mean(rewards, inputs))
+    return Credit(whiten(returns, config.no_std_norm), returns)
 
 
 @estimator(needs=("rewards", "groups"))
 def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024). A row alone in its group gets 0."""
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024). An episode alone in its group gets 0."""
+    rewards = whole_rewards(inputs)
     members = group_sizes(inputs)  # [B] n
-    others = group_sum(inputs.rewards, inputs) - inputs.rewards  # [B] sum over the other rows
-    baseline = torch.where(members > 1, others / (members - 1).clamp(min=1), inputs.rewards)
-    returns = undiscounted(inputs, inputs.rewards - baseline.to(inputs.rewards.dtype))
+    others = group_sum(rewards, inputs) - rewards  # [B] sum over the other episodes
+    baseline = torch.where(members > 1, others / (members - 1).clamp(min=1), rewards)
+    returns = undiscounted(inputs, rewards - baseline.to(rewards.dtype))
     return Credit(returns, returns)
 
 
 @estimator(needs=("rewards", "groups"))
 def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
-    """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. A row alone gets 0."""
-    centred = inputs.rewards - group_mean(inputs)
+    """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. One alone gets 0."""
+    rewards = whole_rewards(inputs)
+    centred = rewards - group_mean(rewards, inputs)
     variance = group_sum(centred.square(), inputs) / (group_sizes(inputs) - 1).clamp(min=1)
     deviation = variance.sqrt().to(centred.dtype)
     returns = undiscounted(inputs, centred / (deviation + 1e-9))
@@ -127,15 +137,17 @@ def dr_grpo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 
     The paper also divides the loss by a constant instead of lengths: `actor.loss_agg_mode=seq-mean-token-sum-norm`.
     """
-    returns = undiscounted(inputs, inputs.rewards - group_mean(inputs))
+    rewards = whole_rewards(inputs)
+    returns = undiscounted(inputs, rewards - group_mean(rewards, inputs))
     return Credit(returns, returns)
 
 
 @estimator()
 def flash_reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE with the mean reward of the whole rollout as baseline (FlashREINFORCE)."""
+    rewards = whole_rewards(inputs)
     whole = replace(inputs, groups=torch.zeros_like(inputs.groups))
-    returns = undiscounted(inputs, inputs.rewards - group_mean(whole))
+    returns = undiscounted(inputs, rewards - group_mean(rewards, whole))
     return Credit(returns, returns)
 
 
@@ -146,9 +158,10 @@ def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     It is the baseline of least variance when the squared gradient norm of a response grows with its length, here its
     model tokens.
     """
-    lengths = inputs.mask.sum(1)  # [B]
-    weighted = group_sum(inputs.rewards.double() * lengths, inputs) / group_sum(lengths, inputs).clamp(min=1)
-    returns = undiscounted(inputs, inputs.rewards - weighted.to(inputs.rewards.dtype))
+    rewards = whole_rewards(inputs)
+    lengths = episode_sum(inputs.lengths, inputs)  # [B]
+    weighted = group_sum(rewards.double() * lengths, inputs) / group_sum(lengths, inputs).clamp(min=1)
+    returns = undiscounted(inputs, rewards - weighted.to(rewards.dtype))
     return Credit(returns, returns)
 
 
@@ -156,91 +169,142 @@ def opo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 def remax(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """ReMax (Li et al. 2024): the reward of the greedy response to the same prompt as baseline."""
     assert inputs.greedy is not None, "remax needs greedy responses"
-    returns = undiscounted(inputs, inputs.rewards - inputs.greedy)
+    returns = undiscounted(inputs, whole_rewards(inputs) - inputs.greedy)
     return Credit(returns, returns)
 
 
 @estimator(needs=("teacher",))
 def on_policy_distill(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Nothing of a reward: what there is to learn comes from the teacher, token by token (`algo.distill`)."""
-    own = token_rewards(inputs, torch.zeros_like(inputs.rewards))
+    own = with_outcomes(inputs, torch.zeros_like(inputs.rewards))
     return Credit(own, own)
 
 
-def token_rewards(inputs: CreditInput, rewards: Tensor) -> Tensor:
-    """r_t of every token [B, T]: minus the KL penalty, plus `rewards` [B] at the last model token of each row."""
-    mask = inputs.mask.bool()
-    following = mask.long().flip(1).cumsum(1).flip(1)  # [B, T] model tokens from t on, t included
-    is_last = mask & (following == 1)
-    return torch.where(mask, -inputs.kl_penalty, 0) + torch.where(is_last, rewards[:, None], 0)
+# Rewards of tokens and of episodes
 
 
-def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + gamma G_{next model token}, [B, T]; 0 outside the mask."""
-    mask = mask.bool()
-    returns = torch.zeros_like(rewards)
-    following = torch.zeros_like(rewards[:, 0])  # [B] G of the next model token
-    for t in reversed(range(mask.shape[1])):
-        following = torch.where(mask[:, t], rewards[:, t] + gamma * following, following)
-        returns[:, t] = torch.where(mask[:, t], following, 0)
-    return returns
+def token_rewards(inputs: CreditInput) -> Tensor:
+    """Return r_t, [T]: minus the KL penalty, plus what stands at the token itself of turns and of R."""
+    rewards = with_outcomes(inputs, inputs.rewards)
+    return rewards if inputs.turn_rewards is None else rewards + inputs.turn_rewards
+
+
+def with_outcomes(inputs: CreditInput, outcomes: Tensor) -> Tensor:
+    """Return minus the KL penalty, plus `outcomes` [B] at the last token of each row, [T]."""
+    rewards = 0 - inputs.kl_penalty
+    rewards[last_tokens(inputs.lengths)] += outcomes[inputs.lengths > 0]
+    return rewards
+
+
+def whole_rewards(inputs: CreditInput) -> Tensor:
+    """Return the whole reward of each row's episode, [B]: R and all its turn rewards."""
+    if inputs.turn_rewards is None:
+        return inputs.rewards
+    rows = torch.repeat_interleave(inputs.lengths)  # [T]
+    turns = torch.zeros(len(inputs.rewards), dtype=torch.float64).index_add(0, rows, inputs.turn_rewards.double())
+    return inputs.rewards + episode_sum(turns, inputs).to(inputs.rewards.dtype)
 
 
 def undiscounted(inputs: CreditInput, rewards: Tensor) -> Tensor:
-    """Reward-to-go with gamma 1, [B, T]: a baseline that compares whole responses leaves no room for discounts."""
-    return reward_to_go(token_rewards(inputs, rewards), inputs.mask, 1.0)
+    """Return the reward-to-go with gamma 1 of `rewards` [B] at the last tokens, less the KL penalty, [T]: a baseline
+    that compares whole responses leaves no room for discounts."""
+    return discounted_sums(with_outcomes(inputs, rewards), inputs.lengths, 1.0)
+
+
+# Sums over the tokens of a row
+
+
+def discounted_sums(values: Tensor, lengths: Tensor, decay: float) -> Tensor:
+    """Return y_t = x_t + decay y_{t+1} within each row, [T]; behind a row's last token y is 0.
+
+    All rows go backwards at the same time, the longest first in `places`: so the rows that have not ended yet are
+    always the first ones, and nothing is padded. The order of the additions is that of the formula.
+    """
+    result = values.numpy().copy()  # [T] x, which becomes y token by token
+    longest_first = lengths.sort(descending=True, stable=True)
+    places = (lengths.cumsum(0) - 1)[longest_first.indices].numpy()  # [B] the token each row is at
+    sums = np.zeros(len(places), result.dtype)  # [B] y of the token behind it
+    for count in rows_left(longest_first.values.numpy()):
+        now, sums = places[:count], sums[:count]
+        sums *= decay
+        sums += result[now]
+        result[now] = sums
+        now -= 1
+    return torch.from_numpy(result)
+
+
+def rows_left(lengths: np.ndarray) -> np.ndarray:
+    """Return how many of `lengths` [B] (descending) are above 0, above 1, and so on, [longest]."""
+    steps = np.arange(lengths[0] if len(lengths) else 0)
+    ended: np.ndarray = np.searchsorted(lengths[::-1], steps, side="right")
+    return len(lengths) - ended
+
+
+def following(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the value of the row's next token, [T]; 0 behind the last one."""
+    result = torch.cat([values[1:], values[:1]])
+    result[last_tokens(lengths)] = 0
+    return result
+
+
+def last_tokens(lengths: Tensor) -> Tensor:
+    """Return where the last token of each row that has one stands among all T."""
+    return lengths.cumsum(0)[lengths > 0] - 1
+
+
+# Sums over groups and episodes
 
 
 def group_sum(values: Tensor, inputs: CreditInput) -> Tensor:
-    """Sum of `values` [B] over the rows of each row's group that have model tokens, [B] float64.
+    """Return the sum of `values` [B] over the episodes of each row's group, [B] float64.
 
     In float64 the mean of equal float32 rewards is that reward exactly, so a group that agrees has advantages of
     exactly 0; in float32 they would be rounding errors, which `group_norm` would blow up to 1.
     """
-    takes_part = inputs.mask.bool().any(1)
-    names, index = inputs.groups.unique(return_inverse=True)
-    totals = torch.zeros(len(names), dtype=torch.float64, device=values.device)
-    return totals.index_add(0, index, torch.where(takes_part, values, 0).double())[index]
+    return sum_by(inputs.groups, torch.where(counted(inputs), values, 0))
 
 
 def group_sizes(inputs: CreditInput) -> Tensor:
-    """Number of rows with model tokens in each row's group, [B] float64."""
+    """Return the number of episodes in each row's group, [B] float64."""
     return group_sum(torch.ones_like(inputs.rewards), inputs)
 
 
-def group_mean(inputs: CreditInput) -> Tensor:
-    """Mean reward of each row's group, [B]."""
-    mean = group_sum(inputs.rewards, inputs) / group_sizes(inputs).clamp(min=1)
-    return mean.to(inputs.rewards.dtype)
+def group_mean(values: Tensor, inputs: CreditInput) -> Tensor:
+    """Return the mean of `values` [B] over the episodes of each row's group, [B]."""
+    mean = group_sum(values, inputs) / group_sizes(inputs).clamp(min=1)
+    return mean.to(values.dtype)
 
 
-def whiten(advantages: Tensor, mask: Tensor, no_std_norm: bool) -> Tensor:
-    """(A - m) / sqrt(max(v, 1e-8)) over all model tokens of the rollout, v the biased variance; 0 outside the mask.
+def counted(inputs: CreditInput) -> Tensor:
+    """Return which rows stand for their episode in its group, [B] bool: its first row with model tokens."""
+    written = inputs.lengths > 0
+    if inputs.episodes is None:
+        return written
+    rows = torch.arange(len(written))
+    names, index = inputs.episodes.unique(return_inverse=True)
+    first = torch.full_like(names, len(rows)).scatter_reduce(0, index[written], rows[written], "amin")
+    return rows == first[index]
 
-    `no_std_norm` leaves the division out. [B, T]
+
+def episode_sum(values: Tensor, inputs: CreditInput) -> Tensor:
+    """Return the sum of `values` [B] over all rows of each row's episode, [B]."""
+    return values if inputs.episodes is None else sum_by(inputs.episodes, values)
+
+
+def sum_by(names: Tensor, values: Tensor) -> Tensor:
+    """Return the sum of `values` [B] over the rows with the same name [B], at each of them, [B] float64."""
+    known, index = names.unique(return_inverse=True)
+    return torch.zeros(len(known), dtype=torch.float64).index_add(0, index, values.double())[index]
+
+
+def whiten(advantages: Tensor, no_std_norm: bool) -> Tensor:
+    """Return (A - m) / sqrt(max(v, 1e-8)) over all tokens of the rollout, [T], v the biased variance.
+
+    `no_std_norm` leaves the division out.
     """
-    mask = mask.bool()
-    chosen = advantages[mask]
-    if chosen.numel() == 0:
+    if advantages.numel() == 0:
         return advantages
-    centred = torch.where(mask, advantages - chosen.mean(), 0)
+    centred = advantages - advantages.mean()
     if no_std_norm:
         return centred
-    return centred * chosen.var(correction=0).clamp(min=1e-8).rsqrt()
-
-
-def inside(lengths: Tensor) -> Tensor:
-    """Which cells of the padded layout hold a token, [B, L] bool; L is the longest length."""
-    longest = int(lengths.max()) if len(lengths) else 0
-    return torch.arange(longest, device=lengths.device) < lengths[:, None]
-
-
-def pad(values: Tensor, lengths: Tensor, fill: float = 0) -> Tensor:
-    """[T] to [B, L], `fill` behind the end of each sequence."""
-    cells = inside(lengths)
-    return torch.full(cells.shape, fill, dtype=values.dtype, device=values.device).masked_scatter(cells, values)
-
-
-def unpad(padded: Tensor, lengths: Tensor) -> Tensor:
-    """[B, L] to [T]: what `pad` made, undone."""
-    return padded[inside(lengths)]
+    return centred * advantages.var(correction=0).clamp(min=1e-8).rsqrt()

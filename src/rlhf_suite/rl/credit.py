@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from rlhf_suite.algo.advantage import CreditInput, assign_credit, pad, unpad
+from rlhf_suite.algo.advantage import CreditInput, assign_credit
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch, needed
@@ -32,13 +33,13 @@ class CreditAssigner:
             self.controller.update(metrics["train/kl"], num_samples)
 
     def assign(self, batch: Experience) -> tuple[Experience, dict[str, float]]:
-        """Return the batch with `advantages` and, with values, `returns`; and metrics. Everything is [B, L] in between.
+        """Return the batch with `advantages` and, with values, `returns`; and metrics. Estimators see model tokens.
 
         With a teacher every token also gets algo.distill.coef x (log p_teacher - log p_policy), a reward that no other
         token shares (discount 0): in the mean over samples the policy falls along its reverse KL to the teacher
         (Lu et al., "On-Policy Distillation", 2025).
         """
-        mask = batch.mask
+        mask, own = batch.mask, batch.mask.bool().numpy()
         kl = torch.zeros_like(mask)
         metrics: dict[str, float] = {"train/kl_coef": self.kl_coef}
         if batch.ref_log_probs is not None:
@@ -50,15 +51,15 @@ class CreditAssigner:
         credit = assign_credit(
             CreditInput(
                 rewards=rewards,
-                kl_penalty=pad(penalty, batch.lengths),
-                values=None if values is None else pad(values, batch.lengths),
-                mask=pad(mask, batch.lengths),
+                kl_penalty=chosen(penalty, own),
+                lengths=sum_per_row(mask, batch).long(),
                 groups=needed(batch.group, "group"),
+                values=None if values is None else chosen(values, own),
                 greedy=batch.greedy,
             ),
             self.config.advantage,
         )
-        advantages = unpad(credit.advantages, batch.lengths)
+        advantages = put_back(credit.advantages, own)
         if batch.teacher_log_probs is not None:
             old = needed(batch.old_log_probs, "old_log_probs")
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
@@ -66,7 +67,7 @@ class CreditAssigner:
             metrics["train/teacher_kl"] = mean(gap, mask)
         returns = None
         if values is not None:
-            returns = unpad(credit.returns, batch.lengths)
+            returns = put_back(credit.returns, own)
             metrics["train/values"] = mean(values, mask)
         metrics["train/return"] = float((rewards - sum_per_row(penalty * mask, batch)).mean())
         return replace(batch, advantages=advantages, returns=returns), metrics
@@ -79,4 +80,16 @@ def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
 
 def sum_per_row(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     """Return the sum of per-token values over each sequence, [B]."""
-    return torch.zeros(len(batch)).index_add_(0, batch.segments, values)
+    return torch.segment_reduce(values, "sum", lengths=batch.lengths)
+
+
+def chosen(values: torch.Tensor, own: np.ndarray) -> torch.Tensor:
+    """Return the values [T] of the model's own tokens alone, in their order."""
+    return torch.from_numpy(values.numpy()[own])
+
+
+def put_back(values: torch.Tensor, own: np.ndarray) -> torch.Tensor:
+    """Return the values of the model's own tokens at their places among all tokens, [T]; 0 elsewhere."""
+    result = np.zeros(len(own), values.numpy().dtype)
+    result[own] = values.numpy()
+    return torch.from_numpy(result)
