@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,12 @@ def test_sources_that_are_open_are_closed_when_the_next_cannot_be_used(tmp_path)
             ),
             tmp_path / "reward.log",
         )
+
+
+def test_calls_of_two_threads_get_the_outcomes_of_their_own_rows(rewards):
+    """An evaluation is scored while rollouts are made ahead of training."""
+    one = rewards(RewardConfig(rule="exact_match"))
+    rows = [[row("a", response) for _ in range(300)] for response in ("a", "b")]
+    with ThreadPoolExecutor(2) as pool:
+        right, wrong = pool.map(lambda part: one.score(part)[0], rows)
+    assert {outcome.score for outcome in right} == {1.0} and {outcome.score for outcome in wrong} == {0.0}

@@ -182,7 +182,7 @@ class RewardProcess:
             )
         self.socket = ours
         self.reader = ours.makefile("rb")
-        self.output_tail = b""
+        self.output_tail, self.requests = b"", 0
         self.drain = threading.Thread(target=self._drain_output, daemon=True)
         self.drain.start()
         self._wait_until_ready()
@@ -205,10 +205,13 @@ class RewardProcess:
     def request(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Return the reply to `message`. Raise TimeoutError after `limit_s` seconds, or another OSError if it died."""
         deadline = time.monotonic() + limit_s
+        self.requests += 1
         self.socket.settimeout(limit_s)
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.sendall(json.dumps(message | {"number": self.requests}).encode() + b"\n")
         self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-        return self._read()
+        reply = self._read()
+        assert reply.get("number") == self.requests, "the reply to another request"
+        return reply
 
     def _read(self) -> dict[str, Any]:
         line = self.reader.readline()

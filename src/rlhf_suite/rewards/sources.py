@@ -6,6 +6,7 @@ over the scores divided by sum_i weight_i. It fails when one of them fails, and 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,11 @@ class NamedSource:
 
 
 class Rewards:
-    """All sources of `config`, added up. What reward code prints goes to `log`."""
+    """All sources of `config`, added up. What reward code prints goes to `log`.
+
+    Threads may call `score` at the same time: an evaluation, and rollouts that are made ahead of training. One call
+    waits for the other, since a source has one process, or ranks that must get their calls in the same order.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Rewards:
         Raises:
             UserError: a source cannot be used.
         """
+        self.lock = threading.Lock()
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
             for name, source in named_sources(config).items():
@@ -71,7 +77,7 @@ class Rewards:
     def score(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
         """Return an outcome per sample, and metrics of each source; sources work at the same time. What sources of text
         fail to score is tried again, as often as reward.num_retries says."""
-        with ThreadPoolExecutor(len(self.sources)) as pool:
+        with self.lock, ThreadPoolExecutor(len(self.sources)) as pool:
             answers = [*pool.map(lambda source: ask(source, samples), self.sources)]
         answered = [*zip(self.sources, answers, strict=True)]
         outcomes = [

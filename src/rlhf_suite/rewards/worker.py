@@ -50,7 +50,8 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
     for line in channel:
         request = json.loads(line)
         limit_cpu(request["limit_s"])
-        reply(channel, answer(scorer, [Sample(**row) for row in request["rows"]]))
+        outcomes = answer(scorer, [Sample(**row) for row in request["rows"]])
+        reply(channel, outcomes | {"number": request["number"]})
 
 
 def load(kind: str, name: str, rules: RuleConfig) -> ScoringFunction:
