@@ -144,7 +144,8 @@ def coverage(session: nox.Session) -> None:
 
 
 def pytest(session: nox.Session, *words: str) -> None:
-    session.run(PYTHON, "-m", "pytest", *words, external=True)
+    # Without byte code on disk every process of every run would compile the sources of the suite again.
+    session.run(PYTHON, "-m", "pytest", *words, external=True, env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
 @nox.session

@@ -31,6 +31,7 @@ def test_bad_rows_are_skipped_and_truncations_counted(tokenizer):
     )
 
 
+@pytest.mark.stack
 def test_several_processes_give_the_same_examples_in_the_same_order(tokenizer):
     encoder, rows = ConversationEncoder(tokenizer, CONFIG), make_rows(150)
     alone, together = BadRows("skip"), BadRows("skip")
@@ -43,6 +44,7 @@ def test_the_first_bad_row_stops_the_run_with_on_bad_row_stop(tokenizer):
         list(encode_rows(ConversationEncoder(tokenizer, CONFIG), make_rows(25), BadRows("stop")))
 
 
+@pytest.mark.stack
 def test_rows_are_read_only_when_their_results_are_needed(tokenizer):
     rows = iter(make_rows(3000))
     for workers in (0, 1):

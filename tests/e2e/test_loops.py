@@ -16,7 +16,7 @@ SIZES = [
     "rollout.n_samples_per_prompt=4",
     "train.batch_size=8",
     "train.micro_batch_size=8",
-    "train.max_steps=120",  # seconds, on a quick machine too: the kill has to come in the middle
+    "train.max_steps=60",  # seconds, on a quick machine too: the kill has to come in the middle
     "train.max_epochs=30",
     "eval.dataset=null",
     "loop.num_iterations=1",
@@ -79,16 +79,29 @@ def test_rejection_sampling_killed_in_two_stages_ends_with_the_same_model(runs, 
     assert (folder / "iter_0/generate/status.json").read_bytes() == done
 
 
-def test_iterative_dpo_killed_while_it_trains_ends_with_the_same_model(runs, warm, sampled):
-    """The answers are those of the other loop: its stage is the same, and done."""
-    again = words("iterative_dpo", warm, "ckpt.load_enable=true")
-    whole, killed = runs / "preferred", runs / "preferred_killed"
-    for folder in (whole, killed):
-        shutil.copytree(sampled / "iter_0/generate", folder / "iter_0/generate")
-    jobs.run(whole, again)
-    killed_in(killed, again, "iter_0/dpo/checkpoints/step_*")
-    jobs.run(killed, again)
-    assert digest(killed) == digest(whole) != digest(sampled)
-    pairs = rows(killed / "iter_0/rows.jsonl")
+def iterative_dpo(folder, warm, sampled):
+    """The words of a loop whose answers are those of the other loop: its stage is the same, and done."""
+    shutil.copytree(sampled / "iter_0/generate", folder / "iter_0/generate")
+    return words("iterative_dpo", warm, "ckpt.load_enable=true")
+
+
+@pytest.fixture(scope="module")
+def preferred(runs, warm, sampled):
+    jobs.run(runs / "preferred", iterative_dpo(runs / "preferred", warm, sampled))
+    return runs / "preferred"
+
+
+def test_iterative_dpo_prefers_the_right_answers_of_its_model(preferred, sampled):
+    pairs = rows(preferred / "iter_0/rows.jsonl")
     assert pairs
     assert all(row["chosen"] == row["input"].split()[1][::-1] != row["rejected"] for row in pairs)
+    assert digest(preferred) != digest(sampled)
+
+
+@pytest.mark.proof  # what starts, kills and continues a stage is the code of the other loop
+def test_iterative_dpo_killed_while_it_trains_ends_with_the_same_model(runs, warm, sampled, preferred):
+    folder = runs / "preferred_killed"
+    again = iterative_dpo(folder, warm, sampled)
+    killed_in(folder, again, "iter_0/dpo/checkpoints/step_*")
+    jobs.run(folder, again)
+    assert digest(folder) == digest(preferred)

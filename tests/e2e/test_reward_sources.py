@@ -1,5 +1,5 @@
-"""Where a reward may come from, on the real stack: a user's file that fails at times, and a reward model with a rule
-and a file beside it."""
+"""Where a reward may come from, on the real stack: a user's file that fails at times, a server, and a reward model and
+a judge of steps with a rule and a file beside them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from plain_judge import PlainJudge
 from rlhf_suite.data.builtin import rows
 from rlhf_suite.polling import poll_until
 
@@ -29,6 +30,7 @@ def reward_func(queries, prompts, labels):
     return {"rewards": [2 * x for x in found], "scores": found, "extra_logs": {"right_digits": [4 * x for x in found]}}
 """
 MEAN, STD = jobs.REWARD_MEAN, jobs.REWARD_STD
+ALONE = ("algo.advantage.estimator=reinforce", "algo.kl.init_coef=0")  # the policy without a reference
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +97,7 @@ def leave_one_out(samples):
 
 def test_a_file_that_fails_for_a_sample_ends_the_run_with_its_reason(runs, words, reward_file):
     folder = runs / "stopped"
-    ended = jobs.run(
-        folder, [*words, f"reward.remote_url={reward_file}", "algo.advantage.estimator=reinforce"], expect=1
-    )
+    ended = jobs.run(folder, [*words, *ALONE, f"reward.remote_url={reward_file}"], expect=1)
     last = ended.err.splitlines()[-1]
     assert "reward.py:8: ValueError: no opinion about" in last
     assert "reward.on_error=drop" in last
@@ -117,38 +117,45 @@ def mixed(runs):
     return path
 
 
-def test_a_rule_a_file_and_a_reward_model_add_up_by_weight_where_they_score(runs, words, reward_model, mixed):
+WEIGHTS = {"model": 0.5, "right": 1.0, "digits": 0.25, "steps": 0.125}
+
+
+def test_rules_files_models_and_judges_of_steps_add_up_by_weight_where_they_score(
+    runs, words, reward_model, judge, mixed
+):
     """The reward model's scores are standardised, and the sum is clipped; everything is recomputed from the samples."""
     folder, file = runs / "reward_model_run", runs / "digits.py"
     file.write_text(REWARD_FILE.replace('label[0] in "13579"', "False"))
     sources = (
         f"reward.sources={{model: {{model_name_or_path: {reward_model}, weight: 0.5}}, "
-        f"right: {{rule: exact_match, datasets: [odd]}}, "
+        f"right: {{rule: exact_match, datasets: [odd]}}, steps: {{process: true, weight: 0.125}}, "
         f"digits: {{remote_url: {file}, weight: 0.25, datasets: [even]}}}}"
     )
+    process = [f"reward.process.model_name_or_path={judge}", "reward.process.num_gpus_per_node=2"]
     jobs.run(
         folder,
         [
-            *words,
+            *(*words, *process, "reward.process.enable=true"),
             *(sources, "reward.normalize_enable=true", "reward.clip_range=[-1,1]", f"data.prompt_dataset={mixed}"),
             *("algo.advantage.estimator=group_norm", "algo.kl.use_loss=true", "algo.kl.estimator=k3"),
         ],
     )
     model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
-    rewards = []
+    plain, rewards = PlainJudge(judge), []
     for step, metrics in enumerate(jobs.train_rows(folder), 1):
         samples = jobs.rollout(folder, step)
-        found = [told(model, row) for row in samples]
+        steps = [plain.scores(row["prompt"], row["response"]) for row in samples]
+        every_step_is_judged(steps, samples, metrics)
+        found = [told(model, *each) for each in zip(samples, steps, strict=True)]
         for row, one in zip(samples, found, strict=True):
             assert row["datasource"] == ("odd" if row["label"][0] in "13579" else "even")
-            weights = {"model": 0.5, "right": 1.0, "digits": 0.25}
-            total = sum(weights[name] * reward for name, (reward, _) in one.items())
+            total = sum(WEIGHTS[name] * reward for name, (reward, _) in one.items())
             assert row["reward"] == pytest.approx(min(max(total, -1), 1), abs=1e-4)
-            mean = sum(weights[name] * score for name, (_, score) in one.items()) / sum(weights[name] for name in one)
+            mean = sum(WEIGHTS[name] * score for name, (_, score) in one.items()) / sum(WEIGHTS[name] for name in one)
             assert row["score"] == pytest.approx(mean, abs=1e-5)
             assert all(row[f"reward/{name}/mean"] == pytest.approx(one[name][0], abs=1e-4) for name in one)
         assert metrics["train/reward"] == pytest.approx(np.mean([row["reward"] for row in samples]), abs=1e-5)
-        for name in ("model", "right", "digits"):
+        for name in WEIGHTS:
             of_source = [one[name][0] for one in found if name in one]
             assert metrics[f"reward/{name}/mean"] == pytest.approx(np.mean(of_source), abs=1e-4)
             assert (metrics[f"reward/{name}/rows"], metrics[f"reward/{name}/errors"]) == (len(of_source), 0)
@@ -163,9 +170,21 @@ def test_a_rule_a_file_and_a_reward_model_add_up_by_weight_where_they_score(runs
     assert any(-1 < reward < 1 for reward in rewards)
     group_deviations(jobs.rollout(folder, 1))
     assert jobs.train_rows(folder)[1]["train/kl_loss"] > 0
+    assert {log.stem for log in (folder / "logs").glob("reward*.log")} >= {"reward.process-0", "reward.process-1"}
 
 
-def told(model, row):
+def every_step_is_judged(steps, samples, metrics):
+    """The reward of the judge is the least step of a response; every character is a step."""
+    assert [len(each) for each in steps] == [len(row["response"].replace(" ", "")) for row in samples]
+    least = [min(each, default=0) for each in steps]
+    assert [row["reward/steps/mean"] for row in samples] == pytest.approx(least, abs=1e-5)
+    assert np.std(least) > 0
+    assert metrics["reward/steps/num_steps"] == pytest.approx(np.mean([len(each) for each in steps]))
+    means = [np.mean(each) if each else 0 for each in steps]
+    assert metrics["reward/steps/step_mean"] == pytest.approx(np.mean(means), abs=1e-5)
+
+
+def told(model, row, steps):
     """(reward, score) by each source of a sample."""
     with torch.no_grad():
         score = float(model(torch.tensor([row["ids"]])).logits)
@@ -173,7 +192,8 @@ def told(model, row):
     share = sum(a == b for a, b in zip(response, row["label"], strict=False)) / 4
     right = float(response == row["label"])
     own = {"right": (right, right)} if row["datasource"] == "odd" else {"digits": (2 * share, share)}
-    return {"model": ((score - MEAN) / STD, score)} | own
+    least = min(steps, default=0)
+    return {"model": ((score - MEAN) / STD, score), "steps": (least, least)} | own
 
 
 def group_deviations(samples):
@@ -206,8 +226,8 @@ def test_a_served_reward_model_scores_a_run_over_http(runs, words, reward_model,
     server = jobs.Job(runs / "server", [*serving, "reward.normalize_enable=true", "ds.param_dtype=fp32"])
     url = address(server)
     folder = runs / "remote"
-    source = [f"reward.remote_url={url}", "reward.http.batch_size=5", "algo.advantage.estimator=reinforce"]
-    jobs.run(folder, [*words, *source, "train.max_steps=1", "eval.steps=1"])
+    source = [f"reward.remote_url={url}", "reward.http.batch_size=5", "train.max_steps=1", "eval.steps=1"]
+    jobs.run(folder, [*words, *ALONE, *source])
     refused = httpx.post(url, json={"query": ["a"]}, trust_env=False)
     assert refused.status_code == 401
     headers = {"Authorization": "Bearer s3cret"}

@@ -41,6 +41,14 @@ def test_cpu_profile_has_one_sleeping_thread_and_no_gpu(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in runtime_env("cuda")
 
 
+def test_nothing_is_compiled_on_a_cpu():
+    """The first step with Muon would wait for a C++ compiler, in every run."""
+    script = "import torch\nprint(torch.compile(lambda: torch.compiler.is_compiling(), backend='eager')())"
+    environment = os.environ | runtime_env("cpu")
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_what_the_user_set_is_kept_and_the_hub_is_left_alone(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert runtime_env("cpu")["OMP_NUM_THREADS"] == "3"

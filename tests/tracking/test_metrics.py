@@ -91,6 +91,7 @@ def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_b
     ]  # fmt: skip
 
 
+@pytest.mark.stack
 def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = RunFolder(tmp_path / "my-run")

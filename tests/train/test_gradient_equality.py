@@ -22,6 +22,7 @@ from rlhf_suite.distributed.world import World
 from rlhf_suite.train import step
 from rlhf_suite.train.strategy import TrainedModel
 
+pytestmark = pytest.mark.stack  # the tests without ranks too: they need the same models
 LIMIT = 1e-5  # of fp32 against float64
 SAME_ORDER_LIMIT = 1e-6  # of fp32 against fp32, when the same numbers are added in the same order
 

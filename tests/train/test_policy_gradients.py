@@ -19,6 +19,7 @@ from splits import Split
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.registry import estimator
 
+pytestmark = pytest.mark.stack  # the tests without ranks too: they need the same models
 LIMIT = 1e-5
 ESTIMATORS = estimator.names()
 CASES = [Case(loss, ESTIMATORS[i % len(ESTIMATORS)], mode) for i, (loss, mode) in enumerate(MODES)]

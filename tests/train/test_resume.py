@@ -49,11 +49,13 @@ SUPERVISED = [task for task, run in TASKS.items() if issubclass(run, SupervisedR
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(request, tmp_path_factory):
     """Of a task the run that was never killed, the one that was, and the steps it was started from. One process runs
-    all tasks, in this order; the test of a task waits for its line."""
+    the tasks whose tests are selected, in this order; the test of a task waits for its line."""
     root, starts = tmp_path_factory.mktemp("killed"), {}
-    command = [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(root), "3", *SUPERVISED]
+    items = [item for item in request.session.items if "killed" in getattr(item, "fixturenames", ())]
+    tasks = [item.callspec.params["task"] for item in items]
+    command = [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(root), "3", *tasks]
     with (root / "errors").open("w") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | runtime_env("cpu")

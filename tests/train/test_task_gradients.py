@@ -22,6 +22,7 @@ from rlhf_suite.data.packing import PackedRows, balance
 from rlhf_suite.train.frozen import load_frozen_roles
 from rlhf_suite.train.loader import rank_micro_batches
 
+pytestmark = pytest.mark.stack  # the tests without ranks too: they need the same models
 LIMIT = 1e-5  # of fp32 against float64
 SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 
