@@ -24,6 +24,13 @@ LAUNCH = [
         ENVIRONMENT,
     ),
     Mutation(
+        "Muon is compiled on a CPU",
+        "launch/environment.py",
+        '"TORCHDYNAMO_DISABLE": "1"',
+        '"TORCHDYNAMO_DISABLE": "0"',
+        ENVIRONMENT,
+    ),
+    Mutation(
         "a GPU that is hidden is counted",
         "launch/environment.py",
         '("", "-1", "NoDevFiles")',

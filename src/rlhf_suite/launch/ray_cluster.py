@@ -82,6 +82,8 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
                     log_to_driver=False,
                     logging_level="ERROR",
                     _temp_dir=str(place.ray),
+                    # Actors have an environment of their own, so that workers started in advance would not be used.
+                    _system_config={"prestart_worker_first_driver": False},
                 )
             yield
 
