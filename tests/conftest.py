@@ -7,6 +7,7 @@ fixtures that the test uses, then its folder; what is left is quick. `pytest -m 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 from full_disk import small_disk
 from ranks import Ranks
 
+# Several processes of tests share the cores; threads that wait for each other in a loop take most of their time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 TIERS = ("proof", "e2e", "stack", "quick")  # what takes longest runs first
 FIXTURE_TIERS = {"ranks": "stack", "cluster": "stack", "small": "stack"}
 FOLDER_TIERS = {
