@@ -545,8 +545,9 @@ MISTAKES = [
 ]
 
 
-# The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed.
-SECOND_MISTAKE = ("algo.reward_tokens",)
+# The flags whose remedy leads to a second mistake, which only the user can correct: two tokens are needed, or a
+# correction for rollouts by older weights.
+SECOND_MISTAKE = ("algo.reward_tokens", "train.async_queue_size", "train.partial_rollout_enable")
 
 
 @pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])

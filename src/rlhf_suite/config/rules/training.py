@@ -139,12 +139,9 @@ def groups_are_trained_in_time(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
-    if not run.train.async_enable:
-        return
-    for flag in ("train.colocate_all", "vllm.enable_sleep"):
-        if run.train.colocate_all if flag == "train.colocate_all" else run.vllm.enable_sleep:
-            what = "engines that share their devices with the models cannot generate while the policy trains"
-            yield Problem(flag, what, f"write {flag}=false, or train.async_enable=false")
+    if run.train.async_enable and run.train.colocate_all:
+        what = "engines that share their devices with the models cannot generate while the policy trains"
+        yield Problem("train.colocate_all", what, "write train.colocate_all=false, or train.async_enable=false")
 
 
 @rule
