@@ -14,7 +14,7 @@ GONE_S = 15.0
 @pytest.mark.parametrize(
     ("actor", "estimator", "doing"),
     [
-        ("engine-0", "dr_grpo", ("16 generations", "the weight sync", "the log-probs of the probe")),
+        ("engine-0", "dr_grpo", (" generations: ", "the weight sync", "the log-probs of the probe")),
         (
             "actor-0",
             "reinforce",
