@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.config.flags import walk
-from rlhf_suite.config.record import flat
+from rlhf_suite.config.flags import flat, walk
 from rlhf_suite.config.runs import Run
 
 RECORDING = Path(__file__).parent / "recording"

@@ -12,8 +12,6 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
     """Run a command line in `folder`; the rows of its metrics."""
-    import importlib
-
     from rlhf_suite.cli.arguments import parse
     from rlhf_suite.cli.preflight import preflight
 
@@ -21,7 +19,7 @@ def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
     assert not found.problems, found.problems
     (run,) = found.runs
     RunFolder(folder).start("small")
-    importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    run_task(run, folder)
     return read_rows(RunFolder(folder).metrics)
 
 
@@ -31,8 +29,6 @@ def column(rows: list[dict[str, float]], name: str) -> list[float]:
 
 def batch_run(world: Any, folder: Path, line: str) -> dict[str, float]:
     """Run a command line that writes rows, not metrics; the metrics of its end."""
-    import importlib
-
     from rlhf_suite.cli.arguments import parse
     from rlhf_suite.cli.preflight import preflight
 
@@ -40,5 +36,17 @@ def batch_run(world: Any, folder: Path, line: str) -> dict[str, float]:
     assert not found.problems, found.problems
     (run,) = found.runs
     folder.mkdir(parents=True, exist_ok=True)
-    result: dict[str, float] = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+    return run_task(run, folder)
+
+
+def run_task(run: Any, folder: Path) -> dict[str, float]:
+    """Run the task of a configuration as the command line does, with the plan that it resolves; its metrics."""
+    import importlib
+
+    from rlhf_suite.config.plan import PlannedRun, resolve
+    from rlhf_suite.launch.ray_cluster import machine
+
+    task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
+    plan = [resolve(run, machine(run.launch))] if isinstance(run, PlannedRun) else []
+    result: dict[str, float] = task.run(run, folder, *plan)
     return result

@@ -9,8 +9,9 @@ import pytest
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.config_file import with_config_file
 from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.plan import Machine, resolve
-from rlhf_suite.config.record import flat, save
+from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import PPORun
 
 SFT = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse"]

@@ -23,7 +23,7 @@ def test_an_rl_step_has_the_optimiser_steps_of_all_its_epochs():
 def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
     run = SFTRun()
     run.train.batch_size, run.train.micro_batch_size = 24, 2
-    run.actor.num_nodes, run.actor.num_gpus_per_node = 2, 3
-    found = {what: number for what, _, number in batches(run, None)}
+    run.actor.num_nodes, run.actor.num_gpus_per_node, run.actor.model_name_or_path = 2, 3, "builtin:tiny"
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["actor ranks"] == "6"
     assert found["micro-batches per rank and optimiser step"] == "2"

@@ -488,7 +488,7 @@ MISTAKES = [
     (
         ITERATIVE + "algo.loss=simpo loop.fixed_reference_enable=true",
         "loop.fixed_reference_enable",
-        "algo.loss=simpo has no reference",
+        "algo.loss=simpo: this loss has no reference",
     ),
     (
         ITERATIVE + "ref.model_name_or_path=org/x loop.fixed_reference_enable=true",

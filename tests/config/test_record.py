@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 from omegaconf.errors import ConfigKeyError
 
-from rlhf_suite.config.record import fingerprint, flat, load, save
+from rlhf_suite.config.flags import flat
+from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import PPORun, SFTRun
 
 

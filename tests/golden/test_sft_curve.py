@@ -13,9 +13,9 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import AdamConfig
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.config.train import TrainConfig
-from rlhf_suite.tasks import sft
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
+from small_runs import run_task
 
 # `python -m pytest tests/golden -s` prints the curve of today.
 CURVE = [5.58893, 4.93214, 4.64977, 4.48499, 4.31727]
@@ -39,7 +39,7 @@ def run_sft(world, folder, **changes):
         logger=LoggerConfig(progress=False),
     )
     RunFolder(folder).start("golden")
-    sft.run(config, folder)
+    run_task(config, folder)
     rows = read_rows(RunFolder(folder).metrics)
     losses = [row["train/gpt_loss"] for row in rows if "train/gpt_loss" in row]
     return losses, rows[-1]["eval/gpt_loss"]

@@ -17,19 +17,20 @@ import sitecustomize
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.tracking.run_folder import RunFolder
+from small_runs import run_task
 
 
 def recorded(line: str, folder: Path, reads: Path) -> int:
     """The process id of the run."""
     (config,) = preflight(parse(line.split())).runs
-    task = importlib.import_module(f"rlhf_suite.tasks.{config.task}")
+    importlib.import_module(f"rlhf_suite.tasks.{config.task}")
     if pid := os.fork():
         return pid
     try:
         sitecustomize.seen.clear()
         os.environ[sitecustomize.FILE] = str(reads)
         RunFolder(folder).start("recorded")
-        task.run(config, folder)
+        run_task(config, folder)
         os._exit(0)
     except BaseException:
         traceback.print_exc()

@@ -24,6 +24,7 @@ from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import CheckpointStore
+from small_runs import run_task
 
 THOROUGH = "sft"  # killed until it is nearly through; the others a few times
 STEPS, FEW_STEPS, FEW_KILLS = 12, 5, 2
@@ -57,7 +58,7 @@ def attempt(config: SupervisedRun, folder: Path) -> int:
         return pid
     try:
         RunFolder(folder).start("killed")
-        importlib.import_module(f"rlhf_suite.tasks.{config.task}").run(config, folder)
+        run_task(config, folder)
         os._exit(0)
     except BaseException:
         traceback.print_exc()

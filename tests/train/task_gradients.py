@@ -13,6 +13,7 @@ from splits import Split
 from task_cases import CASES, Plain
 
 from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.plan import models
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item, sequences
 from rlhf_suite.data.packing import PackedRows
@@ -47,8 +48,8 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
     if capacity:
         items = PackedRows(items, capacity)
     with gradient_writer():
-        model = trained_model(world, folder, task.head, split)
-    task.frozen = load_frozen_roles(task, config, model)
+        model = trained_model(world, folder, models(config)["actor"].head, split)
+    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
     batches = prepared(task, model, rank_micro_batches(items, range(len(items)), config.train, world))
     optimizer_step(model, task, batches, 0, "stop")
     return written(model)
@@ -56,7 +57,7 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
 
 def wanted(folder: Path, name: str, split: Split) -> Gradients:
     """The gradient of the formula; with LoRA of the adapters, and the reference is the model without them."""
-    _, task, items = setup(folder, name, split)
+    config, _, items = setup(folder, name, split)
     other = Plain(reference_model(folder, "lm" if split.lora else "reference").requires_grad_(False))
 
     def total(model: torch.nn.Module) -> torch.Tensor:
@@ -66,4 +67,4 @@ def wanted(folder: Path, name: str, split: Split) -> Gradients:
         trained = [each for item in items for each in (sequences(item)[:1] if name == "kto" else sequences(item))]
         return loss + split.aux * balancing(model, [torch.tensor(each.ids) for each in trained])
 
-    return formula_gradient(reference_model(folder, task.head), split.lora, total)
+    return formula_gradient(reference_model(folder, models(config)["actor"].head), split.lora, total)

@@ -14,6 +14,7 @@ from task_cases import CASES, Plain
 from task_formulas import MINUS, PLACEHOLDER, PLUS
 
 from rlhf_suite.config.eval import EVALUATED
+from rlhf_suite.config.plan import models
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.sources import metric_names
@@ -79,8 +80,8 @@ def test_no_set_no_metric(ranks, folder):
 
 def of_task(world, folder, name, split):
     config, task, items = task_gradients.setup(folder, name, split)
-    model = gradients.trained_model(world, folder, task.head, split)
-    task.frozen = load_frozen_roles(task, config, model)
+    model = gradients.trained_model(world, folder, models(config)["actor"].head, split)
+    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
     return evaluate(model, task, {"set": items}, config.train, lambda batches: prepared(task, model, batches))
 
 

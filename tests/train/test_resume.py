@@ -17,6 +17,7 @@ from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.models import AdamConfig
+from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import TASKS, SFTRun, SupervisedRun
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.distributed.mesh import Rank
@@ -129,7 +130,9 @@ def never_killed(world, folder):
 
     task = make_task(config, load_tokenizer("builtin:tiny", config.data))
     data = encode(config, make_task, task, journal)
-    worker = SupervisedWorker(Rank(world.rank, world.mesh, address, port, "cpu"), config, make_task, data)
+    worker = SupervisedWorker(
+        Rank(world.rank, world.mesh, address, port, "cpu"), config, resolve(config, Machine("cpu", 0)), make_task, data
+    )
     losses = [worker.train_step(step)["train/gpt_loss"] for step in range(worker.steps()[0])]
     worker.export(folder / "model")
     return losses

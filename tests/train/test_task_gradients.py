@@ -16,6 +16,7 @@ from task_cases import CASES, ROWS, Plain
 from task_gradients import gradient, setup, wanted
 
 from rlhf_suite.config.flags import walk
+from rlhf_suite.config.plan import models
 from rlhf_suite.config.runs import TASKS, SupervisedRun
 from rlhf_suite.data.batch import sequences
 from rlhf_suite.data.packing import PackedRows, balance
@@ -55,8 +56,8 @@ def test_the_reference_point_of_kto_is_one_for_all_ranks(ranks, folder):
 def logits_held(world, folder):
     """Number of tokens, and the shapes of all that is as large as their logits between the two passes."""
     config, task, items = setup(folder, "distill forward_kl", SPLITS[0])
-    model = trained_model(world, folder, task.head, SPLITS[0])
-    task.frozen = load_frozen_roles(task, config, model)
+    model = trained_model(world, folder, models(config)["actor"].head, SPLITS[0])
+    task.frozen = load_frozen_roles(task, models(config), config.ds, model)
     (batch,) = rank_micro_batches(items, range(len(items)), config.train, world)
     loss = task.loss(model, batch)
     tokens, found = int(batch.mask.sum()), [each for each in gc.get_objects() if torch.is_tensor(each)]

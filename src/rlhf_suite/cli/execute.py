@@ -20,9 +20,9 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 
 from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
-from rlhf_suite.config.plan import resolve
+from rlhf_suite.config.plan import PlannedRun, resolve
 from rlhf_suite.config.record import fingerprint, load, save
-from rlhf_suite.config.runs import LoopRun, PPORun, Run, TrainedRun
+from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.config.validate import to_run
 from rlhf_suite.disk import full_reason
 from rlhf_suite.errors import RunError, UserError
@@ -105,10 +105,12 @@ def train(run: Run, folder: Path) -> None:
     record.start(fingerprint(run))
     try:
         keep_other_config(run, record)
-        save(run, record.config, resolve(run, machine(run.launch)) if isinstance(run, PPORun) else None)
+        plan = resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
+        save(run, record.config, plan)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
-            metrics = importlib.import_module(f"rlhf_suite.tasks.{run.task}").run(run, folder)
+            task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
+            metrics = task.run(run, folder) if plan is None else task.run(run, folder, plan)
         record.mark_done(metrics)
     except Stopped as stop:
         record.mark_stopped(str(stop))

@@ -12,11 +12,10 @@ from rich.text import Text
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import preset_keys
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.formatting import spelled
-from rlhf_suite.config.plan import Plan, resolve
-from rlhf_suite.config.record import flat
-from rlhf_suite.config.runs import TASKS, PPORun, Run, SupervisedRun
-from rlhf_suite.launch.environment import device_kind
+from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
+from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.launch.ray_cluster import machine
 
 Rows = Iterator[tuple[str, ...]]
@@ -26,12 +25,12 @@ def explain(line: CommandLine, found: Preflight) -> int:
     """Print tables about the run, or about the first one of a sweep."""
     console = Console()
     run = found.runs[0]
-    if isinstance(run, SupervisedRun | PPORun):
-        plan = resolve(run, machine(run.launch)) if isinstance(run, PPORun) else None
-        show(console, "Batches", ("what", "how", "number"), batches(run, plan))
-        show(console, "Placement", ("devices", "models and engines", "number"), placement(run, plan))
-        if isinstance(run, PPORun) and plan is not None:
-            show(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
+    if isinstance(run, PlannedRun):
+        plan = resolve(run, machine(run.launch))
+        if isinstance(run, AnyTrainedRun):
+            show(console, "Batches", ("what", "how", "number"), batches(run, plan))
+        show(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
+        show(console, "Decisions", ("what", "how", "value"), decisions(run, plan))
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
@@ -49,11 +48,10 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
     console.print(table)
 
 
-def batches(run: SupervisedRun | PPORun, plan: Plan | None) -> Rows:
+def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     """Return the numbers from prompts to micro-batches, each with its equation."""
-    train = run.train
-    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
-    if isinstance(run, PPORun) and plan is not None:
+    train, ranks = run.train, plan.models[ACTOR].ranks
+    if isinstance(run, PPORun) and isinstance(plan, Plan):
         prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
         yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
         yield "samples per RL step", f"x rollout.n_samples_per_prompt = {prompts} x {samples}", f"{prompts * samples}"
@@ -74,25 +72,23 @@ def batches(run: SupervisedRun | PPORun, plan: Plan | None) -> Rows:
         yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"
 
 
-def placement(run: SupervisedRun | PPORun, plan: Plan | None) -> Rows:
+def placement(plan: WorkerPlan) -> Rows:
     """Return pools of devices, and who shares them."""
-    unit = "GPU" if device_kind(run.launch) == "cuda" else "CPU process"
-    if plan is None:
-        size = f"{run.actor.num_nodes} node(s) x {run.actor.num_gpus_per_node}"
-        yield unit, f"actor: {size} rank(s)", f"{run.actor.num_nodes * run.actor.num_gpus_per_node}"
-        return
+    unit = "GPU" if plan.device == "cuda" else "CPU process"
     for pool in plan.placement.pools:
         size = f" x {pool.roles[0].devices_per_actor} devices" if pool.roles[0].devices_per_actor > 1 else ""
         members = ", ".join(f"{role.num_actors} {role.name}{size}" for role in pool.roles)
         yield unit, members + (" (sharing)" if len(pool.roles) > 1 else ""), f"{pool.num_devices}"
 
 
-def decisions(run: PPORun, plan: Plan) -> Rows:
+def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     """Return what follows from the flags: the models and where each comes from, and how engines get their weights."""
     for name, model in plan.models.items():
         first = f", trained with demo={model.recipe} first" if model.recipe else ""
         offload = ", in host memory" if model.offload else ""
         yield name, f"{model.path}{first}{offload}", f"{model.ranks} rank(s)"
+    if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
+        return
     engines = plan.engines
     yield "weight sync", f"vllm.sync_backend={run.vllm.sync_backend}", engines.sync_backend
     if plan.device == "cuda":

@@ -26,11 +26,11 @@ from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.plan import is_on_ray
 from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.record import flat
-from rlhf_suite.config.reward import reward_model
-from rlhf_suite.config.runs import TASKS, LoopRun, Run, SamplingRun, ScoreRun, SupervisedRun
+from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, to_run
 
 MAX_JOBS = 500
@@ -286,19 +286,3 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
         fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/sampling.md)"
         return Problem(key, what, fix)
     return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
-
-
-def is_on_ray(run: Run) -> bool:
-    """Return whether the run's workers are spread over a Ray cluster, which may have several nodes."""
-    return isinstance(run, SamplingRun) or num_ranks(run) > 1
-
-
-def num_ranks(run: Run) -> int:
-    """Return the ranks of the one model that a run without engines trains or asks."""
-    if isinstance(run, SupervisedRun):
-        return run.actor.num_nodes * run.actor.num_gpus_per_node
-    if isinstance(run, ScoreRun) and run.reward.process.enable:
-        return run.reward.process.num_nodes * run.reward.process.num_gpus_per_node
-    if isinstance(run, ScoreRun) and reward_model(run.reward) is not None:
-        return run.reward.num_nodes * run.reward.num_gpus_per_node
-    return 1

@@ -74,7 +74,7 @@ def keys_set(group: str, name: str, own: Path | None = None) -> set[str]:
         return {f"{prefix}{key}" for key in generated(group).get(name, ())}
     from omegaconf import OmegaConf
 
-    from rlhf_suite.config.record import flat
+    from rlhf_suite.config.flags import flat
 
     content = OmegaConf.to_container(OmegaConf.load(file))
     values = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}

@@ -11,12 +11,12 @@ from pkgutil import iter_modules
 from typing import Any, get_type_hints
 
 from rlhf_suite.config import rules
-from rlhf_suite.config.flags import FIXED
+from rlhf_suite.config.flags import FIXED, flat
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import RULES, Problem, rule
-from rlhf_suite.config.record import flat, resume_of
+from rlhf_suite.config.record import resume_of
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
 
 for module in iter_modules(rules.__path__):

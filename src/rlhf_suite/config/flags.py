@@ -64,6 +64,14 @@ class When:
         return " or ".join(f"{each.flag}={each.remedy}" for each in (self, *self.alternatives))
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted keys."""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return result
+
+
 def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
     """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
     section, _, name = flag.rpartition(".")
@@ -188,12 +196,13 @@ def flag(  # noqa: PLR0913
     return dataclasses.field(default=default, metadata=meta)
 
 
-def group(cls: type, defaults: Mapping[str, Any] | None = None, when: When | tuple[When, ...] = ()) -> Any:
+def group(
+    cls: type, defaults: Mapping[str, Any] | None = None, when: When | tuple[When, ...] = (), strict: str = ""
+) -> Any:
     """Declare a section of flags: with other defaults than its class where a task needs them, by dotted name within the
-    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read."""
-    return dataclasses.field(
-        default_factory=partial(with_defaults, cls, defaults or {}), metadata={"when": all_of(when)}
-    )
+    section ({"adam.lr": 9e-6}), and with the condition under which all of it is read; `strict` as of each flag."""
+    metadata = {"when": all_of(when), "strict": strict}
+    return dataclasses.field(default_factory=partial(with_defaults, cls, defaults or {}), metadata=metadata)
 
 
 def all_of(when: When | tuple[When, ...]) -> tuple[When, ...]:
@@ -226,11 +235,16 @@ def walk(config: Any, prefix: str = "") -> Iterator[FlagInfo]:
 
 
 def declared(
-    instance: Any, prefix: str, around: tuple[When, ...] = (), by_algorithm: Mapping[str, When] | None = None
+    instance: Any,
+    prefix: str,
+    around: tuple[When, ...] = (),
+    by_algorithm: Mapping[str, When] | None = None,
+    strict: str = "",
 ) -> Iterator[FlagInfo]:
     """Yield the flags of a section and of those in it.
 
-    `around` are the conditions of the sections around it, `by_algorithm` those of flags that only some algorithms read.
+    `around` are the conditions of the sections around it, which may be `strict`; `by_algorithm` are those of flags that
+    only some algorithms read.
     """
     by_algorithm = {**(by_algorithm or {}), **read_by_some(instance, prefix)}
     owner: SectionClass = type(instance)
@@ -242,10 +256,11 @@ def declared(
             meta: Meta = field.metadata["meta"]
             some = (by_algorithm[key],) if key in by_algorithm else ()
             when = (*around, *some, *(each.below(prefix) for each in meta.when))
-            yield FlagInfo(key, types[field.name], value, replace(meta, when=when), owner)
+            yield FlagInfo(key, types[field.name], value, replace(meta, when=when, strict=meta.strict or strict), owner)
         else:
             own = tuple(each.below(prefix) for each in field.metadata["when"])
-            yield from declared(value, f"{key}.", (*around, *own), by_algorithm)
+            inner = field.metadata["strict"] or strict
+            yield from declared(value, f"{key}.", (*around, *own), by_algorithm, inner)
 
 
 @cache

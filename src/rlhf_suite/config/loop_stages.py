@@ -125,7 +125,10 @@ def _training(run: LoopRun, actor: type, model: str, output: str | None) -> dict
 
 
 ROWS = "builtin:reverse_pairs"  # stands for the rows that a loop will write
-OF_FIXED_REFERENCE = {"ref.model_name_or_path": "loop.fixed_reference_enable"}
+OF_FIXED_REFERENCE = {
+    "ref.model_name_or_path=null": "loop.fixed_reference_enable=false",
+    "ref.model_name_or_path": "loop.fixed_reference_enable",
+}
 HELD_OUT = {"data.prompt_dataset": "eval.dataset", "data.prompt_split": "eval.split"}
 
 

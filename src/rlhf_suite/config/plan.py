@@ -1,27 +1,60 @@
-"""Everything that follows from the flags of an RL run and the machine: decided here, before anything starts.
+"""Everything that follows from the flags of a run and the machine: decided here, once, before anything starts.
 
-Actors get the plan or their part of it, `explain=true` prints it, and `config.yaml` of the run folder holds it.
+The task and its workers get the plan or their part of it, `explain=true` prints it, and `config.yaml` of the run folder
+holds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlhf_suite.config.models import ReferenceConfig, RLTeacherConfig, TrainedModelConfig
-from rlhf_suite.config.reward import ProcessRewardConfig, RewardConfig, reward_model
-from rlhf_suite.config.runs import PPORun, SupervisedRun
+from rlhf_suite.config.flags import flat
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.runs import (
+    AnyTrainedRun,
+    GenerateRun,
+    LoopRun,
+    PPORun,
+    RMRun,
+    Run,
+    SamplingRun,
+    ScoredTextRun,
+    ScoreRun,
+    SupervisedRun,
+)
 from rlhf_suite.config.sources import BUILTIN
 
-Section = TrainedModelConfig | ReferenceConfig | RLTeacherConfig | RewardConfig | ProcessRewardConfig
+PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
 
 ACTOR, CRITIC, REFERENCE, TEACHER, REWARD = "actor", "critic", "ref", "teacher", "reward"
 PROCESS = "reward.process"
 ENGINE = "engine"
-# The demo that a built-in model is trained by before it is used: random weights are not worth strengthening.
-RECIPES = {ACTOR: "warm_start", TEACHER: "teacher", PROCESS: "prm"}
+# By task and model the demo that a built-in model is trained by before it is used: random weights are not worth
+# strengthening, and nothing can be learned from them.
+RECIPES = {
+    "ppo": {ACTOR: "warm_start", TEACHER: "teacher", PROCESS: "prm"},
+    "distill": {TEACHER: "warm_start"},
+    "generate": {ACTOR: "warm_start"},
+}
 GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimiser states want the rest
+
+
+class ModelSection(Protocol):
+    """The flags of a model."""
+
+    model_name_or_path: str | None
+
+
+@runtime_checkable
+class Ranked(Protocol):
+    """The flags of a model with ranks of its own. Other models are held by the ranks that use them."""
+
+    num_nodes: int
+    num_gpus_per_node: int
 
 
 @dataclass(frozen=True)
@@ -118,19 +151,25 @@ def described(role: Role) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The decisions about a run."""
+class WorkerPlan:
+    """The decisions about every run with workers: its models, and their devices."""
 
     models: Mapping[str, ModelPlan]  # that exist, by name
-    engines: EnginePlan
     placement: Placement
-    rollouts_ahead: int  # steps by which the weights that write a rollout are older than those it trains
-    optimizer_steps_per_rollout: int  # of a full rollout
-    critic_warm_up: int  # RL steps at the start in which the critic alone is trained
 
     @property
     def device(self) -> str:
         return self.placement.device
+
+
+@dataclass(frozen=True)
+class Plan(WorkerPlan):
+    """The decisions about a run of reinforcement learning."""
+
+    engines: EnginePlan
+    rollouts_ahead: int  # steps by which the weights that write a rollout are older than those it trains
+    optimizer_steps_per_rollout: int  # of a full rollout
+    critic_warm_up: int  # RL steps at the start in which the critic alone is trained
 
     def policy_steps(self, rollouts: int) -> int:
         """Return the optimiser steps of the policy in a run of so many rollouts."""
@@ -141,8 +180,10 @@ class Plan:
         return rollouts * self.optimizer_steps_per_rollout
 
 
-def resolve(run: PPORun, machine: Machine) -> Plan:
+def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem."""
+    if not isinstance(run, PPORun):
+        return WorkerPlan(models(run), Placement(machine.device, tuple(Pool((role,)) for role in roles(run))))
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -150,32 +191,24 @@ def resolve(run: PPORun, machine: Machine) -> Plan:
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     return Plan(
         models=models(run),
-        engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
         placement=Placement(machine.device, pools(run, together)),
+        engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
         rollouts_ahead=run.train.async_queue_size if run.train.async_enable else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
-        critic_warm_up=run.critic.freezing_steps if needs_critic(run) else 0,
+        critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
     )
 
 
-def needs_critic(run: PPORun) -> bool:
-    """Return whether the estimator of advantages reads values."""
-    return run.algo.advantage.needs("values")
-
-
-def model_sections(run: PPORun) -> dict[str, Section]:
-    """Return the models that a run needs, by name, each with its section of flags."""
-    found: dict[str, Section] = {ACTOR: run.actor}
-    if needs_critic(run):
-        found[CRITIC] = run.critic
-    if run.algo.kl.init_coef > 0:
-        found[REFERENCE] = run.ref
-    if run.algo.distill.coef > 0:
-        found[TEACHER] = run.teacher
-    if reward_model(run.reward) is not None:
-        found[REWARD] = run.reward
-    if run.reward.process.enable:
-        found[PROCESS] = run.reward.process
+def model_sections(run: Run) -> dict[str, ModelSection]:
+    """Return the models that a run needs, by name, each with its section of flags: those whose flags it reads."""
+    values, found = flat(asdict(run)), dict[str, ModelSection]()
+    for key, info in flags_of(run.task).items():
+        name, _, last = key.rpartition(".")
+        if last == "model_name_or_path" and all(each.holds(values) for each in info.meta.when):
+            section: Any = reduce(getattr, name.split("."), run)
+            found[name] = section
+    if isinstance(run, ScoredTextRun | LoopRun) and reward_model(run.reward) is None:
+        del found[REWARD]  # something else scores
     return found
 
 
@@ -185,45 +218,47 @@ def actor_path(run: SupervisedRun | PPORun) -> str:
     return run.actor.model_name_or_path
 
 
-def num_ranks(section: Section) -> int:
+def num_ranks(section: Ranked) -> int:
     """Return the ranks of a model."""
     return section.num_nodes * section.num_gpus_per_node
 
 
-def models(run: PPORun) -> dict[str, ModelPlan]:
+def models(run: PlannedRun) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
-    judge = reward_model(run.reward)
-    named = {
-        ACTOR: run.actor.model_name_or_path,
-        REFERENCE: run.ref.model_name_or_path,
-        TEACHER: run.teacher.model_name_or_path,
-        CRITIC: run.critic.model_name_or_path or judge,
-        REWARD: judge,
-        PROCESS: run.reward.process.model_name_or_path,
-    }
-    found = {}
-    for name, section in model_sections(run).items():
-        path, recipe = named[name], RECIPES.get(name)
-        if path is None and name in (REFERENCE, CRITIC):
-            path, recipe = named[ACTOR], RECIPES[ACTOR]
+    sections, recipes = model_sections(run), RECIPES.get(run.task, {})
+    found: dict[str, ModelPlan] = {}
+    for name, section in sections.items():
+        path, like = section.model_name_or_path, name
+        if isinstance(run, PPORun | ScoreRun) and (name == REWARD or (name == CRITIC and path is None)):
+            path = reward_model(run.reward)
+        if name in (REFERENCE, CRITIC) and path is None:
+            path, like = found[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
+        holder = section if isinstance(section, Ranked) else sections.get(ACTOR)
         found[name] = ModelPlan(
             name,
             path,
-            head="value" if name in (CRITIC, REWARD) else "lm",
-            ranks=num_ranks(section),
-            offload=isinstance(section, ReferenceConfig | RLTeacherConfig | RewardConfig) and section.offload,
+            head="value" if name in (CRITIC, REWARD) or (name == ACTOR and isinstance(run, RMRun)) else "lm",
+            ranks=num_ranks(holder) if isinstance(holder, Ranked) else 1,
+            offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
-            load_in_4bit=run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
-            recipe=recipe if path.startswith(BUILTIN) else None,
+            load_in_4bit=isinstance(run, AnyTrainedRun) and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
+            recipe=recipes.get(like) if path.startswith(BUILTIN) else None,
         )
     return found
 
 
-def roles(run: PPORun) -> list[Role]:
-    """Return the kinds of actors of a run: its models, and the engines."""
-    actor, *others = [Role(name, num_ranks(section)) for name, section in model_sections(run).items()]
-    return [actor, Role(ENGINE, run.vllm.num_engines, run.vllm.tensor_parallel_size), *others]
+def roles(run: PlannedRun) -> list[Role]:
+    """Return the kinds of actors of a run: its models that have ranks, and the engines."""
+    found = [Role(name, num_ranks(each)) for name, each in model_sections(run).items() if isinstance(each, Ranked)]
+    if isinstance(run, SamplingRun):
+        found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.tensor_parallel_size))
+    return found
+
+
+def is_on_ray(run: Run) -> bool:
+    """Return whether the workers of a run are spread over a Ray cluster, which may have several nodes."""
+    return isinstance(run, PlannedRun) and any(role.name == ENGINE or role.num_actors > 1 for role in roles(run))
 
 
 def shares_all(run: PPORun, machine: Machine) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf_suite.config.flags import FIXED, FREE, NAMED, walk
+from rlhf_suite.config.flags import FIXED, FREE, NAMED, flat, walk
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import Plan
+from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
@@ -21,7 +21,7 @@ from rlhf_suite.registry import absolute, digest, is_own
 PLAN = "plan"  # the key in config.yaml that is not a flag
 
 
-def save(run: Run, path: Path, plan: Plan | None = None) -> None:
+def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:
     """Write all values of a run as YAML, and under `plan` what was decided from them."""
     values = recorded_values(run) if plan is None else {**recorded_values(run), PLAN: asdict(plan)}
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(values)))
@@ -35,14 +35,6 @@ def load(path: Path) -> Run:
     run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TASKS[saved.task]), saved))
     assert isinstance(run, Run)
     return run
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted keys."""
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        result |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return result
 
 
 def recorded_values(run: Run) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.config.flags import FIXED, FREE
+from rlhf_suite.config.flags import FIXED, FREE, flat
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import flat, load, recorded_values, resume_of
+from rlhf_suite.config.record import load, recorded_values, resume_of
 from rlhf_suite.config.runs import Run
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.

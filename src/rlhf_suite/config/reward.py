@@ -167,7 +167,7 @@ def has_source(config: TextRewardConfig) -> bool:
     return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
 
 
-def reward_model(config: RewardConfig) -> str | None:
+def reward_model(config: TextRewardConfig) -> str | None:
     """Return the reward model that runs beside the policy, if a source is one."""
     paths = [config.model_name_or_path, *(source.model_name_or_path for source in config.sources.values())]
     return next((path for path in paths if path is not None), None)

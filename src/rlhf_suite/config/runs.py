@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlhf_suite import registry
 from rlhf_suite.config.algo import (
@@ -80,6 +80,11 @@ from rlhf_suite.config.tools import (
 )
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 
+IF_THE_LOSS_HAS_ONE: Any = {
+    "when": needs("algo.loss", registry.preference_loss, "reference"),
+    "strict": "this loss has no reference",
+}
+
 
 @dataclass
 class Run:
@@ -155,7 +160,7 @@ class DPORun(SupervisedRun):
 
     task: str = flag("dpo", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
-    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     data: PairDataConfig = group(PairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     eval: PairEvalConfig = group(PairEvalConfig, {"split": "test"})
@@ -301,7 +306,7 @@ class IterativeDPORun(LoopRun):
 
     task: str = flag("iterative_dpo", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-7})
-    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
+    ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
     algo: DPOAlgoConfig = group(DPOAlgoConfig)
     loop: PreferenceLoopConfig = group(PreferenceLoopConfig)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.config.plan import Placement
 from rlhf_suite.distributed.group import Group, LocalGroup
 from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
-from rlhf_suite.launch.environment import device_kind, runtime_env
+from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -17,16 +17,15 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 @contextmanager
 def running(
-    cls: type[Worker], name: str, ranks: int, launch: LaunchConfig, folder: RunFolder, args: tuple[object, ...]
+    cls: type[Worker], placement: Placement, launch: LaunchConfig, folder: RunFolder, args: tuple[object, ...]
 ) -> Iterator[Group]:
-    """Start `ranks` workers of a class, each built with `args`, and wait until they are up."""
-    device = device_kind(launch)
-    if ranks == 1:
-        yield LocalGroup(cls, name, device, args)
+    """Start the ranks of the one model of a placement, each built with `args`, and wait until they are up."""
+    (pool,), device = placement.pools, placement.device
+    if placement.num_actors == 1:
+        yield LocalGroup(cls, pool.name, device, args)
         return
-    placement = Placement(device, (Pool((Role(name, ranks),)),))
     options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device))
-    with ray_cluster(launch, folder.path, ranks):
-        group = WorkerGroup(cls, name, reserve(placement, launch.timeout_s)[name], options, args)
+    with ray_cluster(launch, folder.path, placement.num_actors):
+        group = WorkerGroup(cls, pool.name, reserve(placement, launch.timeout_s)[pool.name], options, args)
         group.ready()
         yield group

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import DistillAlgoConfig
+from rlhf_suite.config.plan import TEACHER, WorkerPlan
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.text_encoders import ConversationEncoder
 from rlhf_suite.losses.distillation import with_others
@@ -17,9 +18,9 @@ from rlhf_suite.losses.reduce import LossSum
 from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.registry import divergence
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
 
 @dataclass
@@ -32,12 +33,10 @@ class Distillation(Task):
 
     encoder: ConversationEncoder
     algo: DistillAlgoConfig
-    teacher: str | None
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
-    offload: bool  # the teacher
 
-    def roles(self) -> dict[str, FrozenRole]:
-        return {"teacher": FrozenRole(self.teacher, "teacher", self.offload)}
+    def roles(self) -> dict[str, str]:
+        return {"teacher": TEACHER}
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"tokens": batch.mask.sum()}
@@ -73,15 +72,11 @@ class Distillation(Task):
 
 
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
-    teacher = config.teacher
-    assert teacher.model_name_or_path is not None, "checked with the flags"
-    check_teacher(tokenizer, teacher.model_name_or_path, config.data)
-    encoder = ConversationEncoder(tokenizer, config.data)
-    return Distillation(encoder, config.algo, teacher.model_name_or_path, len(tokenizer), teacher.offload)
+    assert config.teacher.model_name_or_path is not None, "checked with the flags"
+    check_teacher(tokenizer, config.teacher.model_name_or_path, config.data)
+    return Distillation(ConversationEncoder(tokenizer, config.data), config.algo, len(tokenizer))
 
 
-def run(config: DistillRun, folder: Path) -> dict[str, float]:
+def run(config: DistillRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the student is in `<folder>/model`. A built-in teacher is warmed up first."""
-    path = warm_started(config.teacher.model_name_or_path, prompts=config.data.dataset)
-    teacher = replace(config.teacher, model_name_or_path=path)
-    return run_supervised(replace(config, teacher=teacher), folder, make_task)
+    return run_supervised(config, folder, with_warm_starts(plan, config.data.dataset), make_task)

@@ -9,13 +9,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import DPOAlgoConfig
+from rlhf_suite.config.plan import REFERENCE, WorkerPlan
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_term
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
 
 
 @dataclass
@@ -24,15 +25,13 @@ class DPO(Task):
 
     encoder: PairEncoder
     algo: DPOAlgoConfig
-    reference: str | None  # its path; null: the policy's starting weights
-    offload: bool  # the reference
     annotates_once: bool
     main_metric: str = "acc"
 
-    def roles(self) -> dict[str, FrozenRole]:
+    def roles(self) -> dict[str, str]:
         if not self.algo.needs("reference"):
             return {}
-        return {"reference": FrozenRole(self.reference, "ref", self.offload, is_reference=True)}
+        return {"reference": REFERENCE}
 
     def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
@@ -50,11 +49,9 @@ class DPO(Task):
 
 
 def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
-    encoder = PairEncoder(tokenizer, config.data)
-    ref = config.ref
-    return DPO(encoder, config.algo, ref.model_name_or_path, ref.offload, ref.cache_enable)
+    return DPO(PairEncoder(tokenizer, config.data), config.algo, config.ref.cache_enable)
 
 
-def run(config: DPORun, folder: Path) -> dict[str, float]:
+def run(config: DPORun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
-    return run_supervised(config, folder, make_task)
+    return run_supervised(config, folder, plan, make_task)

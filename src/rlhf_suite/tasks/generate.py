@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.plan import ENGINE, Placement, Pool, Role
+from rlhf_suite.config.plan import ACTOR, ENGINE, WorkerPlan
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import GenerateRun
 from rlhf_suite.data.row import BadRows, RowError
@@ -17,7 +17,6 @@ from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.engines.requests import AHEAD, Dispatcher
 from rlhf_suite.engines.start import start_generators
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
@@ -26,11 +25,11 @@ from rlhf_suite.offline.batch_job import BatchJob
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
-from rlhf_suite.tasks.warm_start import warm_started
+from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.notices import chat_template_notices
 
 
-def run(config: GenerateRun, folder: Path) -> dict[str, float]:
+def run(config: GenerateRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Write the responses. Return counts, the mean score and the speed."""
     shard, samples = shard_of(config.generate.shard), config.rollout.n_samples_per_prompt
     assert shard is not None
@@ -39,33 +38,31 @@ def run(config: GenerateRun, folder: Path) -> dict[str, float]:
     job = BatchJob(config.task, config.generate, folder / "generations.jsonl", rows, config.ckpt.load_enable)
     size = config.generate.chunk_size or max(1, config.vllm.num_engines * config.vllm.max_num_seqs // samples)
     if job.left:
-        with answerer(config, source, job) as answers:
+        with answerer(config, plan, source, job) as answers:
             job.write(answers.answer(source.chunks(job.left, size)), "tokens")
             job.journal.info(answers.bad.summary())
     return job.finish()
 
 
 @contextmanager
-def answerer(config: GenerateRun, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
+def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: BatchJob) -> Iterator[Answerer]:
     """Start the engines and yield what generates responses with them; stop the engines after the block."""
-    journal, path = job.journal, warm_started(config.actor.model_name_or_path, prompts=config.data.prompt_dataset)
+    journal, path = job.journal, with_warm_starts(plan, config.data.prompt_dataset).models[ACTOR].path
     tokenizer = load_tokenizer(path, config.data)
     if job.left == job.rows:
         check_usable(PromptEncoder(tokenizer, config.data), source.chunks(job.rows, 1), config.data.on_bad_row)
     for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
         journal.warn(notice)
-    device, vllm = device_kind(config.launch), config.vllm
-    placement = Placement(device, (Pool((Role(ENGINE, vllm.num_engines, vllm.tensor_parallel_size),)),))
     with ExitStack() as stack:
-        stack.enter_context(ray_cluster(config.launch, journal.folder.path, placement.num_actors))
-        slots = reserve(placement, config.launch.timeout_s)[ENGINE]
-        engines = start_generators(config, path, slots, device, journal.folder.logs)
+        stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.placement.num_actors))
+        slots = reserve(plan.placement, config.launch.timeout_s)[ENGINE]
+        engines = start_generators(config, path, slots, plan.device, journal.folder.logs)
         scorer = None
         if has_source(config.reward):
             rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))
             scorer = Scorer(config.reward, [], tokenizer, rewards, journal)
         engines.ready()
-        dispatcher = Dispatcher(engines, AHEAD * vllm.max_num_seqs * len(engines))
+        dispatcher = Dispatcher(engines, AHEAD * config.vllm.max_num_seqs * len(engines))
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
 
 

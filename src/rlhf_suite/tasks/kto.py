@@ -10,13 +10,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import KTOAlgoConfig
+from rlhf_suite.config.plan import REFERENCE, WorkerPlan
 from rlhf_suite.config.runs import KTORun
 from rlhf_suite.data.batch import Item, needed, take
 from rlhf_suite.data.preferences import LabelledEncoder, MismatchedPairs
 from rlhf_suite.losses.preference import kto_loss, reference_point
 from rlhf_suite.models.forward import response_log_probs
 from rlhf_suite.train.supervised import run_supervised
-from rlhf_suite.train.task import Forward, FrozenRole, StepLoss, SupervisedBatch, Task, Total, counted
+from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, Total, counted
 
 
 @dataclass
@@ -29,8 +30,6 @@ class KTO(Task):
 
     encoder: LabelledEncoder
     algo: KTOAlgoConfig
-    reference: str | None  # its path; null: the policy's starting weights
-    offload: bool  # the reference
     annotates_once: bool
 
     def assemble(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -38,8 +37,8 @@ class KTO(Task):
             return items
         return MismatchedPairs(items, self.encoder.config.max_len)
 
-    def roles(self) -> dict[str, FrozenRole]:
-        return {"reference": FrozenRole(self.reference, "ref", self.offload, is_reference=True)}
+    def roles(self) -> dict[str, str]:
+        return {"reference": REFERENCE}
 
     def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
         return {"reference": response_log_probs(self.frozen["reference"], batch).values}
@@ -75,10 +74,9 @@ def every_second(batch: SupervisedBatch, first: int) -> SupervisedBatch:
 
 
 def make_task(config: KTORun, tokenizer: PreTrainedTokenizerBase) -> KTO:
-    ref, encoder = config.ref, LabelledEncoder(tokenizer, config.data)
-    return KTO(encoder, config.algo, ref.model_name_or_path, ref.offload, ref.cache_enable)
+    return KTO(LabelledEncoder(tokenizer, config.data), config.algo, config.ref.cache_enable)
 
 
-def run(config: KTORun, folder: Path) -> dict[str, float]:
+def run(config: KTORun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
-    return run_supervised(config, folder, make_task)
+    return run_supervised(config, folder, plan, make_task)

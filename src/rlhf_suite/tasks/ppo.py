@@ -1,4 +1,4 @@
-"""task=ppo: reinforcement learning. Resolve the plan, load data, start the actors, and run `rl.pipeline`."""
+"""task=ppo: reinforcement learning. Load data, start the actors, and run `rl.pipeline`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.plan import ACTOR, PROCESS, REWARD, TEACHER, Plan, resolve
+from rlhf_suite.config.plan import ACTOR, PROCESS, REWARD, TEACHER, Plan
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
-from rlhf_suite.launch.ray_cluster import machine, ray_cluster
+from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import check_teacher, load_tokenizer
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
@@ -31,9 +31,9 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.notices import batch_notices, chat_template_notices
 
 
-def run(config: PPORun, folder: Path) -> dict[str, float]:
+def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
-    plan = with_warm_starts(resolve(config, machine(config.launch)), config.data.prompt_dataset)
+    plan = with_warm_starts(plan, config.data.prompt_dataset)
     judges = read_judges(config, plan)
     data = load_data(config, plan)
     record = RunFolder(folder)

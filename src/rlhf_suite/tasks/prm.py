@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.runs import PRMRun
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.steps import StepEncoder, StepFormat
@@ -52,6 +53,6 @@ def make_task(config: PRMRun, tokenizer: PreTrainedTokenizerBase) -> ProcessRewa
     return ProcessRewardModel(encoder, form)
 
 
-def run(config: PRMRun, folder: Path) -> dict[str, float]:
+def run(config: PRMRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the model is in `<folder>/model`."""
-    return run_supervised(config, folder, make_task)
+    return run_supervised(config, folder, plan, make_task)

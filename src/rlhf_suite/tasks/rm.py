@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.runs import RMRun
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import reward_term
@@ -23,7 +23,6 @@ class RewardModel(Task):
 
     encoder: PairEncoder
     kind: str
-    head: Literal["lm", "value"] = "value"
     main_metric: str = "acc"
 
     def units(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:
@@ -41,6 +40,6 @@ def make_task(config: RMRun, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     return RewardModel(encoder, config.algo.loss)
 
 
-def run(config: RMRun, folder: Path) -> dict[str, float]:
+def run(config: RMRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the reward model is in `<folder>/model`."""
-    return run_supervised(config, folder, make_task)
+    return run_supervised(config, folder, plan, make_task)

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.plan import PROCESS, REWARD, ModelPlan, num_ranks
+from rlhf_suite.config.plan import PROCESS, REWARD, WorkerPlan
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.distributed.ranks import running
@@ -24,14 +24,14 @@ from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
 from rlhf_suite.rl.scoring import REWARD_LOG
 
 
-def run(config: ScoreRun, folder: Path) -> dict[str, float]:
+def run(config: ScoreRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Write the scored rows. Return counts and the mean score."""
     shard, source = shard_of(config.score.shard), row_source(config)
     assert shard is not None
     rows = source.part(*shard)
     job = BatchJob(config.task, config.score, folder / "scores.jsonl", rows, config.ckpt.load_enable)
     if job.left:
-        with opened_rewards(config, job) as (reader, rewards):
+        with opened_rewards(config, plan, job) as (reader, rewards):
             scorer = RowScorer(config, source, reader, rewards, job.journal)
             job.write(scorer.score(source.chunks(job.left, config.score.chunk_size)), "rows")
             job.journal.info(scorer.bad.summary())
@@ -39,36 +39,34 @@ def run(config: ScoreRun, folder: Path) -> dict[str, float]:
 
 
 @contextmanager
-def opened_rewards(config: ScoreRun, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
+def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterator[tuple[Reader, Rewards]]:
     """Start the source of the scores and yield what reads the rows and what scores them; stop it after the block.
 
     Raises:
         UserError: a process reward model needs more tokens for one solution than `score.max_tokens_per_gpu` allows.
     """
-    path, reward, folder = config.reward.model_name_or_path, config.reward, job.journal.folder
+    reward, folder = config.reward, job.journal.folder
     log = folder.logs / REWARD_LOG
-    if reward.process.enable:
-        process = reward.process
-        assert process.model_name_or_path is not None
-        model = ModelPlan(PROCESS, process.model_name_or_path, ranks=num_ranks(process))
+    if PROCESS in plan.models:
+        model, process = plan.models[PROCESS], reward.process
         encoder = solution_encoder(model.path, model.flag, process.step_separator)
         least, budget = encoder.form.max_len, config.score.max_tokens_per_gpu
         if least > budget:
             raise UserError(
                 f"score.max_tokens_per_gpu={budget} is too small for a whole solution; write {least} or more"
             )
-        with running(ScoreWorker, "process", model.ranks, config.launch, folder, (model, config.ds, budget)) as group:
+        with running(ScoreWorker, plan.placement, config.launch, folder, (model, config.ds, budget)) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
-    elif path is None:
+    elif REWARD not in plan.models:
         asks_servers = any(is_http(source.remote_url) for source in named_sources(reward).values())
         with closing(Rewards(reward, log)) as rewards:
             yield TextReader(config.data, asks_servers), rewards
     else:
-        constants = score_constants(path, reward.normalize_enable)
-        model = ModelPlan(REWARD, path, head="value", ranks=num_ranks(reward))
-        tokenizer = load_tokenizer(path, config.data, model.flag)
+        model = plan.models[REWARD]
+        constants = score_constants(model.path, reward.normalize_enable)
+        tokenizer = load_tokenizer(model.path, config.data, model.flag)
         settings = (model, config.ds, config.score.max_tokens_per_gpu)
-        with running(ScoreWorker, "reward", model.ranks, config.launch, folder, settings) as group:
+        with running(ScoreWorker, plan.placement, config.launch, folder, settings) as group:
             reward_model = RewardModelSource(RewardGroup(group), constants)
             yield TokenReader(config.data, tokenizer), Rewards(reward, log, reward_model)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.tokens import next_token_loss
@@ -37,6 +38,6 @@ def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
     return SFT(encoder(tokenizer, config.data))
 
 
-def run(config: SFTRun, folder: Path) -> dict[str, float]:
+def run(config: SFTRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:
     """Train and return the last metrics; the model is in `<folder>/model`."""
-    return run_supervised(config, folder, make_task)
+    return run_supervised(config, folder, plan, make_task)

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from rlhf_suite.config.plan import Plan
+from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import source_names
@@ -20,13 +21,15 @@ from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.registry import dataset
 from rlhf_suite.tracking.console import show_line
 
+P = TypeVar("P", bound=WorkerPlan)
+
 WAIT_S = 3600.0  # for another process that is training the same model
 RECIPE_TASK = "reverse"  # the built-in task whose rows the recipes name
 # By recipe (a file in conf/demo): the task that runs it, and the suffix of the built-in data set that it learns from.
 RECIPES = {"warm_start": ("sft", "_noisy"), "teacher": ("sft", ""), "prm": ("prm", "_steps")}
 
 
-def with_warm_starts(plan: Plan, prompts: str | None) -> Plan:
+def with_warm_starts(plan: P, prompts: str | None) -> P:
     """Return the plan with the folders of its built-in models, each trained by its recipe on the tasks of `prompts`."""
     models = {
         name: replace(model, path=warm_started(model.path, model.recipe, prompts)) if model.recipe else model

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf_suite.config.plan import actor_path
+from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Group, Item, needed, sequences
 from rlhf_suite.data.combine import LazySequence
@@ -31,15 +31,19 @@ Annotations = dict[str, torch.Tensor]  # each [number of sequences]
 
 
 def annotated_once(
-    task: Task, config: SupervisedRun, actor: TrainedModel, sets: Mapping[str, Sequence[Item]]
+    task: Task,
+    config: SupervisedRun,
+    models: Mapping[str, ModelPlan],
+    actor: TrainedModel,
+    sets: Mapping[str, Sequence[Item]],
 ) -> dict[str, Sequence[Item]]:
     """Return the sets with every sequence annotated. The frozen models are loaded only if a file is missing, and are
     freed afterwards."""
-    files = {name: cache_file(task, config, items) for name, items in sets.items()}
+    files = {name: cache_file(task, config, models, items) for name, items in sets.items()}
     found = {name: load_file(file) for name, file in files.items() if file.exists()}
     some_are_missing = torch.tensor(float(len(found) < len(files)))
     if actor.world.max(some_are_missing) > 0:  # on any rank: their caches may be on different disks
-        task.frozen = load_frozen_roles(task, config, actor)
+        task.frozen = load_frozen_roles(task, models, config.ds, actor)
         for name, items in sets.items():
             found[name] = annotate_all(task, config, actor, items)
             if actor.world.is_main:
@@ -49,13 +53,12 @@ def annotated_once(
     return {name: WithAnnotations(items, found[name]) for name, items in sets.items()}
 
 
-def cache_file(task: Task, config: SupervisedRun, items: Sequence[Item]) -> Path:
+def cache_file(task: Task, config: SupervisedRun, models: Mapping[str, ModelPlan], items: Sequence[Item]) -> Path:
     """Return the file where the annotations of `items` are, or will be."""
     ds = config.ds
     digest = hashlib.sha256(f"{ds.param_dtype} {ds.load_in_4bit} {ds.attn_implementation}".encode())
     for name, role in sorted(task.roles().items()):
-        path = role.path or actor_path(config)
-        digest.update(f"{name} {model_digest(path, role.flag)}".encode())
+        digest.update(f"{name} {model_digest(models[role].path, models[role].flag)}".encode())
     for example in chain.from_iterable(map(sequences, items)):
         digest.update(torch.tensor([len(example), *example.ids, *example.mask]).numpy().tobytes())
     return cache_folder("annotations") / f"{digest.hexdigest()}.safetensors"

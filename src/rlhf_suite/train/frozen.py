@@ -7,30 +7,28 @@ from dataclasses import replace
 
 import torch
 
-from rlhf_suite.config.plan import ModelPlan, actor_path
-from rlhf_suite.config.runs import SupervisedRun
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.plan import ACTOR, ModelPlan
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.train.step import equalise
 from rlhf_suite.train.strategy import TrainedModel, load_frozen
-from rlhf_suite.train.task import Forward, FrozenRole, SupervisedBatch, Task
+from rlhf_suite.train.task import Forward, SupervisedBatch, Task
 
 
-def load_frozen_roles(task: Task, config: SupervisedRun, actor: TrainedModel) -> Mapping[str, Forward]:
-    """Load the models of `task.roles()`."""
-    return {name: load_role(role, config, actor) for name, role in task.roles().items()}
+def load_frozen_roles(
+    task: Task, models: Mapping[str, ModelPlan], ds: DeepSpeedConfig, actor: TrainedModel
+) -> Mapping[str, Forward]:
+    """Load those of the `models` of a run that the task only reads."""
+    start = models[ACTOR].path
+    return {name: load_role(models[role], start, ds, actor) for name, role in task.roles().items()}
 
 
-def load_role(role: FrozenRole, config: SupervisedRun, actor: TrainedModel) -> Forward:
-    """Load a frozen model; None for a path stands for the starting weights of the actor. Where only adapters are
-    trained, the actor holds them itself, and no second copy is loaded."""
-    start = actor_path(config)
-    if config.ds.lora.rank > 0 and role.path in (None, start):
+def load_role(model: ModelPlan, start: str, ds: DeepSpeedConfig, actor: TrainedModel) -> Forward:
+    """Load a frozen model. Where only adapters are trained, the actor, whose weights are those of `start`, stands for
+    the model at that path, and no second copy is loaded."""
+    if ds.lora.rank > 0 and model.path == start:
         return WithoutAdapters(actor)
-    path = role.path or start
-    in_4bit = config.ds.load_in_4bit and role.is_reference
-    return load_frozen(
-        ModelPlan(role.section, path, offload=role.offload, load_in_4bit=in_4bit), config.ds, actor.world
-    )
+    return load_frozen(model, ds, actor.world)
 
 
 class WithoutAdapters:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.config.plan import ModelPlan, actor_path
+from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.load import Loader
@@ -55,16 +55,16 @@ class Encoded:
 class SupervisedWorker(TrainedWorker):
     """One rank of a supervised run."""
 
-    def __init__(self, rank: Rank, config: R, make_task: MakeTask[R], data: Encoded) -> None:
+    def __init__(self, rank: Rank, config: R, plan: WorkerPlan, make_task: MakeTask[R], data: Encoded) -> None:
         super().__init__(rank)
         world = join_world(rank)
         seed_process(config.train, rank.number)
-        self.config, self.data = config, data
+        self.config, self.plan, self.data = config, plan, data
         self.loader = StepLoader(data.train, config.train, world)
-        self.tokenizer = load_tokenizer(actor_path(config), config.data)
+        self.tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
         self.task = make_task(config, self.tokenizer)
         self.model = load_trained(
-            ModelPlan("actor", actor_path(config), self.task.head),
+            plan.models[ACTOR],
             config.actor,
             config.ds,
             world,
@@ -72,11 +72,11 @@ class SupervisedWorker(TrainedWorker):
             seed=config.train.seed,
         )
         if self.task.annotates_once:
-            sets = annotated_once(self.task, config, self.model, {"": data.train, **data.held_out})
+            sets = annotated_once(self.task, config, plan.models, self.model, {"": data.train, **data.held_out})
             self.data = Encoded(sets.pop(""), sets)
             self.loader = StepLoader(self.data.train, config.train, world)
         else:
-            self.task.frozen = load_frozen_roles(self.task, config, self.model)
+            self.task.frozen = load_frozen_roles(self.task, plan.models, config.ds, self.model)
 
     def steps(self) -> tuple[int, int]:
         """Return the optimiser steps of the run, and those of an epoch."""
@@ -103,7 +103,7 @@ class SupervisedWorker(TrainedWorker):
     def export(self, path: Path) -> None:
         """Write the model in HF format, with what its task adds to config.json."""
         extras = dict(self.task.extras())
-        if self.task.head == "value":
+        if self.plan.models[ACTOR].head == "value":
             extras["reward_mean"], extras["reward_std"] = self.reward_stats()
         export(self.model, self.tokenizer, path, extras)
 
@@ -114,7 +114,7 @@ class SupervisedWorker(TrainedWorker):
         return metrics["eval/reward_mean"], max(metrics["eval/reward_std"], 1e-8)
 
 
-def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str, float]:
+def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTask[R]) -> dict[str, float]:
     """Encode the data, train, and return the last metrics."""
     tokenizer = load_tokenizer(actor_path(config), config.data)
     task = make_task(config, tokenizer)
@@ -122,8 +122,8 @@ def run_supervised(config: R, folder: Path, make_task: MakeTask[R]) -> dict[str,
     data = encode(config, make_task, task, journal)
     for notice in notices(config, tokenizer, len(data.train)):
         journal.warn(notice)
-    size = config.actor.num_nodes * config.actor.num_gpus_per_node
-    with running(SupervisedWorker, "actor", size, config.launch, run_folder, (config, make_task, data)) as ranks:
+    settings = (config, plan, make_task, data)
+    with running(SupervisedWorker, plan.placement, config.launch, run_folder, settings) as ranks:
         group = SupervisedGroup(ranks)
         total_steps, steps_per_epoch = group.steps()
         rows = TrainingRows("data.dataset", data.contents_digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -58,27 +58,11 @@ class Objective(Protocol[B_contra]):
         ...
 
 
-@dataclass(frozen=True)
-class FrozenRole:
-    """A model that a task only reads. Without a path it has the starting weights of the trained model."""
-
-    path: str | None
-    section: str  # of its flags
-    offload: bool = False  # its weights stay in host memory
-    is_reference: bool = False  # of the trained model, and held in the precision of that one
-
-    @property
-    def flag(self) -> str:
-        """Return the flag that names the model."""
-        return f"{self.section}.model_name_or_path"
-
-
 class Task:
     """A supervised task: it turns rows into items, and has the objective over them. Most tasks define `encoder`,
     `units` and `loss` alone."""
 
     encoder: Encoder[Item]  # tokens and mask of a row, or of each sequence of its group
-    head: Literal["lm", "value"] = "lm"  # of the trained model
     main_metric: str = "loss"  # of the evaluation, by which the best checkpoint is chosen
     frozen: Mapping[str, Forward] = MappingProxyType({})  # the models of `roles`, there when `annotate` is called
     annotates_once: bool = False  # before training and on disk, instead of in every step
@@ -87,8 +71,8 @@ class Task:
         """Return the items to train on, made from all encoded rows of a source."""
         return items
 
-    def roles(self) -> dict[str, FrozenRole]:
-        """Return the frozen models beside the trained one."""
+    def roles(self) -> dict[str, str]:
+        """Return the names in the plan of the models that are only read, by what the task calls them."""
         return {}
 
     def annotate(self, batch: SupervisedBatch) -> dict[str, torch.Tensor]:

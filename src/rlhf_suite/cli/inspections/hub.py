@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlhf_suite.cli.inspections.model_uses import model_uses
 from rlhf_suite.cli.inspections.network import first_hop, unreachable
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import flat
 from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
 from rlhf_suite.launch.slurm import allocation

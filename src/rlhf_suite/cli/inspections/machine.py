@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlhf_suite.cli.preflight import is_on_ray
+from rlhf_suite.config.plan import is_on_ray
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
 from rlhf_suite.launch.session import root_problem

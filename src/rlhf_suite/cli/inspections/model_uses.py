@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, REWARD, TEACHER, PlannedRun, model_sections
+from rlhf_suite.config.reward import TextRewardConfig, reward_model
 from rlhf_suite.config.runs import (
+    AnyTrainedRun,
     ChatRun,
-    DistillRun,
-    DPORun,
     GenerateRun,
-    KTORun,
     LoopRun,
     MergeLoRARun,
     PPORun,
@@ -19,10 +19,8 @@ from rlhf_suite.config.runs import (
     Run,
     ScoreRun,
     ServeRMRun,
-    SupervisedRun,
 )
-
-BUILTIN = "builtin:"
+from rlhf_suite.config.sources import BUILTIN
 
 
 @dataclass(frozen=True)
@@ -47,71 +45,51 @@ class ModelUse:
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
     """Yield every model of a run except built-in ones."""
-    for use in (*actors(run), *frozen_models(run), *reward_models(run)):
-        if use.path and not use.path.startswith(BUILTIN):
-            yield use
+    for name, section in model_sections(run).items():
+        path = reward_model(section) if isinstance(section, TextRewardConfig) else section.model_name_or_path
+        if path is not None and not path.startswith(BUILTIN):
+            use = ModelUse(f"{name}.model_name_or_path", path)
+            yield with_length(run, name, as_reward(run, use) if name == REWARD else as_language_model(run, name, use))
 
 
-def actors(run: Run) -> Iterator[ModelUse]:
-    """Yield the models that a run trains or samples from, a critic included."""
-    if isinstance(run, MergeLoRARun):
-        yield ModelUse("actor.model_name_or_path", run.actor.model_name_or_path or "", head="any", has_tokenizer=True)
-    if not isinstance(run, SupervisedRun | PPORun | LoopRun | GenerateRun | ChatRun):
-        return
-    chats = isinstance(run, ChatRun)  # a chat without a chat template uses data.input_template
-    use = ModelUse(
-        "actor.model_name_or_path",
-        run.actor.model_name_or_path or "",
-        head="any" if isinstance(run, RMRun) else "language",
-        has_tokenizer=True,
-        needs_template=run.data.apply_chat_template and run.data.tokenizer_chat_template is None and not chats,
-        length_key="chat.max_len" if isinstance(run, ChatRun) else "data.max_len",
-        length=run.chat.max_len if isinstance(run, ChatRun) else run.data.max_len,
-    )
-    if isinstance(run, GenerateRun | ChatRun):
-        yield use
-        return
-    use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
-    yield use
-    if isinstance(run, PPORun) and run.algo.advantage.needs("values"):
-        path = run.critic.model_name_or_path or ""
-        yield replace(use, key="critic.model_name_or_path", path=path, head="any", has_tokenizer=False)
+def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
+    """Add what a run needs of a model that it trains, samples from or compares with."""
+    if name not in (ACTOR, CRITIC):
+        return replace(use, has_tokenizer=name in (TEACHER, PROCESS))
+    head = "any" if name == CRITIC or isinstance(run, RMRun | MergeLoRARun) else "language"
+    use = replace(use, head=head, has_tokenizer=name == ACTOR)
+    if isinstance(run, AnyTrainedRun | LoopRun):
+        use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
+    if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
+        use = replace(use, needs_template=renders(run.data))
+    return use
 
 
-def frozen_models(run: Run) -> Iterator[ModelUse]:
-    """Yield references, teachers and process reward models."""
-    key = "ref.model_name_or_path"
-    if isinstance(run, DPORun | KTORun) or (isinstance(run, PPORun) and run.algo.kl.init_coef > 0):
-        yield ModelUse(key, run.ref.model_name_or_path or "", length_key="data.max_len", length=run.data.max_len)
-    if isinstance(run, DistillRun) or (isinstance(run, PPORun) and run.algo.distill.coef > 0):
-        path = run.teacher.model_name_or_path or ""
-        use = ModelUse("teacher.model_name_or_path", path, length_key="data.max_len", length=run.data.max_len)
-        yield replace(use, has_tokenizer=True)
-    if isinstance(run, PPORun | ScoreRun) and run.reward.process.enable:
-        path = run.reward.process.model_name_or_path or ""
-        yield ModelUse("reward.process.model_name_or_path", path, has_tokenizer=True)
-
-
-def reward_models(run: Run) -> Iterator[ModelUse]:
-    """Yield the reward model."""
-    key = "reward.model_name_or_path"
+def as_reward(run: Run, use: ModelUse) -> ModelUse:
+    """Add what a run needs of its reward model."""
+    assert isinstance(run, PPORun | ScoreRun | LoopRun | ServeRMRun)
+    use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
     if isinstance(run, ServeRMRun):
-        path, length_key, length = run.reward.model_name_or_path or "", "serve.max_len", run.serve.max_len
-    elif isinstance(run, PPORun | ScoreRun | LoopRun):
-        path, length_key, length = reward_model(run.reward) or "", "data.max_len", run.data.max_len
-        entries = (name for name, one in run.reward.sources.items() if one.model_name_or_path)
-        key = next((f"reward.sources.{name}.model_name_or_path" for name in entries), key)
-    else:
-        return
-    yield ModelUse(
-        key,
-        path,
-        head="reward",
-        has_tokenizer=not isinstance(run, PPORun),  # in task=ppo it scores the tokens of the policy
-        needs_template=isinstance(run, ScoreRun)
-        and run.data.apply_chat_template
-        and run.data.tokenizer_chat_template is None,
-        head_prefix=run.ds.value_head_prefix,
-        length_key=length_key,
-        length=length,
+        return replace(use, has_tokenizer=True)
+    named = (name for name, source in run.reward.sources.items() if source.model_name_or_path)
+    key = next((f"reward.sources.{name}.model_name_or_path" for name in named), use.key)
+    has_tokenizer = not isinstance(run, PPORun)  # in task=ppo it scores the tokens of the policy
+    return replace(
+        use, key=key, has_tokenizer=has_tokenizer, needs_template=isinstance(run, ScoreRun) and renders(run.data)
     )
+
+
+def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
+    """Add the longest sequence that the model reads, unless the model itself limits it."""
+    if isinstance(run, ChatRun):
+        return replace(use, length_key="chat.max_len", length=run.chat.max_len)
+    if isinstance(run, ServeRMRun):
+        return replace(use, length_key="serve.max_len", length=run.serve.max_len)
+    if name != PROCESS and isinstance(run, PlannedRun | LoopRun):
+        return replace(use, length_key="data.max_len", length=run.data.max_len)
+    return use
+
+
+def renders(data: RenderConfig) -> bool:
+    """Return whether the chat template of the tokenizer is applied."""
+    return data.apply_chat_template and data.tokenizer_chat_template is None

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlhf_suite.config.flags import flat
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.record import flat
 from rlhf_suite.config.resume import changes, load_earlier, refusal
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable

@@ -114,15 +114,6 @@ def preference_loss_fits(run: DPORun) -> Iterator[Problem]:
     if run.algo.needs("chosen_loss") and run.algo.nll_loss_coef == 0:
         what = f"algo.loss={loss} is one of two terms; the other, the loss of the chosen answer, is off"
         yield Problem("algo.nll_loss_coef", what, "write algo.nll_loss_coef=1")
-    if not run.algo.needs("reference"):
-        for key in ("model_name_or_path", "cache_enable", "offload"):
-            if getattr(run.ref, key):
-                what = f"algo.loss={loss} has no reference"
-                yield Problem(
-                    f"ref.{key}",
-                    what,
-                    f"remove it, or write algo.loss={' or '.join(registry.preference_loss.that_need('reference'))}",
-                )
 
 
 @rule

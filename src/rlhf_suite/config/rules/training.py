@@ -10,7 +10,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import EVALUATED, RLEvalConfig
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import model_sections, num_ranks
+from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
@@ -21,7 +21,7 @@ SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 @rule
 def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
     """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches."""
-    ranks = run.actor.num_nodes * run.actor.num_gpus_per_node
+    ranks = num_ranks(run.actor)
     size, micro = run.train.batch_size, run.train.micro_batch_size
     if run.train.dynamic_batch_enable:
         if size % ranks:
@@ -58,7 +58,7 @@ def average_is_whole(run: PPORun) -> Iterator[Problem]:
 
 def ranks(run: PPORun) -> dict[str, int]:
     """Return the number of ranks of each model that this run has."""
-    return {name: num_ranks(section) for name, section in model_sections(run).items()}
+    return {name: num_ranks(each) for name, each in model_sections(run).items() if isinstance(each, Ranked)}
 
 
 @rule
