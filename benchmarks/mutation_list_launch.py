@@ -67,9 +67,9 @@ LAUNCH = [
     ),
     Mutation(
         "a reference runs without a KL term",
-        "config/plan.py",
-        "run.algo.kl.init_coef > 0",
-        "run.algo.kl.init_coef >= 0",
+        "config/runs.py",
+        'group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))',
+        "group(ReferenceConfig)",
         PLACEMENT,
     ),
     Mutation(

@@ -106,8 +106,8 @@ STEPS = [
     Mutation(
         "the reference is the model that is trained",
         "train/frozen.py",
-        "    path = role.path or start",
-        "    path = start",
+        "load_role(models[role], start",
+        "load_role(models[ACTOR], start",
         formula("dpo and not LoRA"),
     ),
     Mutation(

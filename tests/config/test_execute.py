@@ -20,7 +20,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 def a_run():
     run = SFTRun()
-    run.logger.progress = False
+    run.logger.progress, run.actor.model_name_or_path = False, "builtin:tiny"
     return run
 
 
@@ -29,7 +29,7 @@ def ends(monkeypatch, tmp_path):
     """Run a task that returns or raises what it is given; gives the exit code."""
 
     def execute_with(end, config=None, folder=tmp_path):
-        def run(_, folder):
+        def run(_, folder, *plan):
             assert RunFolder(folder).status()["state"] == "running"
             if isinstance(end, BaseException):
                 raise end
@@ -113,7 +113,7 @@ def test_a_failure_that_cannot_be_written_down_is_shown(ends, tmp_path, capsys):
 def test_a_stop_that_a_library_turned_into_another_exit_is_recorded_as_a_stop(monkeypatch, tmp_path, capsys):
     """Ray makes `SystemExit: 1` of what a signal handler raises during one of its calls."""
 
-    def run(_, folder):
+    def run(_, folder, plan):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except SystemExit:

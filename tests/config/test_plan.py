@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_suite.config.plan import Machine, ModelPlan, Placement, Plan, resolve
 from rlhf_suite.config.record import load, save
-from rlhf_suite.config.runs import PPORun
+from rlhf_suite.config.runs import DistillRun, DPORun, GenerateRun, PPORun, ScoreRun
 
 
 def resolved(config: PPORun, device: str = "cuda", num_gpus: int | None = None) -> Plan:
@@ -154,3 +154,33 @@ def test_the_saved_configuration_holds_the_plan_and_loads_without_it(config, tmp
     save(config, tmp_path / "config.yaml", resolved(config))
     assert "sync_backend: nccl" in (tmp_path / "config.yaml").read_text()
     assert load(tmp_path / "config.yaml") == config
+
+
+def test_a_supervised_run_has_a_plan_of_its_models_and_their_ranks():
+    run = DPORun()
+    run.actor.model_name_or_path, run.actor.num_nodes, run.actor.num_gpus_per_node = "org/policy", 2, 4
+    run.ref.offload, run.ds.load_in_4bit = True, True
+    plan = resolve(run, Machine("cuda", 8))
+    assert plan.placement.lines() == ["8 x GPU: actor x 8"]
+    assert plan.models["ref"] == ModelPlan("ref", "org/policy", ranks=8, offload=True, load_in_4bit=True)
+    run.algo.loss = "simpo"
+    assert list(resolve(run, Machine("cuda", 8)).models) == ["actor"], "a loss without a reference"
+
+
+def test_the_teacher_of_a_distillation_is_trained_first_and_its_student_is_not():
+    run = DistillRun()
+    run.actor.model_name_or_path = run.teacher.model_name_or_path = "builtin:tiny"
+    recipes = {name: model.recipe for name, model in resolve(run, Machine("cpu", 0)).models.items()}
+    assert recipes == {"actor": None, "teacher": "warm_start"}
+
+
+def test_rows_are_answered_by_engines_and_scored_by_the_ranks_of_a_reward_model():
+    generate, score = GenerateRun(), ScoreRun()
+    generate.actor.model_name_or_path, generate.vllm.num_engines = "builtin:tiny", 3
+    assert resolve(generate, Machine("cpu", 0)).placement.lines() == ["3 x CPU slot: engine x 3"]
+    assert resolve(generate, Machine("cpu", 0)).models["actor"].recipe == "warm_start"
+    score.reward.rule = "exact_match"
+    assert resolve(score, Machine("cpu", 0)).placement.pools == ()
+    score.reward.rule, score.reward.model_name_or_path, score.reward.num_gpus_per_node = None, "org/judge", 2
+    plan = resolve(score, Machine("cpu", 0))
+    assert plan.placement.lines() == ["2 x CPU slot: reward x 2"] and plan.models["reward"].head == "value"
