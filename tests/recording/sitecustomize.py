@@ -3,7 +3,8 @@ the workers of a run too; it does something only where RLHF_SUITE_FLAG_READS nam
 
 A line `<section class> <field>` is added to the file when code below the command line reads a field of a section for
 the first time in a process. Copying, comparing, printing and checking a configuration are no reads: what counts is the
-module of the caller. Methods of the section itself, and the plan of a run, stand for those who call them.
+module of the caller. Methods of the section itself stand for those who call them. What a plan is resolved from is read,
+since the task gets the plan.
 """
 
 import dataclasses
@@ -34,10 +35,12 @@ def note(section, owner, name):
     if (owner, name) in seen:
         return
     frame = sys._getframe(2)
+    is_planned = False
     while frame is not None and (frame.f_locals.get("self") is section or frame.f_globals.get("__name__") == PLAN):
+        is_planned = is_planned or frame.f_code.co_name == "resolve"
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "") if frame else ""
-    if module.startswith(OURS) and not module.startswith(NOT_COUNTED):
+    if is_planned or (module.startswith(OURS) and not module.startswith(NOT_COUNTED)):
         seen.add((owner, name))
         with open(os.environ[FILE], "a") as file:  # noqa: PTH123 - no imports for it
             file.write(f"{owner} {name}\n")
