@@ -27,7 +27,6 @@ READ_ELSEWHERE = {
     "explain": "the command line shows the plan instead of running",
     "launch.num_cpus": "a run on Ray, tests/e2e/test_flags_of_rl_are_read.py",
     "launch.object_store_mb": "as launch.num_cpus",
-    "launch.ray_address": "as launch.num_cpus",
     "launch.timeout_s": "as launch.num_cpus",
     "launch.umask": "the command line takes it over before the task begins, tests/launch/test_environment.py",
     "own_code": "the run writes it itself; tests/config/test_own_code.py",
