@@ -9,7 +9,7 @@ from pathlib import Path
 import rlhf_suite
 
 SOURCE = Path(rlhf_suite.__file__).parent
-FILES = [*SOURCE.rglob("*.py"), *(SOURCE.parent / "hydra_plugins").rglob("*.py")]
+FILES = [*SOURCE.rglob("*.py")]
 MAX_FILE, MAX_FUNCTION = 400, 50  # lines
 MEDIAN_FILE = 150
 MIN_SHARED = 40  # a shorter module with one importer belongs into that importer

@@ -78,6 +78,11 @@ MISTAKES = [
     ("task=sft demo=ppo", "demo", "does not fit this task"),
     ("task=sft experiment=grpo", "experiment", "does not fit this task"),
     ("task=sft actor=Qwen/Qwen3-0.6B", "actor", "write actor.model_name_or_path=Qwen/Qwen3-0.6B"),
+    (
+        "-m demo=sft task=sft train.seed=1,2 hydra/launcher=basic",
+        "hydra/launcher",
+        "write hydra/launcher=local or slurm",
+    ),
     ("task=sft hydra/launcher=slrm", "hydra/launcher", "did you mean hydra/launcher=slurm?"),
     ("task=sft hydra.run.folder=x", "hydra.run.folder", "Could not override"),
     ("task=sft hydra/launcher=local hydra.launcher.paralel=2", "hydra.launcher.paralel", "Could not override"),

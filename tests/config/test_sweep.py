@@ -58,7 +58,7 @@ def test_parallel_jobs_have_logs_of_their_own(tmp_path):
     assert all("ckpt.save_steps" in (tmp_path / str(number) / "job.log").read_text() for number in range(2))
 
 
-def test_batches_of_a_sweeper_end_up_in_one_record(tmp_path):
+def test_a_sweep_that_goes_on_keeps_the_rows_of_its_other_jobs(tmp_path):
     extended(tmp_path, [a_job(tmp_path, 0)])
     assert [job.number for job in extended(tmp_path, [a_job(tmp_path, 1)]).jobs] == [0, 1]
 
@@ -135,6 +135,19 @@ def test_jobs_are_not_given_up_while_slurm_does_not_answer(tmp_path, capsys):
     silent = [{"7_0": "UNKNOWN"}] * (2 * GONE_POLLS)
     assert watched(tmp_path, [job], [*silent, *[{"7_0": "FAILED"}] * GONE_POLLS]) == 3 * GONE_POLLS
     assert capsys.readouterr().out.count("does not answer") == 1
+
+
+def test_the_jobs_of_a_sweep_are_their_words_and_folders(checked):
+    """Presets vary more slowly than values."""
+    found = checked("-m task=sft demo=sft train.seed=1,2 ds=zero2,zero3 hydra.sweep.subdir='s${hydra.job.num}'")
+    words = [["task=sft", "demo=sft", f"ds={ds}", f"train.seed={seed}"] for ds in ("zero2", "zero3") for seed in (1, 2)]
+    assert found.jobs == [(each, f"s{number}") for number, each in enumerate(words)]
+    assert [(run.ds.zero_stage, run.train.seed) for run in found.runs] == [(2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+def test_the_folder_of_a_job_may_be_named_after_its_words(checked):
+    found = checked("-m task=sft demo=sft train.seed=1,2 'hydra.sweep.subdir=${hydra.job.override_dirname}'")
+    assert [folder for _, folder in found.jobs] == [f"demo=sft,task=sft,train.seed={seed}" for seed in (1, 2)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"number": 1}]'])

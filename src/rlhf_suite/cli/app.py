@@ -1,7 +1,7 @@
 """`main`: check what a command line asks for, and do it.
 
-A plain run is composed once, by the preflight, and executed directly. Hydra's own main serves sweeps and the options
-that show something. Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's, 130 interrupted.
+A plain run is composed once, by the preflight, and executed directly. Hydra's own main serves the options that
+show something. Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from rlhf_suite.cli.arguments import CommandLine, key_of, parse, quoted
+from rlhf_suite.cli.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
 
 if TYPE_CHECKING:
@@ -135,9 +135,11 @@ def run_in(folder: Path, found: Preflight) -> int:
 
 
 def sweep(line: CommandLine, found: Preflight) -> int:
-    """Execute many runs, each a process of its own (hydra/launcher), then print their table."""
+    """Execute many runs, each a process of its own, then print their table."""
     from rlhf_suite.cli.folders import for_sweep
+    from rlhf_suite.cli.launchers import launch
     from rlhf_suite.cli.sweep import finish
+    from rlhf_suite.errors import UserError
     from rlhf_suite.launch.environment import limited_rights
 
     with limited_rights(found.runs[0].launch):
@@ -145,25 +147,31 @@ def sweep(line: CommandLine, found: Preflight) -> int:
         if isinstance(folder, Problem):
             return refuse([folder])
         say(f"Sweep folder: {folder.absolute()}")
-        words = [word for word in line.overrides if key_of(word) != "run_dir"]
-        line.overrides[:] = [*words, f"hydra.sweep.dir={quoted(str(folder))}"]
-        code = hydra(line)
-        return code if code == REFUSED else finish(folder) or code
+        code = 0
+        try:
+            launch(line, found, folder)
+        except UserError as error:
+            say(str(error))
+            return REFUSED
+        except SystemExit as end:  # SIGTERM has ended the jobs
+            code = int(end.code or 0)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        return finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:
-    """Hand over to Hydra, which shows something or sweeps; return the exit code."""
+    """Hand over to Hydra, which shows something; return the exit code."""
     import hydra as library
 
     from rlhf_suite.cli.compose import menu, register
-    from rlhf_suite.cli.execute import job
     from rlhf_suite.config.presets import conf_dir
 
     register()
     name = menu({key_of(word) for word in line.overrides})
     sys.argv = [sys.argv[0], *map(adding, line.for_hydra)]
     try:
-        library.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
+        library.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(lambda config: None)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ def answer() -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """Completions of the last word of a command line."""
+    """Return the completions of the last word of a command line."""
     words = line.split(" ")
     word = words[-1]
     chosen = next((one.partition("=")[2] for one in words[:-1] if one.startswith("task=")), None)
@@ -39,7 +39,8 @@ def candidates(line: str) -> list[str]:
 
 
 def next_parts(word: str, keys: Iterable[str]) -> Iterator[str]:
-    """Each key that begins with the word, up to its next dot: `al` gives `algo.`, `algo.kl.e` `algo.kl.estimator=`."""
+    """Yield the keys that begin with the word, up to the next dot: `al` gives `algo.`, and `algo.kl.e` gives
+    `algo.kl.estimator=`."""
     for key in keys:
         if key.startswith(word):
             part, dot, _ = key[len(word) :].partition(".")

@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf_suite.cli.launchers import LAUNCHERS
 from rlhf_suite.cli.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.names import flags_of
@@ -43,9 +44,12 @@ class Schemas(dict[str, ConfigNode]):
 
 @cache
 def register() -> None:
-    """Give Hydra each task's dataclasses, the schema that its conf/task file names first, and the generated presets."""
+    """Give Hydra each task's dataclasses, the schema that its conf/task file names first, the settings of launchers,
+    and the generated presets."""
     store = ConfigStore.instance()
     store.repo["_schema"] = Schemas()
+    for name, settings in LAUNCHERS.items():
+        store.store(group="hydra/launcher", name=name, node=settings, provider="rlhf_suite")
     for group in CHOICES:
         for name, values in generated(group).items():
             store.store(group=group, name=name, node=values, provider="rlhf_suite")
@@ -53,7 +57,7 @@ def register() -> None:
 
 @contextmanager
 def hydra_ready() -> Iterator[None]:
-    """Hydra's Compose API over conf/."""
+    """Start Hydra's Compose API over conf/ for the block."""
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="run"):
         yield
@@ -78,7 +82,7 @@ def composed(overrides: list[str]) -> DictConfig:
 
 
 def search_path(folder: str) -> str:
-    """`--config-dir` for the Compose API."""
+    """Return the override that adds the folder of `--config-dir` to the Compose API."""
     return f'hydra.searchpath=["file://{Path(folder).expanduser().resolve()}"]'
 
 

@@ -13,9 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -23,7 +21,6 @@ from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
 from rlhf_suite.config.plan import PlannedRun, resolve
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
-from rlhf_suite.config.validate import to_run
 from rlhf_suite.disk import full_reason
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
@@ -43,15 +40,6 @@ def run_with(run: Run, folder: Path, hydra: DictConfig) -> int:
     if (end := finished(run, folder)) is not None:
         return tell(end, 0)
     return execute(run, folder)
-
-
-def job(config: DictConfig) -> None:
-    """Execute a job of a sweep whose launcher is not one of the suite's: Hydra calls this in the job's process."""
-    run, problems = to_run(config)
-    assert not problems, problems
-    hydra = cast(DictConfig, HydraConfig.get())
-    if code := run_with(run, Path(hydra.runtime.output_dir), hydra):
-        sys.exit(code)
 
 
 def tell(message: str, code: int) -> int:

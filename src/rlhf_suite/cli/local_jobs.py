@@ -1,4 +1,4 @@
-"""Jobs of a sweep on this machine: each a process of its own, so many at a time."""
+"""Run the jobs of a sweep as processes of this machine, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ STOP_S = 60.0
 
 
 def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | None) -> None:
-    """Run jobs in order. One at a time they write to the console, else each to `job.log` in its folder."""
+    """Run `jobs` in order, `parallel` at a time. One at a time they write to the console, else each to
+    `job.log` in its folder.
+
+    Raises:
+        UserError: `parallel` is below 1, or fewer GPUs are visible than the jobs need.
+    """
     if parallel < 1:
         raise UserError(f"hydra.launcher.parallel={parallel}: write 1 or more jobs at a time")
     slots: list[list[str] | None] = [*gpu_slots(parallel, gpus_per_job)]
@@ -41,7 +46,7 @@ def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | N
 
 
 def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | None]:
-    """The GPUs of each slot; None leaves a job all that there are."""
+    """Yield the GPUs of each slot, or None for each if a job may use all GPUs."""
     if gpus_per_job is None:
         yield from [None] * parallel
         return
@@ -59,7 +64,7 @@ def gpu_slots(parallel: int, gpus_per_job: int | None) -> Iterator[list[str] | N
 
 
 def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
-    """Start a job; its output goes to its log if it has one."""
+    """Start the process of a job. Its output goes to its log file, or to the console if it has none."""
     command = [sys.executable, "-m", "rlhf_suite.cli", *job.words]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus is not None else {})
     if not job.log:
@@ -71,7 +76,7 @@ def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def stoppable(sweep: Sweep, running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """Whatever ends the sweep, SIGTERM too, ends its jobs."""
+    """End the running jobs when the block ends in any way, also by SIGTERM."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

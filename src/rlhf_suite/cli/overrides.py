@@ -49,11 +49,11 @@ class Overrides:
         ordered = sorted(self.choices, key=lambda each: each.key_or_group != "task")
         return map(list, itertools.product(*[[word for word, _ in alternatives(each)] for each in ordered]))
 
-    def value_sets(self) -> Iterator[list[Value]]:
-        """Yield every combination of values, in the order of the command line."""
+    def value_sets(self) -> Iterator[dict[str, Value]]:
+        """Yield every combination of values by their words, in the order of the command line."""
         kept = [each for each in self.values if not each.is_delete()]
-        options = [[(each.key_or_group, value) for _, value in alternatives(each)] for each in kept]
-        return map(list, itertools.product(*[option for option in options if option]))
+        options = [[(word, (each.key_or_group, value)) for word, value in alternatives(each)] for each in kept]
+        return map(dict, itertools.product(*[option for option in options if option]))
 
 
 def sort(words: Sequence[str]) -> Overrides:

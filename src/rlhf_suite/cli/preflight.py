@@ -8,7 +8,6 @@ a plain run is not composed again.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
+from rlhf_suite.cli.launchers import LAUNCHERS
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
@@ -33,8 +33,6 @@ from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, to_run
 
-MAX_JOBS = 500
-
 
 @dataclass
 class Preflight:
@@ -42,6 +40,7 @@ class Preflight:
 
     problems: list[Problem] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    jobs: list[tuple[list[str], str]] = field(default_factory=list)  # the words of each, its folder in the sweep's
     is_sweep: bool = False
     is_job: bool = False  # of a sweep
     given: frozenset[str] = frozenset()  # keys set on the command line
@@ -69,14 +68,14 @@ def preflight(line: CommandLine) -> Preflight:
         result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
         first, _, _ = compose_job(next(given.choice_sets(), []), given)
-        result.problems += settings_problems(first.hydra)
         result.is_sweep = "--multirun" in line.options or first.hydra.mode == RunMode.MULTIRUN
+        result.problems += settings_problems(first.hydra, result.is_sweep)
         if result.is_sweep:
             given = with_sweep_params(given, first)
         else:
             result.problems += [several_values(each) for each in given.sweeps]
             given = without_sweeps(given)
-        for choices in itertools.islice(given.choice_sets(), MAX_JOBS):
+        for choices in given.choice_sets():
             check_choices(choices, given, result)
         if not result.problems:
             set_folder(first.hydra if result.is_sweep else result.hydra, given, result)
@@ -111,9 +110,16 @@ def hidden_presets(line: CommandLine) -> list[Problem]:
     return problems
 
 
-def settings_problems(hydra: DictConfig) -> list[Problem]:
-    """Return a problem for each setting of Hydra that a run does not follow."""
+def settings_problems(hydra: DictConfig, is_sweep: bool) -> list[Problem]:
+    """Return a problem for each setting of Hydra that a run or a sweep does not follow."""
     problems = []
+    launcher, sweeper = (hydra.runtime.choices[f"hydra/{name}"] for name in ("launcher", "sweeper"))
+    if is_sweep and launcher not in LAUNCHERS:
+        what = f"{launcher} does not start the jobs of a sweep here"
+        problems.append(Problem("hydra/launcher", what, f"write hydra/launcher={' or '.join(LAUNCHERS)}"))
+    if is_sweep and sweeper != "basic":
+        what = f"{sweeper} is not followed: a sweep here runs every combination of the values on its command line"
+        problems.append(Problem("hydra/sweeper", what, "write hydra/sweeper=basic"))
     if hydra.job.chdir:
         what = "a run stays in the working folder, and writes to its own folder"
         problems.append(Problem("hydra.job.chdir", what, "remove it; run_dir=<folder> says where the run writes"))
@@ -184,9 +190,9 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
     if not result.runs:
         result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
         result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
-    for values in itertools.islice(given.value_sets(), MAX_JOBS):
+    for values in given.value_sets():
         config = copy.deepcopy(base) if result.is_sweep else base
-        check_job(config, values, result, with_rules=not problems)
+        check_job(config, [*choices, *values], values, result, with_rules=not problems)
 
 
 def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
@@ -235,14 +241,16 @@ def wants_demo(task: str, given: Overrides) -> bool:
     return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 
-def check_job(config: DictConfig, values: list[Value], result: Preflight, with_rules: bool) -> None:
+def check_job(
+    config: DictConfig, words: list[str], values: dict[str, Value], result: Preflight, with_rules: bool
+) -> None:
     """Put one job's values in and check the whole. A problem is reported once: rules skip flags that have one.
 
     Without a preset that does not compose (`with_rules` false) much would seem to be missing.
     """
     flags = flags_of(config.task)
-    mistakes = [assign(config, flags[key], value) for key, value in flattened(values, flags) if key in flags]
-    split_off_hydra(config, result)
+    mistakes = [assign(config, flags[key], value) for key, value in flattened(values.values(), flags) if key in flags]
+    result.jobs.append((words, split_off_hydra(config, words, result)))
     run, problems = to_run(result.config)
     result.problems += [*filter(None, mistakes), *problems]
     if with_rules:
@@ -252,17 +260,22 @@ def check_job(config: DictConfig, values: list[Value], result: Preflight, with_r
     result.runs.append(run)
 
 
-def split_off_hydra(config: DictConfig, result: Preflight) -> None:
-    """Split a job's configuration into the run's and Hydra's, with the values that the run takes from Hydra's."""
+def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> str:
+    """Split a job's configuration into the run's and Hydra's, with the values that the run takes from Hydra's. Return
+    the folder that the job gets within that of its sweep."""
     with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.override_dirname = ",".join(sorted(words))
         if OmegaConf.is_missing(config.hydra.job, "num"):
             config.hydra.job.num = len(result.runs)
+            config.hydra.job.id = str(len(result.runs))
     HydraConfig.instance().set_config(config)  # for ${hydra:job.num}
+    subfolder = str(config.hydra.sweep.subdir)
     with open_dict(config):
         for key in interpolated(config, "${hydra."):
             OmegaConf.update(config, key, OmegaConf.select(config, key))
         result.hydra = config.pop("hydra")  # still resolves what it takes from the run
     result.config = config
+    return subfolder
 
 
 def interpolated(config: DictConfig, mark: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""`run.log`: what a run says on the console, line by line with the time, also where the console is gone later.
+"""Keep the console output of a run in `run.log`, each line with the time when it was written.
 
-It holds what Python writes to stdout and stderr, warnings of libraries among it. A progress bar is redrawn in place
-all the time: the log gets a line of it only when the console keeps that line.
+The log holds what Python writes to stdout and stderr, so also the warnings of libraries. A progress bar is redrawn many
+times in the same line; the log gets only the last version of a line, as the console does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-ERASE = re.compile(r"\r|\x1b\[2K")  # what follows takes the place of the line so far
+ERASE = re.compile(r"\r|\x1b\[2K")  # the text behind it replaces the line so far
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and movements
-LINE_LIMIT = 20_000  # characters; a line that never ends is not kept whole
+LINE_LIMIT = 20_000  # characters; of a longer line only the end is kept
 
 
 class Recorded:
-    """A console stream whose lines also go to a log. Everything but writing is the stream's own."""
+    """A console stream whose lines are also written to a log. All methods except those for writing are the stream's."""
 
     def __init__(self, stream: TextIO, log: FileIO) -> None:
         self._stream, self._log = stream, log
@@ -31,7 +31,7 @@ class Recorded:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write to the console first: the log must never be a reason for silence there."""
+        """Write to the console, then to the log, so that an error of the log cannot suppress the console output."""
         written = self._stream.write(text)
         *whole, self._line = (self._line + text).split("\n")
         self._line = self._line[-LINE_LIMIT:]
@@ -45,21 +45,21 @@ class Recorded:
             self.write(line)
 
     def finish(self) -> None:
-        """Keep the last line, which has no end."""
+        """Log the last line, which has no line end."""
         self._keep(self._line)
         self._line = ""
 
     def _keep(self, line: str) -> None:
         shown = ESCAPES.sub("", ERASE.split(line.rstrip("\r"))[-1]).rstrip()
         if shown:
-            with suppress(OSError, ValueError):  # a full disk; a library that writes after the end
+            with suppress(OSError, ValueError):  # the disk is full, or a library writes after the log was closed
                 line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown}\n"
                 self._log.write(line.encode(errors="backslashreplace"))
 
 
 @contextmanager
 def recorded(path: Path) -> Iterator[None]:
-    """Within it what is said on the console also goes to the file `path`, behind what is there."""
+    """Append the console output during the block to the file `path` too."""
     with path.open("ab", buffering=0) as log:
         streams = sys.stdout, sys.stderr
         out, err = (Recorded(stream, log) for stream in streams)

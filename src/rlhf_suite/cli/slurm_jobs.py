@@ -1,7 +1,7 @@
-"""Jobs of a sweep on Slurm: submitted as one array, watched through squeue and the runs' own status.
+"""Submit the jobs of a sweep as one Slurm array, and watch them by squeue and by the status of their runs.
 
-A run's status.json is the record. squeue tells only whether Slurm still has the job: accounting (sacct) is not needed,
-and a job that was killed without a word is noticed.
+The status.json of a run says how it ended. squeue only says whether Slurm still has the job. So accounting (sacct) is
+not needed, and a job that was killed before it could write its status is noticed too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 
-GONE_POLLS = 3  # a requeued job may be missing for a moment
+GONE_POLLS = 3  # squeue may not list a job for a moment while it is queued again
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -36,10 +36,14 @@ class Command:
     words: list[str]
 
     def __call__(self) -> None:
-        """After a requeue the run continues. A failure is raised, so that Slurm records the job as failed.
+        """Run the command line. A job that was queued again continues its run.
 
-        A run that Slurm asked to stop has saved by now. At the time limit and at a preemption the job is queued again,
-        by the handler of SIGUSR2 that submitit has installed; it does not return. A job that was cancelled just ends.
+        A run that Slurm asked to stop has saved its state before `main` returns. At the time limit and at a preemption,
+        this function raises SIGUSR2 so that the handler of submitit queues the job again; that handler does not return.
+        A job that was cancelled ends without it.
+
+        Raises:
+            RunError: the run failed. Slurm then records the job as failed.
         """
         from rlhf_suite.cli.app import main
 
@@ -47,25 +51,29 @@ class Command:
         code = main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
         if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
             signal.raise_signal(signal.SIGUSR2)
-        if code < 0:  # of the same handler, when the signal came before the run could act upon it
+        if code < 0:  # the exit code of that handler, if the signal came before the run could act upon it
             sys.exit(code)
         if code:
             raise RunError(f"exit code {code}")
 
     def can_resume(self) -> bool:
-        """Return whether the task keeps a state to resume from; a tool such as merge_lora starts again."""
+        """Return whether the task can continue from a saved state. A tool such as merge_lora starts again."""
         task = next((word.partition("=")[2] for word in self.words if word.startswith("task=")), None)
         return task in TASKS and issubclass(TASKS[task], ResumableRun)
 
     def checkpoint(self) -> Any:
-        """Asked by submitit before the time limit: the same command, queued again."""
+        """Return what submitit queues in place of a job that is stopped: the same command."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str, Job]:
-    """Submit an array; returns the jobs under their Slurm ids."""
+    """Submit the jobs as one array. Return them by their Slurm ids.
+
+    Raises:
+        UserError: Slurm refuses the array.
+    """
     import submitit
 
     folder = sweep.folder / ".submitit" / "%j"
@@ -87,7 +95,7 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
 def watch(
     sweep: Sweep, submitted: dict[str, Job], poll_s: float, states: Callable[[list[str]], dict[str, str]]
 ) -> None:
-    """Wait for all jobs: a run that says it is done, or whose job Slurm has ended or forgotten, is over."""
+    """Wait for all jobs. A job is over when its run says that it is done, or Slurm has ended or forgotten it."""
     missing = dict.fromkeys(submitted, 0)
     answers = True
     while missing:
@@ -107,12 +115,13 @@ def watch(
 
 
 def last_words(number: str, states: dict[str, str], job: Job) -> str:
+    """Return the state in which Slurm left a job, and the last lines of its log."""
     tail = "\n".join(f"    {line}" for line in tail_lines(Path(job.log), 5))
     return f"Slurm job {number} {states.get(number, 'is gone')}\n{tail}"
 
 
 def is_preempted() -> bool:
-    """Whether Slurm is about to take the nodes of this job for another one; at a cancellation it is not."""
+    """Return whether Slurm takes the nodes of this job for another job. When the job was cancelled, it does not."""
     command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     fields = dict(word.split("=", 1) for word in answer.stdout.split() if "=" in word)
@@ -120,7 +129,7 @@ def is_preempted() -> bool:
 
 
 def squeue(numbers: list[str]) -> dict[str, str]:
-    """Job id -> state of the jobs that Slurm remembers; UNKNOWN for all while the controller does not answer."""
+    """Return the states of the jobs that Slurm remembers, by id; UNKNOWN for all of them if squeue gets no answer."""
     arrays = ",".join(sorted({number.split("_")[0] for number in numbers}))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", "--format=%i %T"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: what each one is, how it stands, their record in `summary.json` and the table at the end."""
+"""The jobs of a sweep, the record of their states in `summary.json`, and the table at the end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 
-# What a run is judged by, the first of them that it has; else its first evaluation metric, or its first metric.
+# The table shows the first of these metrics that a run has, else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
 @dataclass
 class Job:
-    """One run of a sweep. `words` are its command line: `python run.py <words>` repeats it alone."""
+    """One run of a sweep. `words` is its command line: `python run.py <words>` runs this job alone."""
 
     number: int
     overrides: list[str]
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass
 class Sweep:
-    """All jobs of a sweep; `folder`/summary.json always says how they stand."""
+    """All jobs of a sweep. The file `folder`/summary.json always holds their present states."""
 
     folder: Path
     jobs: list[Job]
@@ -50,17 +50,17 @@ class Sweep:
         write_json(self.folder / "summary.json", [asdict(job) for job in self.jobs])
 
     def begin(self, job: Job, state: str = "running") -> None:
-        """Record that a job has started, and say so."""
+        """Record and print that a job has started."""
         job.state, job.started = state, time.time()
         print(f"#{job.number} {state}: {' '.join(job.overrides)}{f' (log: {job.log})' if job.log else ''}", flush=True)
         self.save()
 
     def end(self, job: Job, reason: str = "") -> None:
-        """Take over what the run wrote about its end; `reason` is for a run that could not write it."""
+        """Record how a job ended, by the status that its run wrote, or by `reason` if the run could not write one."""
         status = RunFolder(Path(job.folder)).status()
         job.state = "done" if status["state"] == "done" and not reason else "failed"
         if job.state == "failed":
-            job.error = status["error"] or reason or "ended without saying why"
+            job.error = status["error"] or reason or "ended without an error message"
         job.metric, job.value = chosen_metric(status.get("metrics") or {})
         job.seconds = round(time.time() - job.started, 1)
         print(f"#{job.number} {job.state} after {job.seconds:.0f} s", flush=True)
@@ -68,14 +68,18 @@ class Sweep:
 
 
 def chosen_metric(metrics: dict[str, float]) -> tuple[str, float | None]:
-    """Return the name and value of the metric that a run is judged by; "" when it measured none."""
+    """Return the name and value of the metric that the table shows for a run; the name is "" if there is none."""
     evaluated = [name for name in metrics if name.startswith("eval/") and name.count("/") == 1]
     name = next((name for name in (*CHOSEN, *evaluated, *metrics) if name in metrics), "")
     return name, metrics.get(name)
 
 
 def read(folder: Path) -> Sweep | None:
-    """Return the record of a sweep, None where there is none."""
+    """Return the record of a sweep, or None if the folder has none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     path = folder / "summary.json"
     if not path.exists():
         return None
@@ -86,7 +90,7 @@ def read(folder: Path) -> Sweep | None:
 
 
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
-    """Return the sweep with more jobs: a sweeper launches them in batches, a resumed sweep the same ones again."""
+    """Return the sweep with these jobs. In a sweep that is started again, they replace its earlier rows."""
     sweep = read(folder) or Sweep(folder, [])
     again = {job.number for job in jobs}
     sweep.jobs = [*(job for job in sweep.jobs if job.number not in again), *jobs]
@@ -97,8 +101,7 @@ def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
 def finish(folder: Path) -> int:
     """Print the table and write it to summary.md; return exit code 1 if any job failed."""
     sweep = read(folder)
-    if sweep is None:  # another launcher than ours keeps no record
-        return 0
+    assert sweep is not None, "launch writes it"
     common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
     rows = [row(job, common) for job in sweep.jobs]
     table = Table(*COLUMNS, title=Text(str(folder)))
