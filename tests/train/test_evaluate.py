@@ -13,8 +13,8 @@ from splits import Split
 from task_cases import CASES, Plain
 from task_formulas import MINUS, PLACEHOLDER, PLUS
 
-from rlhf_suite.config.eval import EVALUATED
 from rlhf_suite.config.plan import models
+from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.sources import metric_names
@@ -120,7 +120,7 @@ def test_what_each_task_measures_is_what_the_preflight_takes_for_the_best_metric
         names = ranks(1).call(of_task, folder, name, Split("one"))[0]
         measured.setdefault(task, set()).update(each.removeprefix("eval/") for each in names if each.count("/") == 1)
     assert {task: names - {"aux_loss"} for task, names in measured.items()} == {
-        task: set(EVALUATED[task]) - {"aux_loss"} for task in measured
+        task: set(TASKS[task].EVALUATED) - {"aux_loss"} for task in measured
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
@@ -58,6 +59,8 @@ class TextConfig(RenderConfig):
 @dataclass
 class DataConfig(TextConfig):
     """What the data of every task that trains has in common"""
+
+    SEQUENCES_PER_ROW: ClassVar[int] = 1
 
     row_format: str | None = flag(
         None,
@@ -230,6 +233,8 @@ class PromptDataConfig(DataConfig, PromptTextConfig):
 class PairDataConfig(AnswerDataConfig):
     """Pairs of a better and a worse answer"""
 
+    SEQUENCES_PER_ROW: ClassVar[int] = 2
+
     prompt_key: str | None = flag(
         None, "Column (or comma list) of the prompt; null: the beginning that both answers have in common"
     )
@@ -252,6 +257,8 @@ class RewardPairDataConfig(PairDataConfig):
 @dataclass
 class LabelledDataConfig(AnswerDataConfig):
     """Answers that are desirable or not"""
+
+    SEQUENCES_PER_ROW: ClassVar[int] = 2
 
     input_key: str = flag("input", INPUT_KEY, when=SINGLE)
     output_key: str | None = flag(

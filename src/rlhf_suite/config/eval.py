@@ -8,20 +8,9 @@ from typing import Any
 
 from rlhf_suite.config.flags import flag, is_set
 
-# What each task measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
-# them with what evaluations return.
 LANGUAGE = ("gpt_loss", "aux_loss")
 PREFERENCE = ("acc", "loss", "aux_loss", "chosen_reward", "reject_reward", "reward_margin")
 QUANTILES = ("reward_p05", "reward_p25", "reward_p50", "reward_p75", "reward_p95")
-EVALUATED: dict[str, tuple[str, ...]] = {
-    "sft": LANGUAGE,
-    "rm": (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES),
-    "dpo": (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps"),
-    "kto": ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc"),
-    "prm": ("acc", "loss", "aux_loss", "auc"),
-    "distill": (*LANGUAGE, "loss", "distil_loss"),
-    "ppo": ("pass1", "pass1_stderr", "reward", "response_length_mean", "truncated_rate", "num_samples"),
-}
 HELD_OUT = is_set(".dataset", "<source>")
 
 

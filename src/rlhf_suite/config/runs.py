@@ -37,6 +37,9 @@ from rlhf_suite.config.ds import (
     ServedModelConfig,
 )
 from rlhf_suite.config.eval import (
+    LANGUAGE,
+    PREFERENCE,
+    QUANTILES,
     AnswerEvalConfig,
     EvalConfig,
     LabelledEvalConfig,
@@ -117,6 +120,10 @@ class ResumableRun(Run):
 class TrainedRun(ResumableRun):
     """What every task that trains a model has"""
 
+    # What it measures on held-out data: `eval/<name>`, and `eval/<set>/<name>` for each of its sets. A test compares
+    # them with what evaluations return.
+    EVALUATED: ClassVar[tuple[str, ...]] = ()
+
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     ckpt: CheckpointConfig = group(CheckpointConfig)
     logger: LoggerConfig = group(LoggerConfig)
@@ -136,6 +143,8 @@ class SupervisedRun(TrainedRun):
 class SFTRun(SupervisedRun):
     """Supervised fine-tuning and continued pre-training"""
 
+    EVALUATED: ClassVar[tuple[str, ...]] = LANGUAGE
+
     task: str = flag("sft", "The task; chosen with task=<name>")
     actor: SFTActorConfig = group(SFTActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     data: SFTDataConfig = group(SFTDataConfig)
@@ -145,6 +154,8 @@ class SFTRun(SupervisedRun):
 @dataclass
 class RMRun(SupervisedRun):
     """Reward model from pairs of answers"""
+
+    EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "reward_mean", "reward_std", *QUANTILES)
 
     task: str = flag("rm", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 9e-6})
@@ -157,6 +168,8 @@ class RMRun(SupervisedRun):
 @dataclass
 class DPORun(SupervisedRun):
     """Preference optimisation from pairs of answers: DPO, cDPO, IPO, hinge, SimPO, ORPO"""
+
+    EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps")
 
     task: str = flag("dpo", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
@@ -171,6 +184,8 @@ class DPORun(SupervisedRun):
 class KTORun(SupervisedRun):
     """Preference optimisation from single answers, each desirable or not"""
 
+    EVALUATED: ClassVar[tuple[str, ...]] = ("loss", "aux_loss", "kl", "chosen_reward", "reject_reward", "auc")
+
     task: str = flag("kto", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig)
@@ -184,6 +199,8 @@ class KTORun(SupervisedRun):
 class PRMRun(SupervisedRun):
     """Process reward model from solutions with a label for every step"""
 
+    EVALUATED: ClassVar[tuple[str, ...]] = ("acc", "loss", "aux_loss", "auc")
+
     task: str = flag("prm", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-6})
     data: StepDataConfig = group(StepDataConfig)
@@ -195,6 +212,8 @@ class PRMRun(SupervisedRun):
 @dataclass
 class DistillRun(SupervisedRun):
     """Distillation from a teacher's token probabilities on given answers"""
+
+    EVALUATED: ClassVar[tuple[str, ...]] = (*LANGUAGE, "loss", "distil_loss")
 
     task: str = flag("distill", "The task; chosen with task=<name>")
     actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
@@ -208,6 +227,15 @@ class DistillRun(SupervisedRun):
 @dataclass
 class PPORun(TrainedRun):
     """PPO-family reinforcement learning on Ray, vLLM and DeepSpeed"""
+
+    EVALUATED: ClassVar[tuple[str, ...]] = (
+        "pass1",
+        "pass1_stderr",
+        "reward",
+        "response_length_mean",
+        "truncated_rate",
+        "num_samples",
+    )
 
     task: str = flag("ppo", "The task; chosen with task=<name>")
     actor: PolicyConfig = group(PolicyConfig)

@@ -6,18 +6,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
-from rlhf_suite.config.data import LabelledDataConfig, PromptTextConfig, RewardTextConfig, says_reward
+from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, PromptTextConfig, RewardTextConfig, says_reward
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.models import SFTActorConfig
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
     CheckRewardRun,
     DistillRun,
-    DPORun,
     GenerateRun,
     KTORun,
     PPORun,
-    RMRun,
     ScoreRun,
     SFTRun,
     SupervisedRun,
@@ -184,8 +182,8 @@ def pretraining_reads_plain_text(run: SFTRun) -> Iterator[Problem]:
 
 
 @rule
-def turns_are_marked(run: SFTRun | DistillRun | DPORun | RMRun | KTORun) -> Iterator[Problem]:
-    markers = run.data.turn_markers
+def turns_are_marked(run: SupervisedRun) -> Iterator[Problem]:
+    markers = run.data.turn_markers if isinstance(run.data, AnswerDataConfig) else None
     if markers is not None and (len(set(markers)) != 2 or len(markers) != 2 or not all(map(str.strip, markers))):
         what = f"{markers}: the texts that begin a user's turn and an assistant's turn must be two different texts"
         yield Problem("data.turn_markers", what, """write 'data.turn_markers=["Human:","Assistant:"]', or null""")

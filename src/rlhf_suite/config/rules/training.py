@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from rlhf_suite.config.ds import DeepSpeedConfig
-from rlhf_suite.config.eval import EVALUATED, RLEvalConfig
+from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
-
-SEQUENCES_PER_ROW = {"rm": 2, "dpo": 2, "kto": 2}
 
 
 @rule
@@ -41,7 +39,7 @@ def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.train.dynamic_batch_enable and not run.ds.packing_samples:
         what = "a token budget does not count padding, so it needs packed sequences"
         yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
-    count = SEQUENCES_PER_ROW.get(run.task, 1)
+    count = run.data.SEQUENCES_PER_ROW
     least = count * run.data.max_len
     if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < least:
         row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
@@ -315,7 +313,7 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
     if name in (None, "none") or run.eval.dataset is None:
         return
-    known = [f"eval/{each}" for each in EVALUATED[run.task]]
+    known = [f"eval/{each}" for each in run.EVALUATED]
     if isinstance(run.eval, RLEvalConfig):
         samples = run.eval.n_samples_per_prompt
         known += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
