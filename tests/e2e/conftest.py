@@ -46,10 +46,9 @@ ACTOR_CRITIC = [
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread per process, and a cache that is not the user's."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache that is not the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -133,6 +134,11 @@ def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def digest(folder: Path, model: str = "model") -> str:
+    """SHA-256 of the weights that a run has exported."""
+    return hashlib.sha256((folder / model / "model.safetensors").read_bytes()).hexdigest()
 
 
 def train_rows(folder: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import tempfile
@@ -48,13 +47,9 @@ def resumed(runs, actor_critic_words, temporary):
     return folder, family
 
 
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @pytest.mark.parametrize("model", ["model", "model_critic", "model_ema"])
 def test_the_final_weights_are_those_of_an_uninterrupted_run(actor_critic, resumed, model):
-    assert digest(resumed[0] / model / "model.safetensors") == digest(actor_critic / model / "model.safetensors")
+    assert jobs.digest(resumed[0], model) == jobs.digest(actor_critic, model)
 
 
 def test_the_metrics_are_those_of_an_uninterrupted_run(actor_critic, resumed):
@@ -99,7 +94,7 @@ def test_the_policy_waited_for_its_critic_and_groups_for_their_step(actor_critic
         for group in range(4):
             assert 0 < sum(row["score"] for row in samples if row["group"] == group) < 4
         assert all(0 <= weight <= 2 for row in samples for weight in row["correction"])
-    digests = {digest(actor_critic / name / "model.safetensors") for name in ("model", "model_ema")}
+    digests = {jobs.digest(actor_critic, name) for name in ("model", "model_ema")}
     assert len(digests) == 2
 
 

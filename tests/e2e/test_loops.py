@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 
@@ -46,10 +45,6 @@ def killed_in(folder, words, sign):
     assert psutil.wait_procs(stages, timeout=GONE_S)[1] == []
 
 
-def digest(folder):
-    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
-
-
 def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -73,7 +68,7 @@ def test_rejection_sampling_killed_in_two_stages_ends_with_the_same_model(runs, 
     killed_in(folder, again, "iter_0/sft/checkpoints/step_*")
     done = (folder / "iter_0/generate/status.json").read_bytes()
     jobs.run(folder, again)
-    assert digest(folder) == digest(sampled)
+    assert jobs.digest(folder) == jobs.digest(sampled)
     for name in ("iter_0/generate/generations.jsonl", "iter_0/rows.jsonl"):
         assert (folder / name).read_bytes() == (sampled / name).read_bytes()
     assert (folder / "iter_0/generate/status.json").read_bytes() == done
@@ -95,7 +90,7 @@ def test_iterative_dpo_prefers_the_right_answers_of_its_model(preferred, sampled
     pairs = rows(preferred / "iter_0/rows.jsonl")
     assert pairs
     assert all(row["chosen"] == row["input"].split()[1][::-1] != row["rejected"] for row in pairs)
-    assert digest(preferred) != digest(sampled)
+    assert jobs.digest(preferred) != jobs.digest(sampled)
 
 
 @pytest.mark.proof  # what starts, kills and continues a stage is the code of the other loop
@@ -104,4 +99,4 @@ def test_iterative_dpo_killed_while_it_trains_ends_with_the_same_model(runs, war
     again = iterative_dpo(folder, warm, sampled)
     killed_in(folder, again, "iter_0/dpo/checkpoints/step_*")
     jobs.run(folder, again)
-    assert digest(folder) == digest(preferred)
+    assert jobs.digest(folder) == jobs.digest(preferred)

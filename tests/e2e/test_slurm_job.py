@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -68,10 +67,6 @@ class Submitted:
         return said
 
 
-def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
-
-
 def test_a_time_limit_is_survived(slurm, undisturbed, runs):
     """Slurm sends SIGUSR2 before the limit; `scancel --signal` sends the same to the same processes."""
     job = Submitted(slurm, runs / "time_limit")
@@ -82,7 +77,7 @@ def test_a_time_limit_is_survived(slurm, undisturbed, runs):
     assert job.run.status()["error"] == f"stopped by SIGUSR2; everything up to step {step} is saved"
     slurm.start_again_now(job.id)
     job.ended()
-    assert digest(job.run.path) == digest(undisturbed)
+    assert jobs.digest(job.run.path) == jobs.digest(undisturbed)
     assert [row["step"] for row in read_rows(job.run.metrics)] == [*range(STEPS + 1), STEPS]  # evaluations
 
 
@@ -97,7 +92,7 @@ def test_a_preemption_is_survived(slurm, undisturbed, runs):
     job.wait_for(lambda: slurm.state(other) == "COMPLETED", "the other job")
     slurm.start_again_now(job.id)
     job.ended()
-    assert digest(job.run.path) == digest(undisturbed)
+    assert jobs.digest(job.run.path) == jobs.digest(undisturbed)
 
 
 def test_a_lost_node_is_survived(slurm, undisturbed, runs):
@@ -108,7 +103,7 @@ def test_a_lost_node_is_survived(slurm, undisturbed, runs):
     slurm.lose(node, job.run.status()["pid"])
     slurm.start_again_now(job.id)
     job.ended()
-    assert digest(job.run.path) == digest(undisturbed)
+    assert jobs.digest(job.run.path) == jobs.digest(undisturbed)
 
 
 def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, runs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import signal
 
 import jobs
@@ -14,10 +13,6 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 SFT = ["task=sft", "demo=sft", "train.max_steps=30", "eval.steps=1000"]
 GONE_S = 20.0
-
-
-def digest(folder):
-    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def stopped(folder, words, is_under_way):
@@ -55,7 +50,7 @@ def test_an_sft_run_saves_its_step_and_ends_with_the_code_of_the_signal(stopped_
 def test_a_stopped_sft_run_ends_in_the_weights_of_an_undisturbed_one(stopped_sft, runs):
     jobs.run(runs / "undisturbed_sft", SFT)
     jobs.run(runs / "stopped_sft", [*SFT, "ckpt.load_enable=true"])
-    assert digest(runs / "stopped_sft") == digest(runs / "undisturbed_sft")
+    assert jobs.digest(runs / "stopped_sft") == jobs.digest(runs / "undisturbed_sft")
 
 
 def test_a_stopped_ppo_run_ends_in_the_weights_of_an_undisturbed_one(baseline, baseline_words, runs):
@@ -66,7 +61,7 @@ def test_a_stopped_ppo_run_ends_in_the_weights_of_an_undisturbed_one(baseline, b
     assert RunFolder(folder).status()["state"] == "stopped"
     assert jobs.survivors(family, GONE_S) == []
     jobs.run(folder, [*baseline_words, "ckpt.load_enable=true"])
-    assert digest(folder) == digest(baseline)
+    assert jobs.digest(folder) == jobs.digest(baseline)
     assert without_retries(folder) == without_retries(baseline)
 
 
