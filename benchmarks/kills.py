@@ -100,6 +100,11 @@ MODES = (
         f"{PPO} algo.advantage.estimator=group_norm algo.dynamic_filtering_enable=true "
         "rollout.vllm_generate_batch_size=8",
     ),
+    Mode(
+        "ppo, rollouts made ahead",
+        14,
+        f"{PPO} algo.advantage.estimator=rloo train.async_enable=true train.async_queue_size=2 correction=tis",
+    ),
     Mode("generate", 10, f"task=generate demo=generate generate.chunk_size=4 {SAMPLING}"),
     Mode(
         "rejection_sampling",

@@ -212,7 +212,7 @@ class Stream:
         for trajectory in (t for group in groups for t in group.trajectories):
             oldest = trajectory.version[trajectory.model_mask].min(initial=step)
             assert oldest >= step - self.bound, f"a token of version {oldest} in step {step}"
-        metrics = {f"async/waiting_for_{why}": seconds for why, seconds in waited.items()}
+        metrics = {f"timing/waiting_for_{why}": seconds for why, seconds in waited.items()}
         metrics |= {"async/outstanding": float(len(self.begun)), "async/rejected": float(rejected)}
         failures = counts["reward/errors"] + counts["reward/timeouts"]
         self.builder.scorer.check_error_rate(failures, counts.pop(SAMPLES, 0))

@@ -1,0 +1,61 @@
+"""Runs whose rollouts are made while the policy trains: with weights of a fixed age, and as a stream of groups."""
+
+from __future__ import annotations
+
+import json
+
+import jobs
+import pytest
+
+STEPS = 5
+WORDS = [
+    *(word for word in jobs.SMALL if not word.startswith("eval.")),
+    "eval.dataset=null",
+    "eval.steps=-1",
+    "correction=tis",
+    "train.async_enable=true",
+    f"train.max_steps={STEPS}",
+]
+MODES = {
+    "ahead": ["train.async_queue_size=1"],
+    "stream": ["train.async_queue_size=3", "train.partial_rollout_enable=true", "train.async_run_ahead=2"],
+}
+
+
+@pytest.fixture(scope="module", params=[*MODES])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(mode, runs, warm):
+    folder = runs / f"async_{mode}"
+    jobs.run(folder, [*WORDS, *MODES[mode], f"actor.model_name_or_path={warm}"])
+    return folder
+
+
+def test_no_token_is_older_than_the_bound(mode, folder):
+    for step, row in enumerate(jobs.train_rows(folder)):
+        versions = jobs.column(jobs.rollout(folder, step + 1), "weight_version")
+        versions = versions[versions >= 0]
+        if mode == "ahead":
+            assert {*versions} == {max(0, step - 1)}
+        assert step - 3 <= versions.min() <= versions.max() <= step
+        assert row["async/staleness_max"] == step - versions.min()
+        assert row["async/staleness_mean"] == pytest.approx(step - versions.mean())
+    assert row["step"] == STEPS and row["async/staleness_max"] > 0
+
+
+def test_old_rollouts_are_corrected_and_new_ones_agree_with_the_trainer(folder):
+    for row in jobs.train_rows(folder):
+        assert row["mismatch/mean"] < 1e-5, "where the same weights wrote and read"
+        assert row["sync/probe"] < 1e-5
+    assert any(abs(row["correction/ratio"] - 1) > 1e-6 for row in jobs.train_rows(folder))
+
+
+def test_the_engine_works_while_the_policy_trains(folder):
+    lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+    training = [each for each in lines if each["what"] == "ppo_train"]
+    generating = [each for each in lines if each["what"] == "generation"]
+    assert len(training) == STEPS
+    assert any(one["begin"] < other["end"] and other["begin"] < one["end"] for one in training for other in generating)
