@@ -70,7 +70,7 @@ LINES = {
     "a reply that lacks fields": ("os.write(4, (8).to_bytes(4, 'big') + b'{\"id\":1}')", BROKEN),
     "the reply to another call": (
         'frame = b\'{"id": 9, "value": null, "problem": null, "timed_out": false}\'\n'
-        "os.write(4, len(frame).to_bytes(4, 'big') + frame)",
+        "os.write(4, len(frame).to_bytes(4, 'big') + frame)\ntime.sleep(1000)",
         BROKEN,
     ),
     "two replies": ("frame = b'[]'\nos.write(4, (len(frame).to_bytes(4, 'big') + frame) * 2)", BROKEN),

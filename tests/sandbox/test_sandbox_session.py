@@ -99,12 +99,14 @@ def test_a_child_that_the_code_forgets_to_end_answers_nothing(session):
     assert session.run("1", LONG_S).value == "1"
 
 
-def test_sessions_have_nothing_in_common(template):
+def test_sessions_have_nothing_in_common():
+    """Also where the template has imported what draws random numbers."""
+    template = templates.get(replace(chosen_jail(False, ""), imports=("numpy.random",)))
     with Session(template) as one, Session(template) as other:
-        one.run("open('x', 'w').write('y')\nimport random", LONG_S)
+        one.run("open('x', 'w').write('y')", LONG_S)
         assert other.run("import os\nos.listdir('.')", LONG_S).value == "[]"
-        seeds = [each.run("import random\nrandom.random()", LONG_S).value for each in (one, other)]
-        assert seeds[0] != seeds[1]
+        draws = [each.run("import numpy\nnumpy.random.rand()", LONG_S).value for each in (one, other)]
+        assert draws[0] != draws[1] and None not in draws
 
 
 def test_a_session_starts_with_what_its_template_imported():
@@ -159,6 +161,13 @@ def test_a_session_that_is_given_up_before_it_starts_runs_nothing():
         time.sleep(0.01)
     assert set(family(template.popen.pid)) == ours
     template.close()
+
+
+def test_the_end_of_the_connection_ends_a_session(session):
+    """As when the process that started it is killed."""
+    session.run("1", LONG_S)
+    session.process.guard.close()
+    assert select.select([session.process.pidfd], [], [], LONG_S)[0]
 
 
 def test_many_sessions_answer_in_one_event_loop_without_threads(template):

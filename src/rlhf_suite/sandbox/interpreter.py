@@ -43,9 +43,8 @@ def main(said_ready: int) -> None:
     os.write(said_ready, b"ready")
     os.close(said_ready)
     sys.argv, sys.path[:] = ["program.py"], [str(Path.cwd()), *sys.path]
-    for name in ("random", "numpy.random"):  # all sessions begin as copies of one process
-        if name in sys.modules:
-            sys.modules[name].seed()
+    if "numpy.random" in sys.modules:  # all sessions begin as copies of one process; Python's own random knows that
+        sys.modules["numpy.random"].seed()
     request = read_frame()
     if "id" in request:
         open_streams(line_buffering=True)

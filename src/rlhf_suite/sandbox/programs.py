@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 
 from rlhf_suite.sandbox.interpreter import PASSED
 from rlhf_suite.sandbox.jail import chosen_jail, offer, templates
 from rlhf_suite.sandbox.process import JailedProcess, Resources, SandboxError, Template, wait
 
-PRELOADED = ("numpy", "sympy")  # what a template has imported already, if a program names it
+PRELOADED = {"numpy": ("numpy", "np."), "sympy": ("sympy",)}  # imported by a template, for code with these words
 EXIT_S = 1.0  # how long a program whose tests have ended is given to end too
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 REMEDY = "set reward.rules.code_allow_weaker=true to use it, or run where namespaces are allowed (docs/rewards.md)"
@@ -49,18 +50,24 @@ def prepare(allow_weaker: bool) -> tuple[str, ...]:
         SandboxError: the machine offers no jail, or only a weaker one.
     """
     options = chosen_jail(allow_weaker, REMEDY)
-    for count in range(len(PRELOADED) + 1):
-        templates.get(replace(options, imports=PRELOADED[:count] if all(map(find_spec, PRELOADED[:count])) else ()))
+    for count in range(len(installed()) + 1):
+        templates.get(replace(options, imports=installed()[:count]))
     template_for("", allow_weaker)
     return offer().missing
 
 
 def template_for(code: str, allow_weaker: bool) -> Template:
     """Return the template, now ready, that has imported what `code` names."""
-    count = max((index + 1 for index, name in enumerate(PRELOADED) if name in code and find_spec(name)), default=0)
-    template = templates.get(replace(chosen_jail(allow_weaker, REMEDY), imports=PRELOADED[:count]))
+    used = (index + 1 for index, name in enumerate(installed()) if any(word in code for word in PRELOADED[name]))
+    template = templates.get(replace(chosen_jail(allow_weaker, REMEDY), imports=installed()[: max(used, default=0)]))
     template.wait_ready()
     return template
+
+
+@cache
+def installed() -> tuple[str, ...]:
+    """Return the libraries that templates may import."""
+    return tuple(name for name in PRELOADED if find_spec(name))
 
 
 def run_python(code: str, stdin: str, limits: Limits) -> ProgramResult:
