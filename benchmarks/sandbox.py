@@ -1,4 +1,4 @@
-"""What the jail for untrusted code costs. Milliseconds are medians, and the 95th percentile stands behind them.
+"""What the jail for untrusted code costs. Milliseconds are a median and a 95th percentile.
 
 cold          a template from its start to the answer of the first call, by what it imports
 warm          a session of a running template: to the answer of its first call
@@ -7,7 +7,8 @@ close         the end of a session
 program       a program of `reward.rule=code` that reads and prints; a function with its test
 at_once       64 sessions, one after the other, each to the answer of its first call
 concurrent    64 sessions in one event loop, 10 calls each
-memory        MiB that a session adds, idle, and after a call that uses numpy and sympy (each page divided by its users)
+idle, used    MiB of the interpreter of a session, and after a call that uses numpy and sympy; what processes share
+              is divided among them
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ async def concurrent(template: Template) -> None:
 
 
 def memory_mb(sessions: list[Session]) -> float:
-    """Return the memory that one of these sessions adds, its guard included."""
-    pids = [pid for one in sessions if one.process is not None for pid in family(one.process.pid)]
+    """Return the memory of the interpreter of one of these sessions."""
+    pids = [family(one.process.pid)[-1] for one in sessions if one.process is not None]
     return round(sum(map(proportional, pids)) / len(sessions) / 2**20, 1)
 
 

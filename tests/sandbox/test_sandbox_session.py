@@ -281,6 +281,25 @@ def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_session
     template.close()
 
 
+@pytest.mark.parametrize("room", [0, 3, 6, 9])
+def test_a_session_that_gets_too_few_descriptors_says_so_and_keeps_none(template, room):
+    template.wait_ready()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = descriptors()
+    filled = [os.dup(0)]
+    while filled[-1] < max(map(int, before)) + 2:  # so that no number below is free
+        filled.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (filled[-1] + 1 + room, hard))
+    try:
+        with pytest.raises(SandboxError, match=r"Too many open files: .* raise the limit"):
+            Session(template).run("1", LONG_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in filled:
+            os.close(fd)
+    assert descriptors() == before
+
+
 def test_closing_the_template_ends_its_sessions():
     template = Template(chosen_jail(False, ""))
     one = Session(template)

@@ -37,7 +37,7 @@ COUNTED_BY_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes
 
 @dataclass(frozen=True)
 class JailOptions:
-    """How a template and its sessions are confined. `uid` is the user of a template started by root."""
+    """How a template and its sessions are confined. Where root starts them, they are user `uid` and the next."""
 
     bare: bool
     user_spaces: bool  # root only: whether sessions have user namespaces; users always have them

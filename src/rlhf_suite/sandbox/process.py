@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -62,7 +62,7 @@ class Template:
 
     def __init__(self, options: JailOptions) -> None:
         """Start the process. `wait_ready` waits for its imports."""
-        self.options, self.landlock = options, 0
+        self.options = options = replace(options, uid=FIRST_UID + secrets.randbelow(UIDS))
         self.is_ready, self.lock, self.sessions = False, threading.Lock(), 0
         self.slots = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,9 +94,9 @@ class Template:
                 said = self.control.recv(1000)
             except OSError as error:
                 said = ERROR + str(error).encode()
-            if not said.startswith(b"ready"):
+            if said != b"ready":
                 raise SandboxError(printable(said.removeprefix(ERROR).decode(errors="replace") or "it ended"))
-            self.landlock, self.is_ready = int(said.split()[1]), True
+            self.is_ready = True
             with suppress(OSError):  # nobody needs the folder any more: it was the place of the new root
                 Path(self.folder).rmdir()
 
@@ -134,7 +134,7 @@ class Template:
 
 def jail_options(bare: bool, user_spaces: bool = True, imports: tuple[str, ...] = ()) -> JailOptions:
     """Return the options of a template that this process starts."""
-    return JailOptions(bare, user_spaces and not bare, os.geteuid() == 0, FIRST_UID + secrets.randbelow(UIDS), imports)
+    return JailOptions(bare, user_spaces and not bare, os.geteuid() == 0, 0, imports)
 
 
 class JailedProcess:
@@ -168,9 +168,15 @@ class JailedProcess:
         self.lock = threading.Lock()
         theirs: list[int] = []
         self.streams: dict[int, bytearray] = {}
+        self.asks = -1
         try:
-            self._open(theirs, stdin, separate_errors)
-            template.request(resources, self.folder or FOLDER, [*theirs[:6], *peers])
+            self.guard, guarded = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise SandboxError(f"{error.strerror}: {FD_LIMIT}") from None
+        try:
+            with guarded:
+                self._open(theirs, stdin, separate_errors)
+                template.request(resources, self.folder or FOLDER, [*theirs, guarded.fileno(), *peers])
         except BaseException:
             self.close()
             raise
@@ -194,8 +200,6 @@ class JailedProcess:
             answers, answered = os.pipe()
             theirs.append(answered)
             self.streams[answers] = self.reply
-            self.guard, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            theirs.append(other.detach())
         except OSError as error:
             raise SandboxError(f"{error.strerror}: {FD_LIMIT}") from None
         for fd in (*self.streams, self.asks):
@@ -311,11 +315,10 @@ class JailedProcess:
             self.is_closed = True
             if self.folder is not None and self.pidfd >= 0:
                 select.select([self.pidfd], [], [], START_S)  # a dying process may still write
-            opened = [*self.streams, getattr(self, "asks", -1), self.pidfd]
-            for fd in {fd for fd in opened if fd >= 0}:
-                os.close(fd)
-            if hasattr(self, "guard"):
-                self.guard.close()  # a guard that is not born yet ends by this
+            for fd in (*self.streams, self.asks, self.pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            self.guard.close()  # a guard whose pidfd has not come yet ends by this
             self.pidfd = -1
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -70,7 +70,7 @@ def main(control_fd: int, options_text: str) -> None:
     except Exception as error:
         control.send(ERROR + f"{type(error).__name__}: {error}".encode())
         return
-    control.send(b"ready %d" % kernel.landlock_version())
+    control.send(b"ready")
     signal.signal(signal.SIGCHLD, reap)
     while True:
         try:
