@@ -26,6 +26,7 @@ from rlhf_suite.sandbox import kernel, seccomp
 from rlhf_suite.sandbox.kernel import BIND, NO_DEV, NO_EXEC, NO_SUID, PRIVATE, RECURSIVE
 
 FOLDER = "/box"  # where untrusted code may write, with namespaces
+COVERED = "/sys"  # where the small root is mounted at first: a folder that is everywhere, and that nobody needs inside
 MAX_TASKS = 16  # processes and threads
 MAX_FILES = 64
 FILE_BYTES = 64 << 20
@@ -75,8 +76,8 @@ def needed_paths() -> list[str]:
     ]
 
 
-def enter_small_root(root: str) -> None:
-    """Build a root folder in the empty folder `root` and make it the root of this mount namespace."""
+def enter_small_root(root: str = COVERED) -> None:
+    """Build a root folder over the folder `root`, and make it the root of this mount namespace."""
     kernel.mount(None, "/", None, RECURSIVE | PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEV, "size=1m,mode=0755")
     for path in needed_paths():

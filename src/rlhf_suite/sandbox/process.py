@@ -66,7 +66,6 @@ class Template:
         self.is_ready, self.lock, self.sessions = False, threading.Lock(), 0
         self.slots = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.folder = tempfile.mkdtemp(prefix="rlhf_suite_")
         with theirs:
             self.popen = subprocess.Popen(
                 [
@@ -78,7 +77,7 @@ class Template:
                     json.dumps(asdict(options)),
                 ],
                 stdin=subprocess.DEVNULL,
-                cwd=self.folder,
+                cwd="/",
                 env=ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -97,8 +96,6 @@ class Template:
             if said != b"ready":
                 raise SandboxError(printable(said.removeprefix(ERROR).decode(errors="replace") or "it ended"))
             self.is_ready = True
-            with suppress(OSError):  # nobody needs the folder any more: it was the place of the new root
-                Path(self.folder).rmdir()
 
     @property
     def is_alive(self) -> bool:
@@ -129,7 +126,6 @@ class Template:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def jail_options(bare: bool, user_spaces: bool = True, imports: tuple[str, ...] = ()) -> JailOptions:

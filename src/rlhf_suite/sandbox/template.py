@@ -27,7 +27,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlhf_suite.sandbox import interpreter, kernel
 from rlhf_suite.sandbox.confine import (
@@ -58,7 +57,7 @@ class TemplateState:
 
 
 def main(control_fd: int, options_text: str) -> None:
-    """Become a template in the current folder, which is empty; report b"ready" or a problem on the control socket."""
+    """Become a template; report b"ready" or a problem on the control socket."""
     options = JailOptions(**json.loads(options_text))
     control = socket.socket(fileno=control_fd)
     reset_inherited()
@@ -105,7 +104,7 @@ def enter_spaces(options: JailOptions, proc: int, control: socket.socket) -> Non
         control.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF)
     kernel.die_with_parent()
-    enter_small_root(str(Path.cwd()))
+    enter_small_root()
     if options.root and options.user_spaces:
         kernel.become(options.uid)
         kernel.prctl(kernel.DUMPABLE, 1)  # again, so that the files of /proc/self belong to this user
