@@ -74,10 +74,10 @@ LINES = {
         BROKEN,
     ),
     "two replies": ("frame = b'[]'\nos.write(4, (len(frame).to_bytes(4, 'big') + frame) * 2)", BROKEN),
-    "half a reply": ("os.write(4, b'\\0\\0\\1\\0')\ntime.sleep(1000)", BROKEN),
+    "half a reply": ("os.write(4, b'\\0\\0\\1\\0')\ntime.sleep(1000)", (BROKEN, KILLED)),
     "a closed line": ("os.close(4)", LOST),
-    "every descriptor closed, then sleep": ("os.closerange(0, 64)\ntime.sleep(1000)", LOST),
-    "endless output": ("while True: print('x' * 100000)", "it printed too much"),
+    "every descriptor closed, then sleep": ("os.closerange(0, 64)\ntime.sleep(1000)", (LOST, KILLED)),
+    "endless output": ("while True: print('x' * 100000)", ("it printed too much", KILLED)),
     "the alarm ignored": ("signal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass", KILLED),
     "every exception caught": ("while True:\n try:\n  time.sleep(1000)\n except BaseException: pass", KILLED),
     "its own end": ("os._exit(0)", LOST),
@@ -91,7 +91,7 @@ LINES = {
         OUTLIVED,
     ),
 }
-LINE_S = 1.0
+LINE_S = 2.0
 # What a jail cannot stop, by its kind; docs/rewards.md says so.
 NOT_STOPPED = {"spaces": set[str](), "bare": {"ask_whether_a_file_exists"}}
 

@@ -59,7 +59,7 @@ def test_standard_errors_are_part_of_the_output(session):
 
 def test_the_soft_limit_keeps_the_names(session):
     session.run("x = 5", LONG_S)
-    result = session.run("while True: pass", 2.0)
+    result = session.run("while True: pass", 5.0)
     assert (result.timed_out, result.state_lost) == (True, False)
     assert "TimeoutError: the call took too long" in result.problem
     assert session.run("x", LONG_S).value == "5"
@@ -275,7 +275,7 @@ def test_signals_and_limits_of_the_starting_process_are_not_those_of_its_session
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with Session(template, Resources(cpu_s=77)) as one:
         assert one.run("import resource\nresource.getrlimit(resource.RLIMIT_CPU)", LONG_S).value == "(77, 77)"
-        assert not one.run("while True: pass", 2.0).state_lost
+        assert not one.run("while True: pass", 5.0).state_lost
     limits = Path(f"/proc/{family(template.popen.pid)[-1]}/limits").read_text()
     assert "10000" not in next(line for line in limits.splitlines() if "cpu time" in line)
     template.close()

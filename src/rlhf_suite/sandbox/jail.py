@@ -92,8 +92,9 @@ def offer() -> Offer:
 def lesser_gaps() -> Iterator[str]:
     """Yield what is missing and leaves a jail strong enough."""
     if kernel.landlock_version() < BARE_NEEDS_LANDLOCK:
-        yield f"Landlock: version {kernel.landlock_version()}, so that files, TCP or signals have one lock, not two"
-    yield "memory: looked at ten times a second, so that a session may exceed its limit for a moment"
+        found = kernel.landlock_version()
+        yield f"Landlock {BARE_NEEDS_LANDLOCK}: it is {found}, so some of files, TCP and signals have one lock, not two"
+    yield "a limit of memory for several processes: their sum is looked at ten times a second"
 
 
 def trial_problem(options: JailOptions) -> str | None:
