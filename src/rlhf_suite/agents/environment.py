@@ -150,7 +150,7 @@ async def closed(environment: Environment) -> None:
             await called(environment.close)
 
 
-async def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """Return what a function returns, which may be a coroutine function. Any other runs in a thread of its own: one
     that hangs blocks no other."""
     if inspect.iscoroutinefunction(function):

@@ -1,0 +1,139 @@
+"""Tools: descriptions, answers, and errors, which are answers too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from mcp_server import server
+from scripted import Scripted, chat_task, open_session, run
+
+from rlhf_suite.agents.base import ToolCall
+from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.tools import FunctionTools, McpTools, ToolEnvironment, ToolError, schema_of
+from rlhf_suite.errors import UserError
+
+CALLED = []
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    CALLED.append((a, b))
+    return a + b
+
+
+async def wait(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: how long
+    """
+    await asyncio.sleep(seconds)
+    return "waited"
+
+
+def call(name: str, **arguments) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def test_a_function_is_described_by_its_hints_and_its_docstring():
+    assert schema_of(add) == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "the first"},
+                    "b": {"type": "integer", "description": "the second"},
+                },
+                "required": ["a"],
+            },
+        },
+    }
+
+
+def test_a_function_without_a_description_is_refused():
+    def bare(a: int) -> int:
+        """Do something."""
+        return a
+
+    with pytest.raises(UserError, match=rf"{Path(__file__).name}:\d+: the tool bare .*below Args:"):
+        schema_of(bare)
+
+
+def play(tokenizer, replies, tools, timeout_s: float = 30.0):
+    policy = Scripted(tokenizer, replies)
+    session = open_session(tokenizer, policy, chat_task(tokenizer), parser="hermes", max_len=4000)
+    agent = EnvironmentAgent(lambda: ToolEnvironment(tools, timeout_s), 6, 50.0)
+    episode = run(agent.run, chat_task(tokenizer), session)
+    said = tokenizer.decode(episode.ledgers[0].ids).split("<|im_start|>tool\n")[1:]
+    return episode, [text.partition("<|im_end|>")[0] for text in said]
+
+
+def test_calls_are_answered_until_a_turn_has_none(tokenizer):
+    replies = ["x" + call("add", a=1, b=2) + call("add", a=5), "it is " + call("add", a=0, b=0), "done"]
+    episode, answers = play(tokenizer, replies, [FunctionTools([add])])
+    assert answers == ["3", "6", "0"] and episode.status == "done" and episode.outcome is None
+    counts = {name.removeprefix("agent/"): value for name, value in episode.extra.items()}
+    assert counts == {"turns": 3.0, "calls": 3.0, "malformed_calls": 0.0, "tool_errors": 0.0}
+
+
+def test_what_is_wrong_with_a_call_is_its_answer(tokenizer):
+    replies = [
+        call("sub", a=1) + "<tool_call>{a}</tool_call>" + call("add", a=1, c=2) + call("wait", seconds=9),
+        "done",
+    ]
+    episode, answers = play(tokenizer, replies, [FunctionTools([add, wait])], timeout_s=0.05)
+    assert answers[0] == "Error: there is no tool 'sub'; tools: add, wait"
+    assert answers[1].startswith("Error: the call is not a JSON object")
+    assert answers[2].startswith("Error: TypeError: ") and answers[3] == "Error: wait took longer than 0.05 s"
+    assert (episode.extra["agent/tool_errors"], episode.extra["agent/malformed_calls"]) == (4.0, 1.0)
+
+
+def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
+    CALLED.clear()
+    episode, _ = play(tokenizer, [(call("add", a=1), "length")], [FunctionTools([add])])
+    assert episode.status == "truncated" and CALLED == []
+    environment = ToolEnvironment([FunctionTools([add])], 9.0)
+    run(environment.reset, chat_task(tokenizer))
+    assert run(environment.answer, ToolCall("call00001", "add", {"a": 1}, "cut off")) == "Error: cut off"
+    assert CALLED == []
+
+
+async def ask(tools: McpTools):
+    schemas = await tools.schemas()
+    answers = await asyncio.gather(*(tools.call("add", {"a": n, "b": 1}) for n in range(5)))
+    with pytest.raises(ToolError, match="fail"):
+        await tools.call("fail", {})
+    await tools.close()
+    return schemas, answers
+
+
+@pytest.mark.stack
+def test_an_mcp_server_over_standard_input_and_output():
+    check_mcp(*run(ask, McpTools(f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}")))
+
+
+def test_an_mcp_server_in_this_process():
+    check_mcp(*run(ask, McpTools(server)))
+
+
+def check_mcp(schemas, answers):
+    assert [schema["function"]["name"] for schema in schemas] == ["add", "fail"]
+    assert schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
+    assert answers == ["1", "2", "3", "4", "5"]
+
+
+def test_a_server_that_does_not_start_is_a_tool_that_fails():
+    with pytest.raises(ToolError, match="the server /nonexistent does not answer"):
+        run(McpTools("/nonexistent").schemas)
