@@ -7,6 +7,7 @@ from mutation import Mutation
 BRIDGE = ("tests/agents/test_bridge.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
 PARSING = ("tests/agents/test_parsing.py",)
+RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
 
 AGENTS = [
@@ -101,6 +102,34 @@ AGENTS = [
         "            if step.reward:\n                session.open.ledger.reward_turn(step.reward)\n"
         "            if status := self.ended(turn, step, session):",
         ENVIRONMENT,
+    ),
+    Mutation(
+        "what a tool printed is a part of the answer that rewards see",
+        "rl/scoring.py",
+        "return t.turns[-1] if ENVIRONMENT in t.owner else t.response_ids",
+        "return t.response_ids",
+        RUNS,
+    ),
+    Mutation(
+        "rewards of turns are lost",
+        "rl/scoring.py",
+        "t.reward + float(t.turn_rewards.sum())",
+        "t.reward",
+        RUNS,
+    ),
+    Mutation(
+        "a call with a problem is executed",
+        "agents/tools.py",
+        "            if call.problem is not None:\n                raise ToolError(call.problem)\n",
+        "",
+        ("tests/agents/test_tools.py",),
+    ),
+    Mutation(
+        "a block of code that is not closed runs",
+        "agents/python_tool.py",
+        "if rest.is_cut or not closed:",
+        "if rest.is_cut:",
+        ("tests/agents/test_python_tool.py",),
     ),
     Mutation(
         "a dead engine is an error of the environment",

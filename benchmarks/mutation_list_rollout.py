@@ -15,8 +15,8 @@ ROLLOUT = [
     Mutation(
         "every step draws with the same seeds",
         "rl/sampling.py",
-        "seed=sample_seed(self.seed, *stream, ",
-        "seed=sample_seed(self.seed, ",
+        "[(self.seed, *stream, t.prompt, ",
+        "[(self.seed, t.prompt, ",
         COLLECT,
     ),
     Mutation(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scripted import STOP, Scripted, chat_task, open_session, run
 
-from rlhf_suite.agents.base import SingleTurn, Task
+from rlhf_suite.agents.base import Task
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
@@ -65,7 +65,7 @@ def asked_for(request) -> tuple:
 
 
 @pytest.mark.parametrize(("max_len", "max_new_tokens"), [(64, None), (64, 5), (20, 50)])
-def test_a_single_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_tokens):
+def test_the_first_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_tokens):
     prompts = [Prompt([5, 6, 7 + n], "p", "", "default", f"r:{n}") for n in range(3)]
     stops, script = (tokenizer.eos_token_id, 1), [("12 34", "stop"), ("too high or too low", "length")] * 3
     config = RolloutConfig(temperature=0.7, stop=["x"], max_new_tokens=max_new_tokens)
@@ -80,7 +80,8 @@ def test_a_single_turn_is_what_the_sampler_samples(tokenizer, max_len, max_new_t
         session = open_session(tokenizer, policy, Task.of(prompts[start.prompt]), stops, **limits)
         session.open.ledger, session.sampling = start, sampler.settings(0.7)
         session.seed = (42, TRAINING, 9, start.prompt, start.sample)
-        found += run(SingleTurn().run, Task.of(prompts[start.prompt]), session).ledgers
+        run(session.reply)
+        found += session.episode().ledgers
     assert [asked_for(request) for request in policy.asked] == [asked_for(request) for request in engines.asked]
     for a, b in zip(expected, found, strict=True):
         for name, value in vars(a).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_suite.config.plan import ACTOR, CRITIC, REFERENCE, Machine, resolve
+from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
@@ -176,7 +177,7 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     path = config.actor.model_name_or_path
     assert path is not None
     tokenizer = load_tokenizer(path, config.data)
-    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer)
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, config.agent.kind != "single_turn")
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     run_folder = RunFolder(folder)
     run_folder.start("plain")
@@ -188,8 +189,10 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
         reward=None,
         process=None,
     )
-    with closing(Rewards(config.reward, folder / "reward.log")) as rewards:
-        journal = Journal(config.logger, run_folder, "ppo")
-        with closing(journal):
-            data, plan = RunData(tokenizer, prompts, order), resolve(config, Machine("cpu", 0))
-            return build_pipeline(config, plan, run_folder, journal, data, actors, rewards).run()
+    with ExitStack() as stack:
+        rewards = None
+        if has_source(config.reward):
+            rewards = stack.enter_context(closing(Rewards(config.reward, folder / "reward.log")))
+        journal = stack.enter_context(closing(Journal(config.logger, run_folder, "ppo")))
+        data, plan = RunData(tokenizer, prompts, order), resolve(config, Machine("cpu", 0))
+        return build_pipeline(config, plan, run_folder, journal, data, actors, rewards).run()

@@ -170,12 +170,3 @@ class Agent(Protocol):
         A failure of the environment is an outcome; a failure of the engines is raised.
         """
         ...
-
-
-class SingleTurn:
-    """One turn to each prompt."""
-
-    async def run(self, task: Task, session: Session) -> Episode:
-        """Return the episode of one turn, which the reward sources of the run score."""
-        await session.reply()
-        return session.episode()

@@ -70,9 +70,16 @@ class EnvironmentAgent:
     """
 
     def __init__(
-        self, make: Callable[[], Environment], max_turns: int, timeout_s: float, step_timeout_s: float | None = None
+        self,
+        make: Callable[[], Environment],
+        max_turns: int,
+        timeout_s: float,
+        step_timeout_s: float | None = None,
+        *,
+        must_score: bool = False,
     ) -> None:
         self.make, self.max_turns = make, max_turns
+        self.must_score = must_score  # nobody else does
         self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
 
     async def run(self, task: Task, session: Session) -> Episode:
@@ -84,6 +91,8 @@ class EnvironmentAgent:
                 environment = await self.ask(self.make)
                 status, last = await self.play(environment, task, session, progress)
             outcome = progress.outcome(last)
+            if outcome is None and self.must_score:
+                raise EnvironmentFailure("no step of the environment had a reward, and the run has no reward source")
         except EnvironmentFailure as error:
             status = "timeout" if error.is_timeout else "error"
             outcome = RewardFailure(error.reason, "timeout" if error.is_timeout else "error")

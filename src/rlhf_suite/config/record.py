@@ -49,7 +49,7 @@ def own_code(section: Any) -> list[str]:
         name = info.default
         if isinstance(name, dict):
             found += [each for entry in name.values() for each in own_code(entry)]
-        elif info.key.endswith("remote_url") and name is not None and not is_http(name):
+        elif info.key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
             found.append(digest(absolute(f"{name}:reward_func")))
         elif info.meta.algorithms is not None and name is not None and is_own(name):
             found.append(digest(name))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlhf_suite import registry
+from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.algo import (
     AlgoConfig,
     DistillAlgoConfig,
@@ -245,6 +246,7 @@ class PPORun(TrainedRun):
     reward: RLRewardConfig = group(RLRewardConfig)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
+    agent: AgentConfig = group(AgentConfig)
     vllm: VLLMConfig = group(VLLMConfig)
     data: PromptDataConfig = group(PromptDataConfig)
     train: RLTrainConfig = group(RLTrainConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, is_true
+from rlhf_suite.config.flags import FIXED, flag, is_one_of, is_true
 
 
 @dataclass
@@ -39,6 +39,11 @@ class RLTrainConfig(TrainConfig):
     micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
+    agent_func_path: str | None = flag(
+        None,
+        "Your .py file with the environment or the tools of agents (docs/agents.md)",
+        when=is_one_of("agent.kind", "tools", "environment"),
+    )
     enable_ema: bool = flag(
         False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED
     )

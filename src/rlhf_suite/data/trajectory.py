@@ -37,6 +37,12 @@ class Trajectory:
     turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
     finish_reason: str = ""
     fork: int = 0  # which of the episode's ledgers it is
+    reward: float | None = (
+        None  # of the whole episode, by its environment; None: the reward sources of the run score it
+    )
+    score: float | None = None  # 0 to 1, beside `reward`
+    failure: str = ""  # why an environment could not score it
+    timed_out: bool = False  # whether the failure was a wait that took too long
     greedy: bool = False  # the likeliest token at every place: scored as a baseline, never trained on
     extra: dict[str, float] = field(default_factory=dict)
 

@@ -34,7 +34,7 @@ def start_engines(run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path)
         sync_backend=plan.engines.sync_backend,
         load_weights=False,
         enable_sleep=run.vllm.enable_sleep,
-        detokenize=run.rollout.stop is not None,
+        detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings,
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.agents.build import make_episodes
+from rlhf_suite.agents.episodes import Episodes
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
@@ -60,7 +62,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    sampler = make_sampler(config, prompts.train, actors.engines, stop_ids)
+    episodes = make_episodes(config, actors.engines, tokenizer, stop_ids)
+    sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
     )
@@ -108,7 +111,13 @@ def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: in
     return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder)
 
 
-def make_sampler(config: PPORun, prompts: Sequence[Prompt], engines: EnginePool, stop_ids: Sequence[int]) -> Sampler:
+def make_sampler(
+    config: PPORun,
+    prompts: Sequence[Prompt],
+    engines: EnginePool,
+    stop_ids: Sequence[int],
+    episodes: Episodes | None,
+) -> Sampler:
     """Return what samples responses to the prompts that the run trains on."""
     return Sampler(
         config.rollout,
@@ -119,6 +128,7 @@ def make_sampler(config: PPORun, prompts: Sequence[Prompt], engines: EnginePool,
         max_len=config.data.max_len,
         adds_greedy=config.algo.advantage.needs("greedy"),
         sleeps=config.vllm.enable_sleep,
+        episodes=episodes,
     )
 
 

@@ -32,12 +32,17 @@ class Prompts:
 
 
 def load_prompts(
-    data: PromptDataConfig, evaluation: RLEvalConfig, seed: int, tokenizer: PreTrainedTokenizerBase
+    data: PromptDataConfig,
+    evaluation: RLEvalConfig,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    keeps_chat: bool = False,
 ) -> Prompts:
-    """Read and encode all rows of data.prompt_dataset and eval.dataset."""
+    """Read and encode all rows of data.prompt_dataset and eval.dataset. `keeps_chat`: with their messages, for
+    agents."""
     assert data.prompt_dataset is not None
     bad = BadRows(data.on_bad_row)
-    loader = Loader(PromptEncoder(tokenizer, data), data, seed, bad)
+    loader = Loader(PromptEncoder(tokenizer, data, keeps_chat), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
     train, train_sources = loader.load_with_names(sources)
     contents_digest = loader.contents_digest
@@ -45,7 +50,7 @@ def load_prompts(
     names = source_names(evaluation.dataset or "")
     for source, columns in zip(names, evaluation.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, evaluation.split, evaluation.max_samples, flags=EVAL)
-        encoder = PromptEncoder(tokenizer, replace(data, **columns))
+        encoder = PromptEncoder(tokenizer, replace(data, **columns), keeps_chat)
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]
     return Prompts(

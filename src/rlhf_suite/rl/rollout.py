@@ -96,7 +96,7 @@ class RolloutBuilder:
         metrics |= sample_metrics(shaped, self.sources)
         if self.algo.advantage.needs("rewards"):
             self.equal_rewards.observe(shaped)
-        if self.scorer.rewards is None:
+        if self.scorer.rewards is None and not any(t.reward is not None for t in scored.trajectories):
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
 

@@ -35,7 +35,10 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
     trajectories = scored.trajectories
     retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
     names = sorted({name for extra in scored.extra for name in extra})
-    extra = {f"reward/{name}": pa.array([each.get(name) for each in scored.extra], pa.float64()) for name in names}
+    extra = {
+        name if "/" in name else f"reward/{name}": pa.array([each.get(name) for each in scored.extra], pa.float64())
+        for name in names
+    }
     return {
         "prompt": pa.array(scored.prompts),
         "response": pa.array(scored.responses),

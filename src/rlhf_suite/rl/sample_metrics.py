@@ -29,7 +29,9 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
     for source, chosen in by_source(scored, sources).items():
         result |= means(scored, chosen, f"train/{source}")
     for name in sorted({name for extra in scored.extra for name in extra}):
-        result[f"reward/{name}"] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
+        result[name if "/" in name else f"reward/{name}"] = float(
+            np.mean([extra[name] for extra in scored.extra if name in extra])
+        )
     return result
 
 

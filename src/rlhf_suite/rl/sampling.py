@@ -10,6 +10,7 @@ from itertools import chain
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from rlhf_suite.agents.episodes import Episodes
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
@@ -34,9 +35,11 @@ class Sampler:
         max_len: int,
         adds_greedy: bool,
         sleeps: bool,
+        episodes: Episodes | None = None,
     ) -> None:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
         self.seed, self.max_len = seed, max_len
+        self.episodes = episodes  # of an agent; None: a response is one turn
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
@@ -53,7 +56,7 @@ class Sampler:
         plan = [(t, self.settings(self.config.temperature)) for t in started]
         if self.adds_greedy:
             plan += [(replace(t, greedy=True), self.settings(0.0)) for t in self.begin(self.prompts, group, index, 1)]
-        return self.engines.start(self.write(plan, (TRAINING, stream)))
+        return self.engines.start(self.write(self.prompts, plan, (TRAINING, stream)))
 
     def sleep(self) -> None:
         """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
@@ -79,7 +82,7 @@ class Sampler:
     ) -> list[Trajectory]:
         """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
         started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
-        groups = [self.engines.start(self.write([(t, sampling) for t in group], stream)) for group in started]
+        groups = [self.engines.start(self.write(prompts, [(t, sampling) for t in group], stream)) for group in started]
         return list(chain.from_iterable(group.result() for group in groups))
 
     def begin(self, prompts: Sequence[Prompt], group: int, index: int, samples: int) -> list[Trajectory]:
@@ -87,19 +90,30 @@ class Sampler:
         return [Trajectory.start(index, group, sample, prompts[index].ids) for sample in range(samples)]
 
     async def write(
-        self, plan: Sequence[tuple[Trajectory, SamplingSettings]], stream: tuple[int, int]
+        self,
+        prompts: Sequence[Prompt],
+        plan: Sequence[tuple[Trajectory, SamplingSettings]],
+        stream: tuple[int, int],
     ) -> list[Trajectory]:
-        """Let the engines continue the ledgers, each under its settings."""
-        return list(await asyncio.gather(*(self.respond(t, sampling, stream) for t, sampling in plan)))
+        """Let the engines continue the ledgers of `prompts`, each under its settings. A seed depends on the sample
+        alone, not on the order of requests, the batch or the engine."""
+        seeds = [(self.seed, *stream, t.prompt, t.sample) for t, _ in plan]
+        if self.episodes is None:
+            work = [self.respond(*each, sample_seed(*seed)) for each, seed in zip(plan, seeds, strict=True)]
+        else:
+            work = [
+                self.episodes.run(prompts[t.prompt], t, sampling, seed)
+                for (t, sampling), seed in zip(plan, seeds, strict=True)
+            ]
+        return list(await asyncio.gather(*work))
 
-    async def respond(self, t: Trajectory, sampling: SamplingSettings, stream: tuple[int, int]) -> Trajectory:
-        """Let an engine continue a ledger. The seed depends on the sample alone, not on the order of requests, the
-        batch or the engine."""
+    async def respond(self, t: Trajectory, sampling: SamplingSettings, seed: int) -> Trajectory:
+        """Let an engine continue a ledger by one response."""
         request = GenerationRequest(
             id=t.sample,
             prompt_ids=t.ids.tolist(),
             max_new_tokens=self.max_new_tokens(len(t.ids)),
-            seed=sample_seed(self.seed, *stream, t.prompt, t.sample),
+            seed=seed,
             sampling=sampling,
         )
         generation = await self.engines.generate(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import ENVIRONMENT, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
@@ -45,7 +45,7 @@ class Scorer:
         `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
         """
         samples = self.samples(trajectories)
-        outcomes, metrics = self.outcomes(samples)
+        outcomes, metrics = self.outcomes(trajectories, samples)
         failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = None if is_part else len(failed) == len({t.group for t in trajectories})
         check_failures(self.config, self.journal, [sample.text() for sample in samples], outcomes, all_failed)
@@ -61,14 +61,25 @@ class Scorer:
                 f"than reward.max_error_rate={self.config.max_error_rate:g}"
             )
 
-    def outcomes(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
-        """Return an outcome per sample, and metrics; without rewards (a teacher alone) every reward is 0."""
-        return ([Scored(0.0, 0.0)] * len(samples), {}) if self.rewards is None else self.rewards.score(samples)
+    def outcomes(
+        self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]
+    ) -> tuple[list[Outcome], dict[str, float]]:
+        """Return an outcome per sample, and metrics: that of its environment, else that of the reward sources. Without
+        either (a teacher alone) every reward is 0."""
+        given = [environment_outcome(t) for t in trajectories]
+        asked = [sample for sample, outcome in zip(samples, given, strict=True) if outcome is None]
+        scored: list[Outcome] = [Scored(0.0, 0.0)] * len(asked)
+        metrics: dict[str, float] = {}
+        if self.rewards is not None and asked:
+            scored, metrics = self.rewards.score(asked)
+        others = iter(scored)
+        outcomes = [next(others) if outcome is None else outcome for outcome in given]
+        return [with_metrics(o, t.extra) for o, t in zip(outcomes, trajectories, strict=True)], metrics
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
         queries = query_texts(self.tokenizer, [t.ids for t in trajectories])
-        responses = self.tokenizer.batch_decode([t.response_ids for t in trajectories], skip_special_tokens=True)
+        responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
             Sample(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids)
@@ -95,6 +106,26 @@ class Scorer:
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
         )
+
+
+def answer_ids(t: Trajectory) -> NDArray[np.int64]:
+    """Return the tokens that rewards take for the response: all that follows the prompt, or the last turn where an
+    environment wrote a part of that. What a tool printed is not the model's answer."""
+    return t.turns[-1] if ENVIRONMENT in t.owner else t.response_ids
+
+
+def environment_outcome(t: Trajectory) -> Outcome | None:
+    """Return what the environment of an episode says of it; None if it says nothing. The rewards of its turns count."""
+    if t.failure:
+        return RewardFailure(t.failure, "timeout" if t.timed_out else "error")
+    if t.reward is None:
+        return None
+    return Scored(t.reward + float(t.turn_rewards.sum()), t.reward if t.score is None else t.score)
+
+
+def with_metrics(outcome: Outcome, extra: dict[str, float]) -> Outcome:
+    """Return an outcome with the metrics of its episode."""
+    return replace(outcome, extra=outcome.extra | extra) if extra and isinstance(outcome, Scored) else outcome
 
 
 def query_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequence[NDArray[np.int64]]) -> list[str]:

@@ -56,7 +56,7 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
     if TEACHER in plan.models:
         check_teacher(tokenizer, plan.models[TEACHER].path, config.data)
-    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer)
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, config.agent.kind != "single_turn")
     check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
     return RunData(tokenizer, prompts, BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed))
 

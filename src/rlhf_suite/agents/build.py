@@ -1,0 +1,114 @@
+"""From flags to an agent and its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_suite.agents.base import Agent, Environment
+from rlhf_suite.agents.bridge import Bridge
+from rlhf_suite.agents.compat import (
+    GymnasiumEnvironment,
+    OpenRLHFEnvironment,
+    SkyRLEnvironment,
+    TRLEnvironment,
+    openrlhf_bases,
+)
+from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.episodes import Episodes
+from rlhf_suite.agents.parsing import TurnReader
+from rlhf_suite.agents.python_tool import FenceAgent, PythonEnvironment, jailed
+from rlhf_suite.agents.session import Limits, Policy, Shared
+from rlhf_suite.agents.tools import MCP, FunctionTools, McpTools, ToolEnvironment, Tools
+from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.agent_file import OPENRLHF, TRL, Export, export_of
+from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.errors import UserError
+from rlhf_suite.python_source import import_file
+from rlhf_suite.sandbox.process import SandboxError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FILE = "train.agent_func_path"
+
+
+def make_agent(config: AgentConfig, file: str | None, must_score: bool) -> Agent:
+    """Return the agent of a run. `must_score`: the run has no reward source, so that the environment has to score.
+
+    Raises:
+        UserError: the file cannot be imported, or this machine offers no jail for Python.
+    """
+    make, of_step = maker(config, file)
+    cls = FenceAgent if config.kind == "python" and config.python_style == "fence" else EnvironmentAgent
+    return cls(make, config.max_turns, config.timeout_s, of_step, must_score=must_score)
+
+
+def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], float | None]:
+    """Return what makes the environment of an episode, and the limit in seconds of each of its answers. Tools and
+    Python have a limit for each call instead."""
+    if config.kind == "python":
+        try:
+            sessions = jailed(config.python_memory_mb, config.python_allow_weaker)
+        except SandboxError as error:
+            raise UserError(f"agent.kind=python: {error}") from error
+        return lambda: PythonEnvironment(sessions, config.tool_timeout_s), None
+    tools: list[Tools] = [McpTools(name.removeprefix(MCP).strip()) for name in config.tools]
+    if config.kind == "tools":
+        if file is not None:
+            tools.append(FunctionTools(imported(file, export_of(file))))
+        return lambda: ToolEnvironment(tools, config.tool_timeout_s), None
+    assert file is not None
+    export = export_of(file)
+    cls: type[Any] = imported(file, export)
+    if export.form == TRL:
+        return lambda: TRLEnvironment(cls, config.tool_timeout_s), None
+    adapters: dict[str, Callable[[Any], Environment]] = {
+        "openrlhf": OpenRLHFEnvironment,
+        "skyrl": SkyRLEnvironment,
+        "gymnasium": GymnasiumEnvironment,
+    }
+    adapter = adapters.get(export.form)
+    return cls if adapter is None else lambda: adapter(cls), config.tool_timeout_s
+
+
+def imported(file: str, export: Export) -> Any:
+    """Import the user's file, and return what it has for agents."""
+    try:
+        with openrlhf_bases():
+            return getattr(import_file(Path(file).expanduser().resolve()), export.name)
+    except Exception as error:
+        raise UserError(f"{FILE}={file}: importing it raised {type(error).__name__}: {error}; correct it") from error
+
+
+def make_episodes(
+    run: PPORun, policy: Policy, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+) -> Episodes | None:
+    """Return what runs the episodes of a run; None if nobody answers the model's turns.
+
+    Raises:
+        UserError: a conversation cannot go on with this chat template, the user's file cannot be imported, or this
+        machine offers no jail for Python.
+    """
+    config, file = run.agent, run.train.agent_func_path
+    if config.kind == "single_turn":
+        return None
+    bridge = Bridge(tokenizer, run.data, stop_ids)
+    if run.data.apply_chat_template:
+        bridge.check(roles(config, file))
+    reader = TurnReader(tokenizer, stop_ids, config.tool_parser)
+    limits = Limits(run.data.max_len, run.rollout.max_new_tokens, config.max_feedback_tokens)
+    agent = make_agent(config, file, must_score=not has_source(run.reward))
+    return Episodes(agent, Shared(policy, bridge, reader, limits), config.max_concurrent)
+
+
+def roles(config: AgentConfig, file: str | None) -> list[str]:
+    """Return the roles of the messages with which conversations go on."""
+    if config.calls_tools:
+        return ["tool"]
+    if config.kind != "environment" or file is None:
+        return []
+    form = export_of(file).form
+    return {TRL: ["tool"], OPENRLHF: []}.get(form, ["user"])

@@ -1,0 +1,44 @@
+"""The episodes of a run: which task a ledger begins, how many are under way, and what becomes of their outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rlhf_suite.agents.base import Agent, Episode, Task
+from rlhf_suite.agents.session import Session, Shared
+from rlhf_suite.data.generation import SamplingSettings
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rewards.base import RewardFailure, Scored
+
+
+class Episodes:
+    """Runs the episodes of an agent, at most `limit` at a time. All calls must be made on one event loop."""
+
+    def __init__(self, agent: Agent, shared: Shared, limit: int) -> None:
+        self.agent, self.shared = agent, shared
+        self.slots = asyncio.Semaphore(limit)
+
+    async def run(
+        self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
+    ) -> Trajectory:
+        """Let the agent continue a ledger that holds its prompt, and return the ledger with the outcome in it.
+
+        Equal numbers in `seed` give equal random numbers.
+        """
+        task = Task.of(prompt)
+        async with self.slots:
+            episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
+        return with_outcome(episode)
+
+
+def with_outcome(episode: Episode) -> Trajectory:
+    """Return the ledger of an episode with its outcome and metrics."""
+    (ledger,) = episode.ledgers
+    outcome = episode.outcome
+    if isinstance(outcome, RewardFailure):
+        ledger.failure, ledger.timed_out = outcome.reason, outcome.kind == "timeout"
+    elif isinstance(outcome, Scored):
+        ledger.reward, ledger.score = outcome.reward, outcome.score
+    ledger.extra |= episode.extra
+    return ledger

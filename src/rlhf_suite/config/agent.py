@@ -1,0 +1,71 @@
+"""`agent`: who answers the model's turns in reinforcement learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_suite import registry
+from rlhf_suite.config.flags import FREE, flag, is_not, is_one_of
+
+KINDS = ("single_turn", "tools", "environment", "python")
+MANY_TURNS = is_not(".kind", "single_turn", "tools, environment or python")
+PYTHON = is_one_of(".kind", "python")
+
+
+@dataclass
+class AgentConfig:
+    """Agents: what happens between the turns of the model"""
+
+    kind: str = flag(
+        "single_turn",
+        "Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; or a Python "
+        "interpreter",
+        choices=KINDS,
+    )
+    tools: list[str] = flag(
+        [],
+        "MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of "
+        "train.agent_func_path",
+        when=is_one_of(".kind", "tools"),
+    )
+    max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
+    timeout_s: float = flag(
+        600.0, "Longest episode in seconds; a longer one has no reward (reward.on_error)", gt=0, when=MANY_TURNS
+    )
+    tool_timeout_s: float = flag(
+        30.0, "Longest call of a tool, of Python code or of the environment, in seconds", gt=0, when=MANY_TURNS
+    )
+    max_feedback_tokens: int | None = flag(
+        512, "Longest answer to a turn in tokens; more is cut off; null: no limit", ge=16, when=MANY_TURNS
+    )
+    max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
+    tool_parser: str = flag(
+        "hermes",
+        "How calls of tools are read from the text of a turn",
+        algorithms=registry.tool_parser,
+        when=MANY_TURNS,
+    )
+    python_style: str = flag(
+        "fence",
+        "How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a "
+        "tool in its chat template",
+        choices=("fence", "tool"),
+        when=PYTHON,
+    )
+    python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64, when=PYTHON)
+    python_allow_weaker: bool = flag(
+        False,
+        "Run code also where the machine offers only a weaker jail, without namespaces",
+        when=PYTHON,
+        resume=FREE,
+    )
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the tools are those of a chat template."""
+        return self.kind == "tools" or (self.kind == "python" and self.python_style == "tool")
+
+    @property
+    def needs_stop_strings(self) -> bool:
+        """Whether turns end with strings, which the engines must look for in the text."""
+        return self.kind == "python" and self.python_style == "fence"

@@ -1,0 +1,63 @@
+"""Rules about agents: what each kind needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite.config.agent_file import ENVIRONMENTS, TOOLS, Export, export_of
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.runs import PPORun
+from rlhf_suite.python_source import SourceError
+
+FILE = "train.agent_func_path"
+MCP = "mcp:"
+
+
+@rule
+def agent_has_its_file(run: PPORun) -> Iterator[Problem]:
+    file, kind = run.train.agent_func_path, run.agent.kind
+    if kind == "environment" and file is None:
+        yield Problem(FILE, "agent.kind=environment has no environment", f"add {FILE}=<file.py> (docs/agents.md)")
+    if kind == "tools" and file is None and not run.agent.tools:
+        what = "agent.kind=tools has no tools"
+        yield Problem(FILE, what, f"add {FILE}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
+    if kind not in ("environment", "tools") or file is None:
+        return
+    try:
+        export = export_of(file)
+    except SourceError as error:
+        yield Problem(FILE, error.what, error.fix)
+        return
+    yield from export_fits(run, export)
+
+
+def export_fits(run: PPORun, export: Export) -> Iterator[Problem]:
+    """Yield a problem if the file is for another kind of agent, or its form needs a chat template."""
+    what = (
+        f"{run.train.agent_func_path} has {export.name} ({export.form}), which is not for agent.kind={run.agent.kind}"
+    )
+    if run.agent.kind == "tools" and export.form != TOOLS:
+        yield Problem(FILE, what, "write agent.kind=environment, or define tools = [functions]")
+    if run.agent.kind == "environment" and export.form not in ENVIRONMENTS:
+        yield Problem(FILE, what, "write agent.kind=tools")
+    if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
+        what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
+        yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
+
+
+@rule
+def calls_have_a_template(run: PPORun) -> Iterator[Problem]:
+    if run.agent.calls_tools and not run.data.apply_chat_template:
+        what = "tools are called in the form of a chat template"
+        fix = "add data.apply_chat_template=true"
+        if run.agent.kind == "python":
+            fix += ", or write agent.python_style=fence"
+        yield Problem("data.apply_chat_template", what, fix)
+
+
+@rule
+def servers_of_tools_are_named(run: PPORun) -> Iterator[Problem]:
+    for name in run.agent.tools:
+        if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
+            what = f"{name!r} is not a server of tools"
+            yield Problem("agent.tools", what, "write mcp:<command>, or mcp:http://<host>:<port>/mcp")

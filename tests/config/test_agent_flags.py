@@ -1,0 +1,63 @@
+"""Flags of agents: what each kind needs, said before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+RUN = "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse algo.advantage.estimator=rloo"
+RUN += " rollout.n_samples_per_prompt=2 rollout.batch_size=4 train.batch_size=8 data.max_len=64"
+RULE, CHAT = "reward.rule=exact_match data.label_key=label", "data.apply_chat_template=true"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths by the names in command lines."""
+    texts = {"ENV": "class Environment: ...", "TOOLS": "tools = []", "NONE": "x = 1"}
+    texts["TRL"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ..."
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return {name: str(tmp_path / f"{name}.py") for name in texts}
+
+
+def problems(checked, files, line: str) -> list[tuple[str, str]]:
+    for name, path in files.items():
+        line = line.replace(f"={name}", f"={path}")
+    return [(problem.key, problem.what) for problem in checked(f"{RUN} {line}").problems]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "agent.kind=environment train.agent_func_path=ENV",
+        f"agent.kind=environment train.agent_func_path=ENV {RULE} agent.max_turns=3",
+        f"agent.kind=environment train.agent_func_path=TRL {CHAT}",
+        f"agent.kind=tools train.agent_func_path=TOOLS {CHAT} {RULE} agent.tool_parser=json",
+        f"agent.kind=tools 'agent.tools=[\"mcp:python server.py\"]' {CHAT} {RULE}",
+        f"agent.kind=python {RULE} agent.python_style=fence",
+    ],
+)
+def test_whole_agents_have_no_problem(checked, files, line):
+    assert problems(checked, files, line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "what"),
+    [
+        ("agent.kind=environment", "train.agent_func_path", "has no environment"),
+        (f"agent.kind=tools {RULE} {CHAT}", "train.agent_func_path", "has no tools"),
+        ("agent.kind=environment train.agent_func_path=gone.py", "train.agent_func_path", "not a Python file"),
+        ("agent.kind=environment train.agent_func_path=NONE", "train.agent_func_path", "nothing that an agent"),
+        ("agent.kind=environment train.agent_func_path=TOOLS", "train.agent_func_path", "is not for agent.kind"),
+        (f"agent.kind=tools train.agent_func_path=ENV {RULE} {CHAT}", "train.agent_func_path", "is not for agent.kind"),
+        ("agent.kind=environment train.agent_func_path=TRL", "data.apply_chat_template", "need a chat template"),
+        (f"agent.kind=tools train.agent_func_path=TOOLS {RULE}", "data.apply_chat_template", "form of a chat template"),
+        (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
+        (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
+        ("agent.kind=python", "reward", "nothing scores the samples"),
+        (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),
+        (f"{RULE} train.agent_func_path=ENV", "train.agent_func_path", "agent.kind"),
+    ],
+)
+def test_a_mistake_is_one_message(checked, files, line, key, what):
+    ((found, said),) = problems(checked, files, line)
+    assert found == key and what in said

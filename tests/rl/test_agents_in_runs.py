@@ -1,0 +1,105 @@
+"""Whole runs in one process with agents: what their environments say is not trained on, and their rewards are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from plain_run import run, small
+
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
+from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.tracking.metrics import read_rows
+
+CODE = """
+from rlhf_suite.agents.base import Start, Step
+
+class Environment:
+    async def reset(self, task):
+        self.turns, self.label = 0, task.label
+        return Start(text="again " + task.text)
+
+    async def step(self, turn):
+        self.turns += 1
+        if self.turns == 2:
+            return Step(reward=len(turn.ids) / 4, done=True, extra={"of_label": float(len(self.label))})
+        return Step(text=" no ", reward=0.5)
+
+    async def close(self): ...
+"""
+FLAGS = {
+    "agent__kind": "environment",
+    "agent__max_turns": 3,
+    "reward__rule": None,
+    "rollout__max_new_tokens": 24,
+    "rollout__stop": None,
+    "algo__kl__init_coef": 0.0,
+    "train__max_epochs": 2,
+}
+
+
+def settings(folder: Path, code: str):
+    """Return a run with this environment, of a model that ends its turns with any of 60 tokens."""
+    (folder / "environment.py").write_text(code)
+    create_tiny(folder / "start")
+    file = folder / "start" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [*range(20, 80)]}))
+    files = {"train__agent_func_path": str(folder / "environment.py"), "actor__model_name_or_path": f"{folder}/start"}
+    return small(**files, **FLAGS)
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, tmp_path_factory):
+    """The folder of a run whose environment asks once more."""
+    folder = tmp_path_factory.mktemp("agents")
+    ranks(1).call(run, folder, settings(folder, CODE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def samples(whole):
+    return [row for file in sorted((whole / "rollouts").glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+def test_rewards_are_those_of_the_environment_and_of_its_turns(samples):
+    seen = set()
+    for row in samples:
+        borders = np.flatnonzero(np.diff(np.concatenate([[0], np.array(row["owner"]) == MODEL, [0]])))
+        lengths = (borders[1::2] - borders[::2]).tolist()
+        seen.add(len(lengths))
+        assert row["reward"] == pytest.approx(0.5 + lengths[1] / 4 if len(lengths) == 2 else 0.5)
+        assert row["reward/of_label"] == (len(row["label"]) if len(lengths) == 2 else None)
+    assert 2 in seen
+
+
+def test_what_the_environment_says_has_no_log_prob_and_no_advantage(samples):
+    both = [row for row in samples if ENVIRONMENT in row["owner"]]
+    assert both, "or this test looks at nothing"
+    assert all(" no " in row["reward_query"] and " no " not in row["response"] for row in both)
+    for row in both:
+        others = np.array(row["owner"]) != MODEL
+        assert not np.array(row["engine_log_probs"])[others].any()
+        assert not np.array(row["advantages"])[others].any()
+
+
+def test_log_probs_of_engine_and_trainer_agree_over_all_turns(samples):
+    differences = [
+        abs(a - b)
+        for row in samples
+        for a, b, owner in zip(row["engine_log_probs"], row["old_log_probs"], row["owner"], strict=True)
+        if owner == MODEL
+    ]
+    assert len(differences) > 20 and np.mean(differences) < 1e-6
+
+
+def test_metrics_of_episodes_are_logged(whole):
+    rows = [row for row in read_rows(whole / "metrics.jsonl") if "train/reward" in row]
+    assert rows and all(1 <= row["agent/turns"] <= 2 and row["train/reward"] >= 0.5 for row in rows)
+
+
+def test_an_environment_without_a_reward_ends_the_run(ranks, tmp_path):
+    with pytest.raises(AssertionError, match=r"RunError: 4 of 4 .*no step of the environment had a reward"):
+        ranks(1).call(run, tmp_path, settings(tmp_path, CODE.replace("reward=", "score=")))
