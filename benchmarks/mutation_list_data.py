@@ -124,6 +124,20 @@ DATA = [
         ("tests/data/test_packed.py",),
     ),
     Mutation(
+        "the largest bins of two partitions meet",
+        "data/packing.py",
+        "reversed(other[-met:])",
+        "other[-met:]",
+        ("tests/data/test_packing.py",),
+    ),
+    Mutation(
+        "the largest bin of a partition takes the next sequence",
+        "data/packing.py",
+        "_joined(one.pop(), other[0])",
+        "_joined(one.pop(0), other[0])",
+        ("tests/data/test_packing.py",),
+    ),
+    Mutation(
         "a micro-batch has one token more than its budget",
         "data/packing.py",
         "for index in part) <= token_budget",

@@ -44,8 +44,8 @@ class Tensors(TorchDispatchMode):
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The peak of its tensors plus that of its NumPy arrays and Python objects, in bytes. It runs twice: the first time
-    it imports what it needs."""
+    """The peak of its tensors plus that of its arrays and Python objects, in bytes: an upper bound, since a tensor
+    that is a view of an array counts twice. It runs twice: the first time it imports what it needs."""
     with Tensors():
         function()
     tracemalloc.start()

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from memory import peak_bytes
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.errors import UserError
 
@@ -31,6 +32,36 @@ def test_balance_by_hand():
     """8-7=1; 6-5=1; 4, 1, 1 -> 4-1=3; 3-1=2: a difference of 2 on a total of 30 is 14 and 16."""
     lengths = [8, 7, 6, 5, 4]
     assert sorted(sums(lengths, balance(lengths, 2))) == [14, 16]
+
+
+def walked(lengths, parts):
+    """Largest differencing as it is written down: every partition has all its bins, and every merge sorts them."""
+    found = [
+        (length if parts > 1 else 0, -age, [(length, 1, [age]), *[(0, 0, [])] * (parts - 1)])
+        for age, length in enumerate(lengths)
+    ]
+    for age in range(len(lengths), 2 * len(lengths) - 1):
+        one, other = sorted(found, reverse=True)[:2]
+        found = [each for each in found if each is not one and each is not other]
+        bins = [tuple(x + y for x, y in zip(a, b, strict=True)) for a, b in zip(one[2], other[2][::-1], strict=True)]
+        bins.sort(key=lambda each: each[:2], reverse=True)
+        found.append((bins[0][0] - bins[-1][0], -age, bins))
+    return sorted((sorted(each[2]) for each in found[0][2]), key=lambda part: (not part, part[:1]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("parts", [1, 2, 3, 6, 13, 50])
+def test_balance_is_largest_differencing_step_by_step(seed, parts):
+    """Also with many equal lengths, where the order among equals decides."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(0, 5 if seed % 2 else 500) for _ in range(40)]
+    assert balance(lengths, parts) == walked(lengths, parts)
+
+
+def test_balance_holds_no_empty_bins():
+    """Empty bins of 1,000 partitions with 400 bins each would be 64 MB of tuples and lists."""
+    lengths = [random.Random(0).randint(20, 4000) for _ in range(1000)]
+    assert peak_bytes(lambda: balance(lengths, 400)) < 1000 * len(lengths)
 
 
 def test_balance_splits_equal_lengths_evenly():

@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
+from memory import peak_bytes
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.rl.sharding import (
     balanced_parts,
@@ -15,6 +16,7 @@ from rlhf_suite.rl.sharding import (
     reassemble,
     reassemble_rows,
     shards,
+    split,
 )
 
 
@@ -37,6 +39,19 @@ def test_an_empty_part_is_a_sequence_that_weighs_nothing(batch):
     assert float(full.mask.sum()) == 15
     assert (len(empty), float(empty.mask.sum())) == (1, 0)
     assert float(batch.mask.sum()) == 15, "the batch itself keeps its mask"
+
+
+def test_a_single_part_with_everything_is_the_batch_itself(batch):
+    """A run with one rank per model copies no rollout."""
+    assert shards(batch, balanced_parts(batch, 1))[0] is batch
+    assert shards(batch, [[1, 0, 2, 3, 4]])[0].lengths.tolist() == [1, 3, 4, 2, 5]
+
+
+def test_ranks_take_no_more_memory_than_their_tokens():
+    """A row far longer than the others, and 400 short ones, on 8 ranks."""
+    lengths = torch.tensor([200_000, *[5] * 400])
+    batch = TokenBatch(torch.arange(int(lengths.sum())), lengths, torch.ones(int(lengths.sum())))
+    assert peak_bytes(lambda: split([batch], 8)) < 2.5 * (batch.ids.nbytes + batch.mask.nbytes)
 
 
 def test_parts_are_balanced_by_tokens(batch):

@@ -169,17 +169,22 @@ def collate(examples: Sequence[Example], kind: type[B]) -> B:
 
 
 def token_places(lengths: Tensor, chosen: Tensor) -> Tensor:
-    """Return where the tokens of the sequences `chosen` [N] stand among those of all sequences, [T']."""
+    """Return where the tokens of the sequences `chosen` [N] stand among those of all sequences, [T'] int32, or int64 if
+    there are too many."""
     starts, taken = (lengths.cumsum(0) - lengths)[chosen], lengths[chosen]  # [N]
-    shift = torch.repeat_interleave(starts - (taken.cumsum(0) - taken), taken)  # [T']
-    return torch.arange(len(shift), device=shift.device) + shift
+    shift = starts - (taken.cumsum(0) - taken)
+    num_tokens = int(lengths.sum()) + int(taken.sum())
+    dtype = np.int32 if num_tokens < 2**31 else np.int64
+    places = np.repeat(shift.cpu().numpy().astype(dtype), taken.cpu().numpy())  # [T']
+    places += np.arange(len(places), dtype=dtype)
+    return torch.from_numpy(places).to(lengths.device)
 
 
 def take(batch: B, indices: Sequence[int] | Tensor) -> B:
     """Return the sequences `indices` [N], in that order; an index may come twice."""
     chosen = torch.as_tensor(indices, dtype=torch.int64, device=batch.lengths.device)  # [N]
     places = token_places(batch.lengths, chosen)  # [T']
-    return batch.mapped(lambda value: value[places], lambda value: value[chosen])
+    return batch.mapped(lambda value: value.index_select(0, places), lambda value: value[chosen])
 
 
 def weightless(batch: B) -> B:

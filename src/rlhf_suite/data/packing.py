@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,10 @@ from rlhf_suite.data.combine import Combined, LazySequence
 from rlhf_suite.data.store import Store
 from rlhf_suite.errors import UserError
 
-# Sum of lengths, number of sequences, their indices. The number breaks ties, so that a bin that holds only
-# sequences of length 0 does not count as empty.
-_Bin = tuple[int, int, list[int]]
+# Weight of a bin and the indices of its sequences. The weight orders bins by the sum of lengths, then by the number of
+# sequences: it is the sum of (length x (N + 1) + 1) over them.
+_Bin = tuple[int, list[int]]
+_Partition = list[_Bin]  # without its empty bins, the heaviest first
 
 
 def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -37,19 +39,40 @@ def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:
     assert parts >= 1, "at least one part"
     if not lengths:
         return [[] for _ in range(parts)]
-    heap: list[tuple[int, int, list[_Bin]]] = []  # (-spread, age, bins by descending sum)
+    unit = len(lengths) + 1
+    heap: list[tuple[int, int, _Partition]] = []  # (-spread, age, partition)
     for index, length in enumerate(lengths):
-        empty: list[_Bin] = [(0, 0, []) for _ in range(parts - 1)]
-        spread = int(length) if parts > 1 else 0
-        heap.append((-spread, index, [(int(length), 1, [index]), *empty]))
+        heap.append((-int(length) if parts > 1 else 0, index, [(int(length) * unit + 1, [index])]))
     heapq.heapify(heap)
     for age in range(len(lengths), 2 * len(lengths) - 1):
         _, _, one = heapq.heappop(heap)
         _, _, other = heapq.heappop(heap)
-        merged = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(one, reversed(other), strict=True)]
-        merged.sort(key=lambda part: part[:2], reverse=True)
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], age, merged))
-    return _in_order([part[2] for part in heap[0][2]])
+        merged = _merged(one, other, parts)
+        smallest = merged[-1][0] // unit if len(merged) == parts else 0
+        heapq.heappush(heap, (smallest - merged[0][0] // unit, age, merged))
+    bins = [members for _, members in heap[0][2]]
+    return _in_order(bins + [[] for _ in range(parts - len(bins))])
+
+
+def _merged(one: _Partition, other: _Partition, parts: int) -> _Partition:
+    """Return the partition whose bins are the largest of `one` with the smallest of `other`, and so on. Neither can be
+    used any more: a partition of one sequence is inserted in its place, without a copy of the others."""
+    if len(other) == 1:
+        bin_ = _joined(one.pop(), other[0]) if len(one) == parts else other[0]
+        insort(one, bin_, key=lambda each: -each[0])
+        return one
+    alone = parts - len(other)  # so many bins of `one` meet an empty one
+    met = len(one) - alone
+    both = [_joined(a, b) for a, b in zip(one[alone:], reversed(other[-met:]), strict=True)] if met > 0 else []
+    merged = one[:alone] + both + (other[-met - 1 :: -1] if met > 0 else other[::-1])
+    return sorted(merged, key=itemgetter(0), reverse=True)
+
+
+def _joined(a: _Bin, b: _Bin) -> _Bin:
+    """Return the bin with the sequences of both; the longer list takes up the shorter one."""
+    few, many = sorted((a[1], b[1]), key=len)
+    many.extend(few)
+    return a[0] + b[0], many
 
 
 def micro_batches(
@@ -89,13 +112,11 @@ def _first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]
     There are at most 11/9 of the fewest possible bins, plus one.
     """
     bins: list[list[int]] = []
-    space: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        place = next((place for place, left in enumerate(space) if left >= lengths[index]), None)
-        if place is None:
-            place = len(bins)
+    space = np.full(len(lengths), budget)  # of every bin; the first one behind `bins` is empty and has space
+    for index in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        place = int((space[: len(bins) + 1] >= lengths[index]).argmax())
+        if place == len(bins):
             bins.append([])
-            space.append(budget)
         bins[place].append(index)
         space[place] -= lengths[index]
     return _in_order(bins)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,14 +15,15 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
     """Write every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
-    offsets = pa.array([0, *experience.lengths.cumsum(0).tolist()], pa.int32())
-    columns = text_columns(scored)
-    columns["ids"] = pa.ListArray.from_arrays(offsets, pa.array(experience.ids.numpy()))
-    columns["owner"] = pa.array([t.owner for t in scored.trajectories])
-    columns["weight_version"] = pa.array([t.version for t in scored.trajectories])
-    for name, values in experience.columns("token").items():
-        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values.numpy()))
-    write_table(folder, step, columns)
+    offsets = pa.array(np.append(0, experience.lengths.cumsum(0).numpy()).astype(np.int32))
+    per_token = {
+        "ids": experience.ids.numpy(),
+        "owner": np.concatenate([t.owner for t in scored.trajectories]),
+        "weight_version": np.concatenate([t.version for t in scored.trajectories]),
+        **{name: values.numpy() for name, values in experience.columns("token").items()},
+    }
+    lists = {name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in per_token.items()}
+    write_table(folder, step, text_columns(scored) | lists)
 
 
 def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:

@@ -16,23 +16,30 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
     `train/<source>/` where there are several sources. `sources`: that of each prompt of the run; empty: one."""
     groups = np.array([t.group for t in scored.trajectories])
     versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
+    lengths = np.array([t.response_length for t in scored.trajectories])
     result = {
-        **means(scored, np.ones(len(groups), bool), "train"),
+        **means(scored, lengths, np.ones(len(groups), bool), "train"),
         "train/total_length": float(np.mean([len(t.ids) for t in scored.trajectories])),
         "rollout/reward_std": float(scored.rewards.std()),
         "rollout/num_samples": float(len(groups)),
         "rollout/weight_version": float(versions.mean()) if len(versions) else -1.0,
     }
-    spreads = [scored.rewards[groups == g].std(ddof=1) for g in np.unique(groups) if (groups == g).sum() > 1]
-    if spreads:
+    if spreads := [rewards.std(ddof=1) for rewards in by_group(scored.rewards, groups) if len(rewards) > 1]:
         result["train/group_reward_std"] = float(np.mean(spreads))
     for source, chosen in by_source(scored, sources).items():
-        result |= means(scored, chosen, f"train/{source}")
+        result |= means(scored, lengths, chosen, f"train/{source}")
     for name in sorted({name for extra in scored.extra for name in extra}):
         result[name if "/" in name else f"reward/{name}"] = float(
             np.mean([extra[name] for extra in scored.extra if name in extra])
         )
     return result
+
+
+def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
+    """Return the values [B] of each group, in the order of the groups' numbers and inside a group in their own."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.unique(groups[order], return_index=True)[1]
+    return np.split(values[order], starts[1:])
 
 
 def by_source(scored: ScoredTrajectories, sources: Sequence[str]) -> dict[str, np.ndarray]:
@@ -44,10 +51,9 @@ def by_source(scored: ScoredTrajectories, sources: Sequence[str]) -> dict[str, n
     return {name: np.array(names) == name for names in columns for name in sorted(set(names))}
 
 
-def means(scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
+def means(scored: ScoredTrajectories, lengths: np.ndarray, chosen: np.ndarray, prefix: str) -> dict[str, float]:
     """Return means over the chosen samples [B] bool: shaped reward, score, share that passes, length and share that was
     cut off."""
-    lengths = np.array([t.response_length for t in scored.trajectories])
     truncated = np.array([t.truncated for t in scored.trajectories])
     return {
         f"{prefix}/reward": float(scored.rewards[chosen].mean()),

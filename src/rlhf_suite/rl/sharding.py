@@ -13,7 +13,9 @@ from rlhf_suite.data.packing import balance, micro_batches
 
 def shards(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
     """Return one batch per part. A part without sequences, where ranks outnumber them, gets one that weighs nothing,
-    because its rank still has to take part in the collectives."""
+    because its rank still has to take part in the collectives. All sequences in their order are the batch itself."""
+    if len(parts) == 1 and list(parts[0]) == list(range(len(batch))):
+        return [batch]
     return [take(batch, part) if part else weightless(take(batch, [0])) for part in parts]
 
 
@@ -42,7 +44,7 @@ def reassemble(batch: TokenBatch, parts: Sequence[Sequence[int]], results: Seque
     """Return the per-token results [T_part] of each part as one [T] in the order of `batch`."""
     order = torch.tensor(list(chain.from_iterable(parts)))
     results = [result for part, result in zip(parts, results, strict=True) if part]
-    return torch.cat(results)[token_places(batch.lengths[order], torch.argsort(order))]
+    return torch.cat(results).index_select(0, token_places(batch.lengths[order], torch.argsort(order)))
 
 
 def reassemble_rows(parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
