@@ -21,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
-from rlhf_suite.cli.launchers import LAUNCHERS
+from rlhf_suite.cli.compose import LAUNCHERS, compose_blaming, hydra_ready, search_path
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check

@@ -80,13 +80,9 @@ def keys_set(group: str, name: str, own: Path | None = None) -> set[str]:
     values = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     bases = [each for each in values.pop("defaults", None) or () if isinstance(each, str) and each != "_self_"]
     keys = flat(values).keys()
-    own_keys = set(keys) if is_global(file) else {f"{prefix}{key}" for key in keys}
+    is_global = re.search(r"^#\s*@package\s+_global_", file.read_text(), re.MULTILINE)  # keys count from the root
+    own_keys = set(keys) if is_global else {f"{prefix}{key}" for key in keys}
     return own_keys.union(*(keys_set(group, base, own) for base in bases if base != name))
-
-
-def is_global(file: Path) -> bool:
-    """Return whether a preset's keys count from the root, not from the section of its group."""
-    return re.search(r"^#\s*@package\s+_global_", file.read_text(), re.MULTILINE) is not None
 
 
 def task_of(group: str, name: str, own: Path | None = None) -> str | None:

@@ -18,9 +18,7 @@ RENAMED = {
     "ref_pretrain": "ref.model_name_or_path",
     "remote_rm_url": "reward.remote_url",
     "normalize_reward": "reward.normalize_enable",
-    "reward_clip_range": "reward.clip_range",
     "colocate_all_models": "train.colocate_all",
-    "vllm_enable_sleep": "vllm.enable_sleep",
     "init_kl_coef": "algo.kl.init_coef",
     "kl_target": "algo.kl.target",
     "kl_horizon": "algo.kl.horizon",
@@ -34,7 +32,6 @@ RENAMED = {
     "generate_max_len": "rollout.max_new_tokens",
     "temperature": "rollout.temperature",
     "n_samples_per_prompt": "rollout.n_samples_per_prompt",
-    "rollout_batch_size": "rollout.batch_size",
     "micro_rollout_batch_size": "rollout.micro_batch_size",
     "actor_learning_rate": "actor.adam.lr",
     "critic_learning_rate": "critic.adam.lr",
@@ -46,12 +43,10 @@ RENAMED = {
     "entropy_loss_coef": "actor.entropy_coef",
     "pretrain_mode": "actor.pretrain_mode_enable",
     "save_path": "ckpt.output_dir",
-    "ckpt_path": "ckpt.path",
     "load_checkpoint": "ckpt.load_enable",
     "max_ckpt_num": "ckpt.max_num",
     "max_ckpt_mem": "ckpt.max_mem",
     "save_hf_ckpt": "ckpt.save_hf",
-    "train_batch_size": "train.batch_size",
     "micro_train_batch_size": "train.micro_batch_size",
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "full_determinism": "train.full_determinism_enable",
@@ -59,13 +54,7 @@ RENAMED = {
     "flash_attn": "ds.attn_implementation",
     "use_wandb": "logger.wandb.enable",
     "teacher_model": "teacher.model_name_or_path",
-    "kd_coef": "algo.kd_coef",
-    "beta": "algo.beta",
-    "placeholder_token": "algo.placeholder_token",
-    "reward_tokens": "algo.reward_tokens",
-    "label_smoothing": "algo.label_smoothing",
     "ipo": "algo.loss",
-    "nll_loss_coef": "algo.nll_loss_coef",
     "use_tensorboard": "logger.tensorboard_dir",
     "dataset": "data.dataset",
     "output_path": "generate.output_path",
@@ -106,12 +95,10 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     guess = did_you_mean(key, known)
     if owners:
         where = " or ".join(f"task={name}" for name in owners)
-        return Problem(key, f"task={task} has no such flag; it belongs to {where}", f"drop it{or_(guess)}")
+        return Problem(
+            key, f"task={task} has no such flag; it belongs to {where}", f"drop it, or {guess}" if guess else "drop it"
+        )
     if new := renamed(key, known):
         return Problem(key, f"renamed to {new}", f"write {new}=...")
     what = f"task={task} has no such flag" if task else "no task has such a flag"
     return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
-
-
-def or_(guess: str | None) -> str:
-    return f", or {guess}" if guess else ""

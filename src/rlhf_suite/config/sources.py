@@ -48,8 +48,10 @@ def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iter
         yield from glob_problems(key, name, columns)
     elif is_missing(name):
         yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
+    elif Path(name).is_file() and file_type(Path(name)) in SUFFIXES:
+        yield from column_problems(Path(name), columns)
     elif Path(name).is_file():
-        yield from file_problems(key, Path(name), columns)
+        yield Problem(key, f"{name} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
     elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
         yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
 
@@ -87,8 +89,8 @@ def glob_problems(key: str, pattern: str, columns: Mapping[str, str]) -> Iterato
             what = f"{pattern} also matches {file}, which is not a data file"
             yield Problem(key, what, f"write a pattern that ends in one of {', '.join(SUFFIXES)}")
             return
-    for file in files[:1]:
-        yield from column_problems(file, columns)
+    if files:
+        yield from column_problems(files[0], columns)
 
 
 def even(count: int) -> str:
@@ -101,14 +103,6 @@ def is_missing(name: str) -> bool:
         return False
     base = Path(name.partition("@")[0])
     return file_type(base) in SUFFIXES or (name.startswith(("/", ".", "~")) and not base.exists())
-
-
-def file_problems(key: str, path: Path, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what is wrong with a file of rows: its type, or its columns."""
-    if file_type(path) in SUFFIXES:
-        yield from column_problems(path, columns)
-    else:
-        yield Problem(key, f"{path} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
 
 
 def hub_names(sources: str | None) -> list[str]:

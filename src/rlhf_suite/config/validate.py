@@ -27,7 +27,7 @@ NULLS = ("none", "null", "nil", "")
 
 def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     """Put a value from the command line into the configuration, or say why it does not fit the flag's type."""
-    if loses_its_spelling(value, info) or is_odd_bool(value, info):
+    if arrives_changed(value, info):
         return wrong_type(info, value)
     try:
         OmegaConf.update(config, info.key, value, force_add=info.type.base is dict)  # its entries are new keys
@@ -38,18 +38,17 @@ def assign(config: DictConfig, info: FlagInfo, value: Any) -> Problem | None:
     return None
 
 
-def loses_its_spelling(value: Any, info: FlagInfo) -> bool:
-    """Return whether a text would arrive changed: 1e-6 as `1e-06`, or true as `True`."""
-    return info.type.base is str and info.meta.choices is None and isinstance(value, bool | float)
-
-
-def is_odd_bool(value: Any, info: FlagInfo) -> bool:
-    """Return whether a number other than 0 and 1 is given for a bool: OmegaConf would take it as true."""
+def arrives_changed(value: Any, info: FlagInfo) -> bool:
+    """Return whether OmegaConf would make another value of this one without an error: the text 1e-6 would become 1e-06,
+    the text true True, and for a bool the number 2 would become true."""
+    if info.type.base is str:
+        return info.meta.choices is None and isinstance(value, bool | float)
     return info.type.base is bool and isinstance(value, int | float) and value not in (0, 1)
 
 
 def wrong_type(info: FlagInfo, value: Any) -> Problem:
-    return Problem(info.key, f"{shown(value)} is not {article(info.type.name)}", suggestion(info, value))
+    article = "an" if info.type.name[0] in "aeiou" else "a"
+    return Problem(info.key, f"{shown(value)} is not {article} {info.type.name}", suggestion(info, value))
 
 
 def suggestion(info: FlagInfo, value: Any) -> str:
@@ -76,10 +75,6 @@ def example(info: FlagInfo) -> str:
     if info.meta.choices:
         return str(info.meta.choices[0])
     return {bool: "true", int: "1", float: "0.5", str: "text", list: "[0.5]", dict: "{}"}[info.type.base]
-
-
-def article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:

@@ -26,7 +26,8 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
         return
     yield from network()
     if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
-        yield from temporary_folder()
+        if (what := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
+            yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run.launch.object_store_mb)
 
 
@@ -47,12 +48,6 @@ def network() -> Iterator[Problem]:
                 what = f"only {opened} TCP ports are free for listeners on {LOOPBACK}, {PORTS} are needed"
                 fix = "widen the range as root: sysctl -w net.ipv4.ip_local_port_range='32768 60999'; or see ss -s"
                 yield Problem("TCP ports", what, fix)
-
-
-def temporary_folder() -> Iterator[Problem]:
-    """Check the folder for temporary files, which holds the sockets of Ray."""
-    if (what := root_problem()) is not None:
-        yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
 
 
 def shared_memory(needed_mb: int) -> Iterator[Problem]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
+from typing import Any
 
-from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, PromptTextConfig, RewardTextConfig, says_reward
+from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, RewardTextConfig, says_reward
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.models import SFTActorConfig
 from rlhf_suite.config.problems import Problem, rule
@@ -43,25 +44,23 @@ def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Itera
         yield from source_problems("eval.dataset", source, others | named)
 
 
-OF_SINGLE_ANSWERS = ("data.input_key", "data.output_key", "data.label_key")  # flags of task=kto without pairs
-
-
-def columns(run: SupervisedRun) -> dict[str, str]:
-    """Return the flags that name columns of this run's data, and those names."""
-    if run.data.row_format is not None:
-        return {}  # of rows as they become
-    names = [field.name for field in fields(run.data) if field.name.endswith("_key")]
-    keys = {f"data.{name}": getattr(run.data, name) for name in names}
-    if isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None:
-        keys = {flag: column for flag, column in keys.items() if flag not in OF_SINGLE_ANSWERS}
-    if isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable:
-        keys = {"data.input_key": keys["data.input_key"]}
+def columns(data: Any, unread: Collection[str] = ()) -> dict[str, str]:
+    """Return the flags of the section `data` that name columns of its rows, and those names. Rows may be without those
+    of `unread`."""
+    if getattr(data, "row_format", None) is not None:
+        return {}  # the flags name columns of rows as the function returns them
+    names = [field.name for field in fields(data) if field.name.endswith("_key") and field.name not in unread]
+    keys = {f"data.{name}": getattr(data, name) for name in names}
+    keys["data.reward_columns"] = ",".join(getattr(data, "reward_columns", ())) or None
     return {flag: column for flag, column in keys.items() if column is not None}
 
 
 @rule
 def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
-    data, names = run.data, columns(run)
+    data, is_paired = run.data, isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None
+    names = columns(data, unread=("input_key", "output_key", "label_key") if is_paired else ())
+    if isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable:
+        names = {flag: column for flag, column in names.items() if flag == "data.input_key"}
     yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
     yield from evaluation_problems(run.eval, names)
 
@@ -88,37 +87,26 @@ def full_rows_are_not_padded(run: SFTRun | DistillRun) -> Iterator[Problem]:
         yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
 
 
-def prompt_columns(data: PromptTextConfig) -> dict[str, str]:
-    """Return the flags that name columns of prompts, and the columns."""
-    named = {"data.input_key": data.input_key, "data.label_key": data.label_key, "data.tools_key": data.tools_key}
-    named["data.reward_columns"] = ",".join(data.reward_columns) or None
-    return {flag: column for flag, column in named.items() if column is not None}
-
-
 @rule
 def has_prompts(run: PPORun) -> Iterator[Problem]:
-    data = run.data
-    columns = prompt_columns(data) if data.row_format is None else {}
+    data, names = run.data, columns(run.data)
     yield from source_problems(
-        "data.prompt_dataset", data.prompt_dataset, columns, "data.prompt_probs", data.prompt_probs
+        "data.prompt_dataset", data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs
     )
-    yield from evaluation_problems(run.eval, columns)
+    yield from evaluation_problems(run.eval, names)
     if run.eval.dataset is not None and run.eval.steps == -1:
         yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
 
 
 @rule
 def has_prompts_to_answer(run: GenerateRun) -> Iterator[Problem]:
-    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, prompt_columns(run.data))
+    yield from source_problems("data.prompt_dataset", run.data.prompt_dataset, columns(run.data))
 
 
 @rule
 def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
-    data = run.data
-    given = {"data.input_key": data.input_key, "data.output_key": data.output_key, "data.label_key": data.label_key}
-    given["data.reward_columns"] = ",".join(data.reward_columns) or None
-    keys = {flag: column for flag, column in given.items() if column is not None}
-    yield from source_problems("data.dataset", run.data.dataset, keys)
+    names = columns(run.data, unread=("query_key", "finish_key", "tools_key"))
+    yield from source_problems("data.dataset", run.data.dataset, names)
 
 
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
@@ -130,16 +118,6 @@ FLAG = "data.chat_template_kwargs"
 
 # What apply_chat_template gives a template itself.
 TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template")
-
-
-def variable_problems(settings: Sequence[str]) -> Iterator[Problem]:
-    """Yield the settings that are not `name:value`, or whose name is reserved."""
-    for setting in settings:
-        name, colon, _ = setting.partition(":")
-        if not colon or not name.isidentifier():
-            yield Problem(FLAG, f"{setting!r} is not name:value", f"write '{FLAG}=[enable_thinking:false]'")
-        elif name in TAKEN:
-            yield Problem(FLAG, f"{name} is given to the template by the suite", "remove it")
 
 
 @rule
@@ -161,7 +139,12 @@ def template_has_one_place(run: TextRun) -> Iterator[Problem]:
 
 @rule
 def variables_are_named(run: TextRun) -> Iterator[Problem]:
-    yield from variable_problems(run.data.chat_template_kwargs)
+    for setting in run.data.chat_template_kwargs:
+        name, colon, _ = setting.partition(":")
+        if not colon or not name.isidentifier():
+            yield Problem(FLAG, f"{setting!r} is not name:value", f"write '{FLAG}=[enable_thinking:false]'")
+        elif name in TAKEN:
+            yield Problem(FLAG, f"{name} is given to the template by the suite", "remove it")
 
 
 @rule

@@ -102,21 +102,21 @@ def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Pr
 
 @rule
 def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
-    for key, source in named(run).items():
-        yield from url_problems(f"{key}.remote_url", source.remote_url)
-
-
-def url_problems(key: str, remote_url: str | None) -> Iterator[Problem]:
-    """Yield what is wrong with a file or a list of servers."""
-    if remote_url is None:
-        return
-    if not is_http(remote_url):
-        if not (remote_url.endswith(".py") and Path(remote_url).is_file()):
-            what = f"{remote_url} is not a Python file (seen from {Path.cwd()})"
+    for name, source in named(run).items():
+        key = f"{name}.remote_url"
+        if is_http(source.remote_url):
+            yield from url_problems(key, urls(source.remote_url))
+        elif source.remote_url is not None and not (
+            source.remote_url.endswith(".py") and Path(source.remote_url).is_file()
+        ):
+            what = f"{source.remote_url} is not a Python file (seen from {Path.cwd()})"
             fix = "give a .py file with reward_func(queries, prompts, labels), or http://<host>:<port>/<path>"
             yield Problem(key, what, fix)
-        return
-    for url in urls(remote_url):
+
+
+def url_problems(key: str, servers: list[str]) -> Iterator[Problem]:
+    """Yield what is wrong with a list of servers."""
+    for url in servers:
         wrong = what_is_wrong(url)
         if wrong is not None:
             fix = f"write '{key}=\"http://<host>:<port>/<path>,http://...\"'"
@@ -143,16 +143,11 @@ def what_is_wrong(url: str) -> str | None:
 
 
 @rule
-def rule_has_labels(run: ScoredTextRun) -> Iterator[Problem]:
+def rule_has_what_it_needs(run: ScoredTextRun) -> Iterator[Problem]:
     for key, source in named(run).items():
         if source.rule and reward_rule.needs(source.rule, "label") and run.data.label_key is None:
             what = f"{key}.rule={source.rule} compares with a label"
             yield Problem("data.label_key", what, "add data.label_key=<column of the right answer>")
-
-
-@rule
-def rule_is_installed(run: ScoredTextRun) -> Iterator[Problem]:
-    for key, source in named(run).items():
         if source.rule == GYM_PACKAGE:
             yield from gym_problems(f"{key}.rule")
 

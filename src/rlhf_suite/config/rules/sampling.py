@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.config.generate import OUTPUT_SUFFIXES, OutputConfig, output_file, shard_of
+from rlhf_suite.config.generate import OUTPUT_SUFFIXES, output_file, shard_of
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import (
@@ -77,17 +77,8 @@ def samples_differ(run: GenerateRun) -> Iterator[Problem]:
 
 
 @rule
-def output_is_writable(run: GenerateRun) -> Iterator[Problem]:
-    yield from output_problems("generate", run.generate, run.ckpt.load_enable)
-
-
-@rule
-def scores_are_writable(run: ScoreRun) -> Iterator[Problem]:
-    yield from output_problems("score", run.score, run.ckpt.load_enable)
-
-
-def output_problems(section: str, output: OutputConfig, resumes: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the flags of an output."""
+def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
+    section, output = run.task, run.generate if isinstance(run, GenerateRun) else run.score
     key = f"{section}.output_path"
     if shard_of(output.shard) is None:
         fix = f"write {section}.shard=0/4 for the first of four parts, or remove it"
@@ -99,7 +90,7 @@ def output_problems(section: str, output: OutputConfig, resumes: bool) -> Iterat
         elif path.suffix not in OUTPUT_SUFFIXES:
             fix = f"write {key}={path.with_suffix('.jsonl')} (or .parquet)"
             yield Problem(key, f"{output.output_path} is neither a .jsonl nor a .parquet file", fix)
-        elif path.exists() and not resumes:
+        elif path.exists() and not run.ckpt.load_enable:
             yield Problem(key, f"{path} exists already", "choose another file, or remove that one")
 
 

@@ -207,23 +207,15 @@ def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def actor_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
-    yield from training_problems("actor", run.actor, run.ds)
-
-
-@rule
-def critic_can_be_trained(run: PPORun) -> Iterator[Problem]:
-    yield from training_problems("critic", run.critic, run.ds)
-
-
-def training_problems(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the flags of one trained model."""
-    if len(section.adam.betas) != 2:
-        what = f"needs 2 values, not {len(section.adam.betas)}"
-        yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
-    yield from muon_fits(name, section, ds)
-    yield from experts_keep_their_gradient(name, section)
-    yield from frozen_names_fit(name, section, ds)
+def models_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
+    sections = {"actor": run.actor} | ({"critic": run.critic} if isinstance(run, PPORun) else {})
+    for name, section in sections.items():
+        if len(section.adam.betas) != 2:
+            what = f"needs 2 values, not {len(section.adam.betas)}"
+            yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
+        yield from muon_fits(name, section, run.ds)
+        yield from experts_keep_their_gradient(name, section)
+        yield from frozen_names_fit(name, section, run.ds)
 
 
 def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
