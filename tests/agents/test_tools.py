@@ -12,9 +12,13 @@ from mcp_server import server
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.base import ToolCall
+from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.tools import FunctionTools, McpTools, ToolEnvironment, ToolError, schema_of
+from rlhf_suite.config.agent_file import export_of
+from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.builtin import byte_tokenizer
 
 CALLED = []
 
@@ -137,3 +141,16 @@ def check_mcp(schemas, answers):
 def test_a_server_that_does_not_start_is_a_tool_that_fails():
     with pytest.raises(ToolError, match="the server /nonexistent does not answer"):
         run(McpTools("/nonexistent").schemas)
+
+
+def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
+    folder = Path(__file__).parents[2] / "experiments" / "agents"
+    assert export_of(str(folder / "calculator.py")).form == "tools"
+    run_flags = PPORun()
+    run_flags.agent.kind, run_flags.train.agent_func_path = "tools", str(folder / "calculator.py")
+    run_flags.data.apply_chat_template, run_flags.reward.rule = True, "exact_match"
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (folder / "tools.jinja").read_text()
+    episodes = make_episodes(run_flags, None, tokenizer, [tokenizer.eos_token_id])
+    (tools,) = episodes.agent.make().tools
+    assert tools.known[0]["function"]["name"] == "add"

@@ -14,7 +14,7 @@ from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.rules.rewards import named
-from rlhf_suite.config.runs import LoopRun, Run, ScoredTextRun, ServeRMRun
+from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
 from rlhf_suite.registry import reward_rule
@@ -101,15 +101,24 @@ def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
     if folder is None or not isinstance(run, ScoredTextRun | LoopRun):
         return
     using = [key for key, source in named(run).items() if source.rule and reward_rule.needs(source.rule, "tests")]
-    if not using or (offer().options is not None and (run.reward.rules.code_allow_weaker or not offer().is_weaker)):
+    if using:
+        weaker = "reward.rules.code_allow_weaker", run.reward.rules.code_allow_weaker
+        yield from jail_problems(f"{using[0]}.rule", *weaker, "use another rule")
+    if isinstance(run, PPORun) and run.agent.kind == "python":
+        weaker = "agent.python_allow_weaker", run.agent.python_allow_weaker
+        yield from jail_problems("agent.kind", *weaker, "use another agent")
+
+
+def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) -> Iterator[Problem]:
+    """Yield a problem unless this machine offers a jail that is allowed. `key` is the flag that makes programs run, and
+    `weaker` the one that allows a weaker jail."""
+    if offer().options is not None and (allows_weaker or not offer().is_weaker):
         return
     lacks = "; ".join(offer().missing)
     if offer().is_weaker:
         what = f"programs of the model would run in a weaker jail than they should: {lacks}"
-        fix = "write reward.rules.code_allow_weaker=true to accept that, or run where namespaces are allowed"
-        yield Problem("reward.rules.code_allow_weaker", what, f"{fix} (docs/rewards.md)")
+        fix = f"write {weaker}=true to accept that, or run where namespaces are allowed (docs/rewards.md)"
+        yield Problem(weaker, what, fix)
     else:
         what = f"this machine offers no jail for programs of the model: {lacks}"
-        yield Problem(
-            f"{using[0]}.rule", what, "run on a machine that offers one (docs/rewards.md), or use another rule"
-        )
+        yield Problem(key, what, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
