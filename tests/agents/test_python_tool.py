@@ -65,6 +65,11 @@ def test_after_the_last_call_a_fence_does_not_end_the_turn(tokenizer, sessions):
     assert tokenizer.decode(episode.ledgers[0].ids).endswith("```python\n2\n``` so it is<|im_end|>")
 
 
+def test_an_episode_without_code_counts_no_calls(tokenizer, sessions):
+    episode, _ = fenced(tokenizer, ["It is 42."], sessions)
+    assert episode.extra["agent/python_calls"] == 0.0 and episode.status == "done"
+
+
 def test_a_block_that_is_not_closed_does_not_run(tokenizer, sessions):
     for reply, status in ((("```python\nprint(1)", "length"), "truncated"), ("```python\nprint(1)", "done")):
         text, finish = reply if isinstance(reply, tuple) else (reply, "stop")

@@ -120,6 +120,7 @@ class FenceAgent(EnvironmentAgent):
             return "truncated", 0.0
         assert isinstance(environment, PythonEnvironment)
         python = environment.python
+        progress.extra |= python.metrics()  # also of an episode without code
         others = session.sampling.stop
         while True:
             may_call = python.calls < self.max_turns - 1
