@@ -166,7 +166,7 @@ def models(config: PPORun, steps: int) -> dict[str, ModelGroup]:
     of_policy = (config.actor, config.algo.kl, plan.policy_steps(steps))
     found: dict[str, ModelGroup] = {"policy": PolicyGroup(group(PolicyRole, ACTOR, *of_policy))}
     if REFERENCE in plan.models:
-        found["reference"] = ReferenceGroup(group(ReferenceRole, REFERENCE))
+        found[REFERENCE] = ReferenceGroup(group(ReferenceRole, REFERENCE))
     if CRITIC in plan.models:
         found["critic"] = CriticGroup(group(CriticRole, CRITIC, config.critic, plan.critic_steps(steps)))
     return found
@@ -185,7 +185,9 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     groups: dict[str, Any] = models(config, total_steps(order, config.train))
     actors = Actors(
         engines,
-        **{name: groups.get(name) for name in ("policy", "critic", "reference", "teacher")},
+        groups["policy"],
+        critic=groups.get("critic"),
+        frozen={name: groups[name] for name in (REFERENCE,) if name in groups},
         reward=None,
         process=None,
     )

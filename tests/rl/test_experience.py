@@ -9,7 +9,7 @@ import pytest
 import torch
 from plain_run import small
 
-from rlhf_suite.config.plan import Machine, resolve
+from rlhf_suite.config.plan import REFERENCE, Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.experience import ExperienceMaker
@@ -24,8 +24,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         config.algo,
         config.rollout.temperature,
         policy,
-        reference,
-        None,
+        {} if reference is None else {REFERENCE: reference},
         None,
         steps_per_rollout=plan.optimizer_steps_per_rollout,
         critic_warm_up=plan.critic_warm_up,

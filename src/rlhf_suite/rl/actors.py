@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, REFERENCE, REWARD, TEACHER, Plan
+from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, REWARD, Plan
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
@@ -28,14 +28,13 @@ class Actors:
     engines: EnginePool
     policy: PolicyGroup
     critic: CriticGroup | None
-    reference: ReferenceGroup | None
-    teacher: ReferenceGroup | None
+    frozen: Mapping[str, ReferenceGroup]  # language models whose log-probs the run needs, by their names in the plan
     reward: RewardGroup | None
     process: ProcessRewardGroup | None
 
     def ready(self) -> None:
         """Wait until all actors are up."""
-        for group in (self.policy, self.critic, self.reference, self.teacher, self.reward, self.process):
+        for group in (self.policy, self.critic, *self.frozen.values(), self.reward, self.process):
             if group is not None:
                 group.ready()
         self.engines.ready()
@@ -47,23 +46,22 @@ def start_actors(run: PPORun, plan: Plan, slots: Mapping[str, list[Slot]], log_d
     options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device))
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
-    def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
-        if name not in plan.models:
-            return None
+    def start(handle: type[G], cls: type[Role], name: str, *more: object) -> G:
         return handle(WorkerGroup(cls, name, slots[name], options, (plan.models[name], settings, *more)))
+
+    def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
+        return start(handle, cls, name, *more) if name in plan.models else None
 
     engines = start_engines(run, plan, slots[ENGINE], log_dir)
     if plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
-    policy = group(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts))
-    assert policy is not None
+    others = (ACTOR, CRITIC, REWARD, PROCESS)
     return Actors(
         engines,
-        policy,
+        start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts)),
         critic=group(CriticGroup, CriticRole, CRITIC, run.critic, plan.critic_steps(rollouts)),
-        reference=group(ReferenceGroup, ReferenceRole, REFERENCE),
-        teacher=group(ReferenceGroup, ReferenceRole, TEACHER),
+        frozen={name: start(ReferenceGroup, ReferenceRole, name) for name in plan.models if name not in others},
         reward=group(RewardGroup, RewardRole, REWARD),
         process=group(ProcessRewardGroup, ProcessRole, PROCESS),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -25,8 +26,7 @@ class ExperienceMaker:
         algo: AlgoConfig,
         temperature: float,
         policy: PolicyGroup,
-        reference: ReferenceGroup | None,
-        teacher: ReferenceGroup | None,
+        frozen: Mapping[str, ReferenceGroup],
         critic: CriticGroup | None,
         *,
         steps_per_rollout: int,
@@ -35,10 +35,10 @@ class ExperienceMaker:
     ) -> None:
         self.algo, self.temperature, self.mismatch_limit = algo, temperature, mismatch_limit
         self.policy, self.critic = policy, critic
-        self.frozen = {"ref_log_probs": reference, "teacher_log_probs": teacher}
+        self.frozen = {f"{name}_log_probs": group for name, group in frozen.items()}  # by the column of Experience
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
         self.needs_old_log_probs = (
-            any((reference, teacher))
+            bool(frozen)
             or steps_per_rollout > 1
             or algo.advantage.is_correction_level != "off"
             or algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
@@ -57,8 +57,7 @@ class ExperienceMaker:
         if self.needs_old_log_probs:
             pending["old_log_probs"] = self.policy.log_probs(batch, self.temperature)
         for name, group in self.frozen.items():
-            if group is not None:
-                pending[name] = group.log_probs(batch, self.temperature)
+            pending[name] = group.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
         batch = replace(batch, **{name: answer.result() for name, answer in pending.items()})
