@@ -142,14 +142,14 @@ RL = [
     Mutation(
         "estimators see what an environment wrote",
         "rl/credit.py",
-        "mask, own = batch.mask, batch.mask.bool().numpy()",
-        "mask, own = torch.ones_like(batch.mask), np.ones(batch.num_tokens, bool)",
+        "        mask = batch.mask\n",
+        "        mask = torch.ones_like(batch.mask)\n",
         ("tests/rl/test_credit.py",),
     ),
     Mutation(
         "advantages come back in front of their tokens",
         "rl/credit.py",
-        "    result[own] = values.numpy()",
+        "    result[mask.bool().numpy()] = values.numpy()",
         "    result[: len(values)] = values.numpy()",
         ("tests/rl/test_credit.py",),
     ),

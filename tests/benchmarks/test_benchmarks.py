@@ -61,6 +61,13 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
         worst("oracles", "nothing like this")
 
 
+def test_driver_prints_what_each_part_of_a_step_took():
+    found = line("driver.py", "--responses", "64", "--longest", "200", "--median", "30", "--estimators", "gae", "opo")
+    assert {"batch", "mismatch", "credit gae", "credit opo", "split", "rollout_file"} <= found["parts"].keys()
+    assert all(row.keys() == {"s", "cpu_s", "peak_mb"} for row in found["parts"].values())
+    assert found["us_per_token"] > 0 and 64 * 8 < found["tokens"] < 64 * 400
+
+
 @pytest.mark.proof
 def test_ppo_prints_the_phases_of_a_step_and_who_used_the_cpu():
     found = line("ppo.py", "--model", "builtin:tiny", "--steps", "6", "--warmup", "1", "--new-tokens", "16")

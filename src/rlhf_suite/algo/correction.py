@@ -48,11 +48,16 @@ class Mismatch:
 
 def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) -> Mismatch:
     """Over masked tokens, with d = engine - trainer: mean |d|, max |d| and mean(exp(-d) - 1 + d). All any one shape."""
-    difference = (engine_log_probs.double() - trainer_log_probs.double())[mask.bool()]  # [number of masked tokens]
+    difference = masked(engine_log_probs, mask).double() - masked(trainer_log_probs, mask).double()  # [N]
     if difference.numel() == 0:
         return Mismatch(0.0, 0.0, 0.0)
     kl = (-difference).expm1() + difference  # expm1: near zero the estimate is d^2 / 2, far below the rounding of exp
     return Mismatch(float(difference.abs().mean()), float(difference.abs().max()), float(kl.mean()))
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the values of the N masked tokens, [N], all on the CPU: NumPy selects them much faster than torch."""
+    return torch.from_numpy(values.numpy()[mask.bool().numpy()])
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tens
     """What each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask."""
     assert config.is_correction_level != "off"
     log_weights = token_log_weights(inputs)
-    mean_log = sequence_mean(log_weights, inputs)[inputs.segments]
-    weights = (mean_log if config.is_correction_level == "geo" else log_weights).exp()
+    if config.is_correction_level == "geo":
+        log_weights = sequence_mean(log_weights, inputs)[inputs.segments]
+    weights = log_weights.exp()
     low, high = band(config)
     if config.is_correction_mode == "clip":
         weights = weights.clamp(low, high)
@@ -133,10 +139,10 @@ def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
 def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, float]:
     """Over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
     its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
-    chosen = inputs.mask.bool()
-    if not bool(chosen.any()):
+    if not bool(inputs.mask.any()):
         return {}
-    ratio, used = token_log_weights(inputs)[chosen].double().exp(), weights[chosen].double()
+    ratio = masked(token_log_weights(inputs), inputs.mask).double().exp()
+    used = masked(weights, inputs.mask).double()
     squares = float(used.square().mean())
     return {
         "correction/masked": float((used == 0).double().mean()),

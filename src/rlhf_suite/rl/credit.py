@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.correction import masked
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.data.batch import TokenBatch, needed
@@ -39,7 +40,7 @@ class CreditAssigner:
         token shares (discount 0): in the mean over samples the policy falls along its reverse KL to the teacher
         (Lu et al., "On-Policy Distillation", 2025).
         """
-        mask, own = batch.mask, batch.mask.bool().numpy()
+        mask = batch.mask
         kl = torch.zeros_like(mask)
         metrics: dict[str, float] = {"train/kl_coef": self.kl_coef}
         if batch.ref_log_probs is not None:
@@ -51,15 +52,15 @@ class CreditAssigner:
         credit = assign_credit(
             CreditInput(
                 rewards=rewards,
-                kl_penalty=chosen(penalty, own),
+                kl_penalty=masked(penalty, mask),
                 lengths=sum_per_row(mask, batch).long(),
                 groups=needed(batch.group, "group"),
-                values=None if values is None else chosen(values, own),
+                values=None if values is None else masked(values, mask),
                 greedy=batch.greedy,
             ),
             self.config.advantage,
         )
-        advantages = put_back(credit.advantages, own)
+        advantages = put_back(credit.advantages, mask)
         if batch.teacher_log_probs is not None:
             old = needed(batch.old_log_probs, "old_log_probs")
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
@@ -67,7 +68,7 @@ class CreditAssigner:
             metrics["train/teacher_kl"] = mean(gap, mask)
         returns = None
         if values is not None:
-            returns = put_back(credit.returns, own)
+            returns = put_back(credit.returns, mask)
             metrics["train/values"] = mean(values, mask)
         metrics["train/return"] = float((rewards - sum_per_row(penalty * mask, batch)).mean())
         return replace(batch, advantages=advantages, returns=returns), metrics
@@ -83,13 +84,8 @@ def sum_per_row(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     return torch.segment_reduce(values, "sum", lengths=batch.lengths)
 
 
-def chosen(values: torch.Tensor, own: np.ndarray) -> torch.Tensor:
-    """Return the values [T] of the model's own tokens alone, in their order."""
-    return torch.from_numpy(values.numpy()[own])
-
-
-def put_back(values: torch.Tensor, own: np.ndarray) -> torch.Tensor:
-    """Return the values of the model's own tokens at their places among all tokens, [T]; 0 elsewhere."""
-    result = np.zeros(len(own), values.numpy().dtype)
-    result[own] = values.numpy()
+def put_back(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the values of the masked tokens at their places among all tokens, [T]; 0 elsewhere."""
+    result = np.zeros(len(mask), values.numpy().dtype)
+    result[mask.bool().numpy()] = values.numpy()
     return torch.from_numpy(result)
