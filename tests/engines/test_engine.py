@@ -287,6 +287,16 @@ def test_a_sync_clears_cached_prefixes(tied):
     assert gap(make_model("tied", 5), group, tied.generate_all(group)) < 1e-6
 
 
+def test_a_request_that_nobody_waits_for_any_more_disturbs_no_other(tied):
+    async def impatient():
+        waiting = [asyncio.ensure_future(tied.generate(request)) for request in requests(4, tokens=60)]
+        await asyncio.sleep(0)  # all four are sent
+        waiting[0].cancel()
+        return await asyncio.gather(*waiting[1:])
+
+    assert all(len(answer.ids) for answer in tied.start(impatient()).result())
+
+
 def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
     asked = [*requests(1, tokens=2), *requests(64, tokens=80)]
     before, after = make_model("tied", 1), make_model("tied", 5)

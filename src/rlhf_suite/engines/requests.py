@@ -97,7 +97,8 @@ class Link:
                 done = await self.call(self.handle.finished.remote(self.name), what)
                 self.accepted -= len(done)
                 for number, generation in done:
-                    self.pending.pop(number).set_result(generation)
+                    if not (waiter := self.pending.pop(number)).cancelled():
+                        waiter.set_result(generation)
         except Exception as error:
             self.accepted = 0
             self.fail([*self.pending], error)
@@ -108,8 +109,9 @@ class Link:
     def fail(self, numbers: Sequence[int], error: Exception) -> None:
         """Raise `error` in everyone who waits for one of these requests."""
         for number in numbers:
-            if number in self.pending:
-                self.pending.pop(number).set_exception(error)
+            waiter = self.pending.pop(number, None)
+            if waiter is not None and not waiter.cancelled():
+                waiter.set_exception(error)
 
 
 class LoopThread:
