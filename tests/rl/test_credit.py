@@ -207,3 +207,17 @@ def test_a_rollout_without_model_tokens_is_no_nan(batch):
     result, metrics = assigner().assign(batch)
     assert result.advantages.tolist() == [0] * 7
     assert all(map(math.isfinite, metrics.values())), metrics
+
+
+def test_a_turn_is_rewarded_where_it_ends_and_a_baseline_takes_the_whole_reward():
+    """gamma 0.5: the first turn has 3 for itself and 0.5 x 0.5 of the outcome's 1, which stands at the last token of
+    the second turn; less their mean. RLOO compares 4 with 2."""
+    first, second = ledger(0, 2), ledger(0, 2)
+    first.reward_turn(3.0)
+    first.append_environment([4])
+    first.append_model(np.full(1, 3), np.zeros(1, np.float32), 0)
+    discounted = turns_credit([first, second], [4.0, 2.0], estimator="reinforce", gamma=0.5)
+    own = [1.5 + 0.25, 3 + 0.5, 1, 1, 2]
+    assert discounted.advantages[discounted.mask.bool()].tolist() == pytest.approx([r - sum(own) / 5 for r in own])
+    compared = turns_credit([first, second], [4.0, 2.0], estimator="rloo")
+    assert compared.advantages.tolist() == [0, 0, 2, 2, 0, 2, 0, 0, -2, -2]

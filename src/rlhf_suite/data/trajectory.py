@@ -37,9 +37,8 @@ class Trajectory:
     turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
     finish_reason: str = ""
     fork: int = 0  # which of the episode's ledgers it is
-    reward: float | None = (
-        None  # of the whole episode, by its environment; None: the reward sources of the run score it
-    )
+    # Of the whole episode besides its turns, by its environment; None: the reward sources of the run score it.
+    reward: float | None = None
     score: float | None = None  # 0 to 1, beside `reward`
     failure: str = ""  # why an environment could not score it
     timed_out: bool = False  # whether the failure was a wait that took too long
@@ -127,6 +126,7 @@ class Experience(TokenBatch):
     ref_log_probs: PerToken = None  # [T] the reference model's
     teacher_log_probs: PerToken = None  # [T] the teacher's
     values: PerToken = None  # [T] the critic's, of the state each token was chosen in
+    turn_rewards: PerToken = None  # [T] the part of `reward` that an environment gave for turns; None: it gave none
     correction: PerToken = None  # [T] weights that correct for the gap of engine and trainer
     advantages: PerToken = None  # [T]
     returns: PerToken = None  # [T] what the critic is trained towards
@@ -136,14 +136,17 @@ class Experience(TokenBatch):
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
-    """Return ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, `group` and `index`."""
+    """Return ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, `group`, `index` and, where there
+    are any, `turn_rewards`."""
     mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
     engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
+    turns = np.concatenate([trajectory.turn_rewards for trajectory in trajectories])
     return Experience(
         ids=torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
         lengths=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),
         mask=torch.from_numpy(mask),
         index=torch.arange(len(trajectories)),
         engine_log_probs=torch.from_numpy(engine),
+        turn_rewards=torch.from_numpy(turns) if turns.any() else None,
         group=torch.tensor([trajectory.group for trajectory in trajectories]),
     )

@@ -48,15 +48,16 @@ class CreditAssigner:
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
             metrics |= {"train/kl": mean(kl, mask), "train/logprobs_diff": mean(old - reference, mask)}
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
-        values, rewards = batch.values, needed(batch.reward, "reward")
+        values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
         credit = assign_credit(
             CreditInput(
-                rewards=rewards,
+                rewards=rewards if turns is None else rewards - sum_per_row(turns, batch),
                 kl_penalty=masked(penalty, mask),
                 lengths=sum_per_row(mask, batch).long(),
                 groups=needed(batch.group, "group"),
                 values=None if values is None else masked(values, mask),
                 greedy=batch.greedy,
+                turn_rewards=None if turns is None else masked(turns, mask),
             ),
             self.config.advantage,
         )
