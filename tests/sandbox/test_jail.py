@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ WITHOUT_NAMESPACES = """
 import json
 import os
 import sys
+import tempfile
+import venv
 from pathlib import Path
 sys.path.append({benchmarks!r})
 from jail_attacks import show_python_to_others
@@ -91,3 +95,20 @@ def test_a_jail_in_which_something_forbidden_works_is_not_used(monkeypatch):
 def test_a_jail_in_which_nothing_runs_is_not_used(monkeypatch):
     monkeypatch.setattr(jail, "PROBE", "1 / 0 # {outside} {forbidden}")
     assert trial_problem(jail_options(bare=False)).startswith("code does not run in it: Traceback")
+
+
+def test_an_interpreter_below_tmp_gets_the_same_jail():
+    """The folder of programs stands in for /tmp, where an environment may be too."""
+    code = "from rlhf_suite.sandbox.jail import offer; print(offer().options and offer().options.bare)"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        venv.create(folder, symlinks=True)
+        source = Path(jail.__file__).parents[2]
+        found = subprocess.run(
+            [f"{folder}/bin/python", "-c", code],
+            env={"PYTHONPATH": str(source)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    options = offer().options
+    assert found.stdout.strip() == str(options and options.bare), found.stderr

@@ -92,7 +92,8 @@ def enter_small_root(root: str = COVERED) -> None:
     Path(root, "proc").mkdir()
     with suppress(OSError):  # containers refuse it; now, because it must happen while the old one is in sight
         kernel.mount("proc", f"{root}/proc", "proc", NO_SUID | NO_DEV | NO_EXEC)
-    Path(root, "tmp").symlink_to(FOLDER)
+    if not Path(root, "tmp").exists():  # it does where the interpreter or its packages are below /tmp
+        Path(root, "tmp").symlink_to(FOLDER)
     Path(root, "dev/shm").symlink_to(FOLDER)  # locks of multiprocessing are files there
     kernel.seal(root, READ_ONLY)
     kernel.enter_root(root)
