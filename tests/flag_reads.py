@@ -17,7 +17,8 @@ Read = tuple[str, str]  # (section class, field)
 
 def environment(file: Path | str) -> dict[str, str]:
     """What makes a process and all its children record in `file`."""
-    path = [str(RECORDING), str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    tests = Path(__file__).parent
+    path = [str(RECORDING), str(tests.parent / "src"), str(tests), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, path)), "RLHF_SUITE_FLAG_READS": str(file)}
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
-from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer
+from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer, ParallelScorer
 
 pytestmark = pytest.mark.stack
 
@@ -124,6 +125,21 @@ def test_when_every_row_hangs_the_batch_still_ends(rewarder):
     outcomes = scorer.score([row("bad")] * 60)
     assert [outcome.kind for outcome in outcomes] == ["timeout"] * 60
     assert "rows before it" in outcomes[-1].reason
+
+
+def test_rows_that_are_many_but_do_not_hang_all_get_their_time(rewarder):
+    """90 rows of 0.04 s need 3.6 s, more than the time limit of the batch; that of a row is a thirtieth, 0.1 s."""
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(0.04)"), timeout_s=3.0)
+    assert scorer.score([row("bad")] * 90) == [Scored(3, 3)] * 90
+
+
+def test_a_rule_scores_in_several_processes_and_each_row_keeps_its_place(tmp_path):
+    config = RewardConfig(rule="exact_match", num_processes=3)
+    with closing(ParallelScorer(config, tmp_path / "reward.log")) as scorer:
+        assert scorer.score([row("a", "a")]) == [Scored(1, 1)] and len(scorer.scorers) == 1
+        rows = [row("a", "a" if number % 7 else "b") for number in range(100)]
+        assert [outcome.score for outcome in scorer.score(rows)] == [float(number % 7 > 0) for number in range(100)]
+        assert len({one.process.popen.pid for one in scorer.scorers}) == 3
 
 
 def test_a_flood_of_output_neither_blocks_nor_fills_the_log(rewarder, tmp_path, capfd):

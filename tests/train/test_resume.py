@@ -31,6 +31,7 @@ from rlhf_suite.train.supervised import SupervisedWorker, encode
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
+IMPORTS = {"PYTHONPATH": str(ROOT / "tests")}  # for what is shared by the tests
 
 
 def curves(folder: Path) -> list[dict[str, float]]:
@@ -59,7 +60,7 @@ def killed(request, tmp_path_factory):
     command = [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(root), "3", *tasks]
     with (root / "errors").open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | runtime_env("cpu")
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | runtime_env("cpu") | IMPORTS
         )
 
     def of(task: str) -> tuple[RunFolder, RunFolder, list[int]]:

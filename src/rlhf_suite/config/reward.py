@@ -92,7 +92,15 @@ class TextRewardConfig(SourceConfig):
         HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
     )
     rules: RuleConfig = group(RuleConfig)
-    timeout_s: float = flag(60.0, "Deadline for scoring one batch with a rule or a file, in seconds", gt=0)
+    timeout_s: float = flag(
+        60.0, "Deadline for scoring one batch with a file, and for all rows of a batch that hang, in seconds", gt=0
+    )
+    num_processes: int | None = flag(
+        None,
+        "Processes in which a rule scores; null: one for each CPU core, 8 at most",
+        ge=1,
+        when=is_set(".rule", "<name>"),
+    )
     num_retries: int = flag(
         0,
         "How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds",

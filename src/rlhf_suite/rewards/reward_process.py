@@ -1,12 +1,12 @@
 """Run reward code in a process that can be killed, so that each row gets an outcome in bounded time whatever it does.
 
 A user's file gets the whole batch. If that fails (exception, crash, deadline), its rows are scored one at a time, so
-that one bad row does not fail the others. A rule gets rows one at a time from the start. A single row may take its
-share of the time that is left, or a thirtieth of `reward.timeout_s` if that is more. After a row that was killed, a
-new process scores the next row.
+that one bad row does not fail the others. A rule gets rows one at a time from the start, in several processes
+(`ParallelScorer`). A single row may take its share of the time that is left, or a thirtieth of `reward.timeout_s` if
+that is more. After a row that was killed, a new process scores the next row.
 
-`IsolatedScorer.score` takes at most 3 x `reward.timeout_s` plus the last restart: once for the batch, once for its
-rows, and once for the restarts between rows, which are not taken from the time of the rows.
+Rows that hang take at most `reward.timeout_s` from a call of `IsolatedScorer.score`, and restarts between rows as much
+again; the other rows take as long as they need.
 
 A process that is killed from outside (by the kernel when memory is short, or by a scheduler) is started again for the
 same rows.
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ START_S = 120.0  # limit for the imports of a reward file, which do not count ag
 MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
 TAIL_BYTES = 1000  # of the output, quoted in the reason of a crash
 MAX_HANGING_ROWS = 30
+MAX_PROCESSES = 8
+ROWS_PER_PROCESS = 32  # fewer are not worth another process
 MAX_RESTARTS = 3  # of a process that was killed from outside, for one request
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2)
 
@@ -101,7 +104,9 @@ class IsolatedScorer:
             started = time.monotonic()
             if result is None:
                 result = self._call([row], max(left / (len(rows) - index), min(left, self.least_s)))
-            for_restarts, left = for_restarts - (started - began), left - (time.monotonic() - started)
+            for_restarts -= started - began
+            if isinstance(result, RewardFailure) and result.kind == "timeout":
+                left -= time.monotonic() - started
             outcomes.extend([result] if isinstance(result, RewardFailure) else result)
         return outcomes
 
@@ -155,6 +160,35 @@ class IsolatedScorer:
         if "error" in reply:
             return RewardFailure(reply["error"], "error")
         return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
+
+
+class ParallelScorer:
+    """Score rows by a rule in several processes at the same time. A row's outcome depends on no other row."""
+
+    def __init__(self, config: TextRewardConfig, log: Path) -> None:
+        """Start the first process; the others start with the first call that has rows for them.
+
+        Raises:
+            UserError: the rule cannot be loaded.
+        """
+        self.config, self.log = config, log
+        self.scorers = [IsolatedScorer(config, log)]
+        self.limit = config.num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
+
+    def score(self, rows: list[Sample]) -> list[Outcome]:
+        """Return one outcome per row, in the order of `rows`."""
+        count = max(1, min(self.limit, len(rows) // ROWS_PER_PROCESS))
+        with ThreadPoolExecutor(count) as pool:
+            if count > len(self.scorers):
+                missing = range(count - len(self.scorers))
+                self.scorers += pool.map(lambda _: IsolatedScorer(self.config, self.log), missing)
+            shares = [*pool.map(lambda i: self.scorers[i].score(rows[i::count]), range(count))]
+        return [shares[row % count][row // count] for row in range(len(rows))]
+
+    def close(self) -> None:
+        """Kill the processes and their children."""
+        for scorer in self.scorers:
+            scorer.close()
 
 
 @dataclass(frozen=True)

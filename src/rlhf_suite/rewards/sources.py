@@ -19,7 +19,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
-from rlhf_suite.rewards.reward_process import IsolatedScorer
+from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
 
 ONLY = ""  # the name of a source that is not one of several
 
@@ -153,10 +153,11 @@ def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
 
 
 def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
-    """Open a source that reads text: servers, or a rule or a file in a process of its own."""
+    """Open a source that reads text: servers, a rule in processes of its own, or a file in one."""
     if is_http(source.remote_url):
         return RemoteReward(urls(source.remote_url), config.http)
-    return IsolatedScorer(replace(config, rule=source.rule, remote_url=source.remote_url), log)
+    own = replace(config, rule=source.rule, remote_url=source.remote_url)
+    return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
 
 
 def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:
