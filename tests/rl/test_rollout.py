@@ -90,6 +90,13 @@ def test_metrics_are_told_by_source():
     assert "train/a/reward" not in sample_metrics(scored([trajectory()], [1.0]))
 
 
+def test_further_values_of_rewards_and_of_agents_have_names_of_their_own():
+    """A value of one of several reward sources has the name of its source."""
+    extra = [{"n": 1.0, "steps/mean": 0.5, "agent/turns": 2.0}, {"n": 2.0, "agent/turns": 4.0}]
+    metrics = sample_metrics(replace(scored([trajectory(), trajectory(sample=1)], [1.0, 0.0]), extra=extra))
+    assert (metrics["reward/n"], metrics["reward/steps/mean"], metrics["agent/turns"]) == (1.5, 0.5, 3.0)
+
+
 def test_samples_on_disk_are_the_same_samples(tmp_path):
     groups = [
         scored([trajectory(p, g, s, own=3 + s, greedy=s == 1) for s in range(2)], [0.1 * g, math.pi])

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
+from rlhf_suite.rl.sample_metrics import metric_name
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -37,10 +38,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
     trajectories = scored.trajectories
     retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
     names = sorted({name for extra in scored.extra for name in extra})
-    extra = {
-        name if "/" in name else f"reward/{name}": pa.array([each.get(name) for each in scored.extra], pa.float64())
-        for name in names
-    }
+    extra = {metric_name(name): pa.array([each.get(name) for each in scored.extra], pa.float64()) for name in names}
     return {
         "prompt": pa.array(scored.prompts),
         "response": pa.array(scored.responses),

@@ -29,10 +29,13 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
     for source, chosen in by_source(scored, sources).items():
         result |= means(scored, lengths, chosen, f"train/{source}")
     for name in sorted({name for extra in scored.extra for name in extra}):
-        result[name if "/" in name else f"reward/{name}"] = float(
-            np.mean([extra[name] for extra in scored.extra if name in extra])
-        )
+        result[metric_name(name)] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
     return result
+
+
+def metric_name(name: str) -> str:
+    """Return the name in metrics and files of a further value of samples: agents have values of their own."""
+    return name if name.startswith("agent/") else f"reward/{name}"
 
 
 def by_group(values: np.ndarray, groups: np.ndarray) -> list[np.ndarray]:
