@@ -162,9 +162,16 @@ def test_rejecting_group_after_group_ends_the_run(ranks, tmp_path):
     assert "groups in a row were rejected" in said
 
 
+def test_an_error_between_scoring_and_training_ends_the_run(ranks, tmp_path):
+    (tmp_path / "rollouts/rejected.jsonl").mkdir(parents=True)
+    nothing = {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": [0.99, 1.0]}
+    (said,) = ranks(1).call(failing_run, tmp_path, small(**FLAGS | nothing))
+    assert "Is a directory" in said
+
+
 def failing_run(world, folder, config) -> str:
     try:
         run(world, folder, config)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         return str(error)
     return "it did not end"

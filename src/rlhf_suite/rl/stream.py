@@ -155,12 +155,12 @@ class Stream:
                 with self.builder.phase("reward", "rewards"):
                     samples = [t for group in groups for t in group]
                     scored, counts = self.builder.scorer.score(samples, is_part=True)
-            except BaseException as error:
+                self.sort_out({group[0].group: group for group in groups}, scored, counts | {SAMPLES: len(samples)})
+            except BaseException as error:  # whatever it is, the driver must not wait for ever
                 with self.changed:
                     self.failure = self.failure or error
                     self.changed.notify_all()
                 return
-            self.sort_out({group[0].group: group for group in groups}, scored, counts | {SAMPLES: len(samples)})
 
     def sort_out(
         self, groups: dict[int, list[Trajectory]], scored: ScoredTrajectories, counts: Mapping[str, float]

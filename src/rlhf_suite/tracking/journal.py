@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ class Journal:
         self.config, self.folder, self.task = config, folder, task
         self.seconds: dict[str, float] = defaultdict(float)  # of the phases of the step
         self.beside: dict[str, float] = defaultdict(float)  # of what other threads did meanwhile
+        self.lock = threading.Lock()  # of `beside`
         self.timeline = Timeline()
 
     def begin(self, start: int, total: int) -> None:
@@ -67,7 +69,8 @@ class Journal:
             with self.timeline.busy(who, name):
                 yield
         finally:
-            seconds[name] += time.perf_counter() - began
+            with self.lock:
+                seconds[name] += time.perf_counter() - began
 
     def show_phase(self, name: str) -> None:
         """Show what the run is doing now."""
@@ -81,9 +84,10 @@ class Journal:
         """
         timings = {f"timing/{name}": value for name, value in self.seconds.items()}
         timings["timing/step_total"] = sum(self.seconds.values())
-        timings |= {f"timing/{name}": value for name, value in self.beside.items()}
+        with self.lock:
+            timings |= {f"timing/{name}": value for name, value in self.beside.items()}
+            self.beside.clear()
         self.seconds.clear()
-        self.beside.clear()
         if always or step % self.config.logging_steps == 0:
             self.logger.log(step, metrics | timings)
         if always:
