@@ -298,15 +298,16 @@ def test_a_request_that_nobody_waits_for_any_more_disturbs_no_other(tied):
 
 
 def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
-    asked = [*requests(1, tokens=2), *requests(64, tokens=80)]
+    asked = requests(64, tokens=80)
     before, after = make_model("tied", 1), make_model("tied", 5)
-    first, *others = [tied.submit(request) for request in asked]
-    first.result()
+    others = [tied.submit(request) for request in asked]
+    # An engine starts requests in their order: when a short last one ends, all others are under way.
+    tied.submit(requests(1, tokens=2)[0]).result()
     assert not any(other.done() for other in others)
     sync(tied, after, version=9)
-    answers = [first.result(), *(other.result() for other in others)]
-    assert {answer.versions.min() for answer in answers[1:]} == {1}
-    for request, answer in zip(asked[1:9], answers[1:9], strict=True):
+    answers = [other.result() for other in others]
+    assert {answer.versions.min() for answer in answers} == {1}
+    for request, answer in zip(asked[:8], answers[:8], strict=True):
         ids, start = [*request.prompt_ids, *answer.ids.tolist()], len(request.prompt_ids)
         switch = int((answer.versions == 1).sum())
         assert 0 < switch < 80
