@@ -6,6 +6,7 @@ may exceed its limit for a moment. Files that a session wrote to its folder come
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from contextlib import suppress
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf_suite.sandbox.process import JailedProcess
 
 EVERY_S = 0.1
-PAGE = 4096
+PAGE = resource.getpagesize()
 
 
 class Watcher:
