@@ -10,6 +10,7 @@ EVALUATION = ("tests/rl/test_evaluation.py",)
 GATHER = ("tests/rl/test_rollout.py",)
 JUDGES = ("tests/rl/test_reward_models.py",)
 SCORING = ("tests/rl/test_scoring.py",)
+STAMPS = ("tests/e2e/test_stamped_versions.py",)
 
 ROLLOUT = [
     Mutation(
@@ -179,5 +180,19 @@ ROLLOUT = [
         'side="right"',
         'side="left"',
         ANSWERS,
+    ),
+    Mutation(
+        "tokens are stamped with the version before that of their weights",
+        "engines/actor.py",
+        "engine.set_weight_version(str(manifest.version))",
+        "engine.set_weight_version(str(max(manifest.version - 1, 0)))",
+        STAMPS,
+    ),
+    Mutation(
+        "unfinished responses keep the KV cache of the old weights",
+        "engines/actor.py",
+        "engine.reset_prefix_cache(reset_running_requests=True)",
+        "engine.reset_prefix_cache()",
+        STAMPS,
     ),
 ]

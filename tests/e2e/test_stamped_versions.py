@@ -1,0 +1,108 @@
+"""The weight version of every token is true: transformers with the weights of that version gives the engine's log-prob.
+
+A checkpoint of each step keeps its weights. Version v of the weights is what v steps have trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jobs
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_suite.models.builtin import create_tiny
+
+STEPS = 5
+BOUND = 2
+LIMIT = 1e-6
+# A model with random weights ends a response with one token of about 261, so responses have very different lengths and
+# many are still being written when the weights change.
+WORDS = [
+    *(word for word in jobs.SMALL if not word.startswith("eval.")),
+    "eval.dataset=null",
+    "eval.steps=-1",
+    "data.max_len=480",
+    "rollout.max_new_tokens=448",
+    "reward.rule=length",
+    "reward.rules.length_limit=300",
+    "actor.adam.lr=0.01",
+    "correction=tis",
+    "train.async_enable=true",
+    f"train.async_queue_size={BOUND}",
+    f"train.max_steps={STEPS}",
+    "ckpt.save_steps=1",
+    "ckpt.save_hf=true",
+    f"ckpt.max_num={STEPS}",
+]
+MODES = {"ahead": [], "stream": ["train.partial_rollout_enable=true"]}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the model wrote in one response: the engine's log-probs, the stamps, and log-probs under each version."""
+
+    engine: np.ndarray  # [T]
+    version: np.ndarray  # [T]
+    recomputed: np.ndarray  # [STEPS, T]
+
+    def differences(self, shift: int = 0) -> np.ndarray:
+        """Return the absolute difference for each token, [T], if its version were `shift` versions later."""
+        rows = np.clip(self.version + shift, 0, STEPS - 1)
+        return np.abs(self.recomputed[rows, np.arange(len(rows))] - self.engine)
+
+
+@pytest.fixture(scope="module", params=[*MODES])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def responses(mode, runs):
+    """The tokens of every response that a run has trained on."""
+    folder, start = runs / f"stamped_{mode}", runs / f"stamped_{mode}_start"
+    create_tiny(start, seed=0)
+    jobs.run(folder, [*WORDS, *MODES[mode], f"actor.model_name_or_path={start}"])
+    saved = [start, *(folder / f"checkpoints/step_{step:06d}/hf" for step in range(1, STEPS))]
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in saved]
+    return [recomputed(sample, models) for step in range(1, STEPS + 1) for sample in jobs.rollout(folder, step)]
+
+
+@torch.no_grad()
+def recomputed(sample, models) -> Tokens:
+    ids = torch.tensor(sample["ids"])
+    found = [model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0] for model in models]
+    model_wrote = np.array(sample["weight_version"]) >= 0
+    return Tokens(
+        np.array(sample["engine_log_probs"])[model_wrote],
+        np.array(sample["weight_version"])[model_wrote],
+        np.array([row.numpy() for row in found])[:, model_wrote[1:]],
+    )
+
+
+def mean(parts) -> float:
+    return float(np.concatenate(parts).mean())
+
+
+def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses):
+    versions = np.concatenate([tokens.version for tokens in responses])
+    differences = np.concatenate([tokens.differences() for tokens in responses])
+    assert len({*versions}) >= STEPS - BOUND
+    for version in {*versions}:
+        assert differences[versions == version].mean() <= LIMIT, version
+
+
+def test_tokens_after_a_change_of_weights_follow_the_new_weights_alone(mode, responses):
+    several = [tokens for tokens in responses if len({*tokens.version}) > 1]
+    if mode == "ahead":
+        assert not several
+    else:
+        assert (
+            several and mean([tokens.differences()[tokens.version > tokens.version[0]] for tokens in several]) <= LIMIT
+        )
+
+
+def test_the_versions_are_far_enough_apart_to_tell_them_by_their_log_probs(responses):
+    assert mean([tokens.differences(1) for tokens in responses]) > 1000 * LIMIT
