@@ -7,6 +7,7 @@ from mutation import Mutation
 BRIDGE = ("tests/agents/test_bridge.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
 PARSING = ("tests/agents/test_parsing.py",)
+FORKS = ("tests/rl/test_forked_episodes.py",)
 RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
 
@@ -113,9 +114,51 @@ AGENTS = [
     Mutation(
         "rewards of turns are lost",
         "rl/scoring.py",
-        "t.reward + float(t.turn_rewards.sum())",
-        "t.reward",
+        "Scored(t.reward + turns,",
+        "Scored(t.reward,",
         RUNS,
+    ),
+    Mutation(
+        "the ledgers of an episode are samples of their own in baselines",
+        "rl/credit.py",
+        "episodes=batch.episode,",
+        "episodes=None,",
+        FORKS,
+    ),
+    Mutation(
+        "each ledger of an episode weighs as much as an episode",
+        "losses/reduce.py",
+        "whole = (counts if episode_tokens is None else episode_tokens)",
+        "whole = counts",
+        FORKS,
+    ),
+    Mutation(
+        "the ledgers of an episode are in several optimiser steps",
+        "data/trajectory.py",
+        "return [row for episode in episodes for row in torch.nonzero(self.episode == episode)[:, 0].tolist()]",
+        "return list(episodes)",
+        FORKS,
+    ),
+    Mutation(
+        "dynamic filtering counts ledgers",
+        "rl/rollout.py",
+        "episodes = group.episodes()",
+        "episodes = group",
+        FORKS,
+    ),
+    Mutation(
+        "the first ledger of an episode is scored",
+        "rl/scoring.py",
+        "scored = [samples[last] for last in rows.lasts]",
+        "scored = [samples[last] for last in rows.starts]",
+        FORKS,
+    ),
+    Mutation(
+        "the last ledger of an episode is not that of the last turn",
+        "agents/session.py",
+        "return Episode([*others, self.latest.ledger]",
+        "return Episode(self.ledgers",
+        SESSION,
     ),
     Mutation(
         "a call with a problem is executed",

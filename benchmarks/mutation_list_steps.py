@@ -22,8 +22,8 @@ STEPS = [
     Mutation(
         "a mean over sequences divides by tokens",
         "losses/reduce.py",
-        "    units = counted_sequences(mask, segments, num_sequences).sum()",
-        "    units = mask.float().sum()",
+        "(counts / whole).sum())",
+        "mask.float().sum())",
         ("tests/losses/test_reduce.py",),
     ),
     Mutation(

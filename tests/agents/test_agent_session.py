@@ -11,10 +11,12 @@ import pytest
 from scripted import STOP, Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, to_batch
 from rlhf_suite.engines.requests import LoopThread
+from rlhf_suite.rewards.base import Scored
 from rlhf_suite.rl.sampling import TRAINING, Sampler
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -208,6 +210,55 @@ def test_a_rewritten_conversation_forks_and_each_sampled_token_is_the_models_onc
     assert tokenizer.decode(second.ids) == f"{asked}other{STOP}"
     assert "begin" not in tokenizer.decode(third.ids)
     assert len({request.seed for request in policy.asked}) == 4
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+BEGIN = [user("begin"), said("one")]
+HISTORIES = {
+    "an edited history": [[user("begin")], [*BEGIN, user("next")], [*BEGIN, user("edited")]],
+    "a compaction": [
+        [user("begin")],
+        [*BEGIN, user("next")],
+        [user("sum up: one two")],
+        [user("begin, and so far: three"), user("go on")],
+    ],
+    "parallel sub-agents": [
+        [user("begin")],
+        [user("you are the first")],
+        [user("you are the second")],
+        [user("you are the first"), said("two"), user("more")],
+        [user("you are the second"), said("three"), user("more")],
+        [*BEGIN, user("the first says four, the second five")],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_each_sampled_token_reaches_training_once(tokenizer, name):
+    words = ["one", "two", "three", "four", "five", "six"][: len(HISTORIES[name])]
+    policy = Scripted(tokenizer, words)
+    session = open_session(tokenizer, policy, chat_task(tokenizer))
+    sampled: list[float] = []
+    for messages, word in zip(HISTORIES[name], words, strict=True):
+        assert session.continue_from(messages)
+        turn = run(session.reply)
+        assert turn.content == word
+        ledger = session.open.ledger
+        sampled += ledger.engine_log_probs[-len(turn.ids) :].tolist()
+    assert not session.continue_from([user("too long " * 2000)]), "it leaves no ledger"
+    ledgers = with_outcome(session.episode(Scored(1.0, 1.0)))
+    batch = to_batch(ledgers)
+    trained = batch.engine_log_probs[batch.mask.bool()].tolist()
+    assert len(set(sampled)) == len(sampled) > len(words) and sorted(trained) == sorted(sampled)
+    assert [t.fork for t in ledgers] == [*range(len(ledgers))] and len(ledgers) == (
+        2 if name == "an edited history" else 3
+    )
+    assert [t.reward for t in ledgers] == [None] * (len(ledgers) - 1) + [1.0]
+    assert tokenizer.decode(ledgers[-1].turns[-1][:-1]) == words[-1], "the last turn is in the last ledger"
+    assert batch.episode.tolist() == [0] * len(ledgers)
 
 
 def test_a_fork_without_room_ends_the_episode(tokenizer):

@@ -155,7 +155,7 @@ class Environment(Protocol):
 class Episode:
     """One try at a task. Each token that the model wrote is the model's in exactly one of the ledgers."""
 
-    ledgers: list[Trajectory]
+    ledgers: list[Trajectory]  # the one with the last turn is the last
     outcome: Outcome | None = None  # None: the reward sources of the run score it
     status: Status = "done"
     extra: dict[str, float] = field(default_factory=dict)  # metrics

@@ -21,8 +21,9 @@ class Episodes:
 
     async def run(
         self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
-    ) -> Trajectory:
-        """Let the agent continue a ledger that holds its prompt, and return the ledger with the outcome in it.
+    ) -> list[Trajectory]:
+        """Let the agent continue a ledger that holds its prompt, and return the ledgers of the episode, the outcome in
+        the last one.
 
         Equal numbers in `seed` give equal random numbers.
         """
@@ -32,13 +33,14 @@ class Episodes:
         return with_outcome(episode)
 
 
-def with_outcome(episode: Episode) -> Trajectory:
-    """Return the ledger of an episode with its outcome and metrics."""
-    (ledger,) = episode.ledgers
-    outcome = episode.outcome
+def with_outcome(episode: Episode) -> list[Trajectory]:
+    """Return the ledgers of an episode, numbered, with its outcome and metrics in the last one."""
+    for number, each in enumerate(episode.ledgers):
+        each.fork = number
+    ledger, outcome = episode.ledgers[-1], episode.outcome
     if isinstance(outcome, RewardFailure):
         ledger.failure, ledger.timed_out = outcome.reason, outcome.kind == "timeout"
     elif isinstance(outcome, Scored):
         ledger.reward, ledger.score = outcome.reward, outcome.score
     ledger.extra |= episode.extra
-    return ledger
+    return episode.ledgers

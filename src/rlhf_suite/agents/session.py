@@ -80,6 +80,7 @@ class Session:
         self.limits, self.seed, self.sampling = shared.limits, seed, sampling
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
+        self.latest = self.open  # the branch with the last turn
         self.num_turns, self.is_full = 0, False
         self.affinity = hash(tuple(task.ids))  # all turns of all samples go to one engine: it has them in its cache
 
@@ -137,6 +138,7 @@ class Session:
         ledger.finish_reason = generation.finish_reason
         branch.messages.append(turn.message())
         branch.ends.append((len(branch.messages), len(ledger.ids)))
+        self.latest = branch
         self.is_full = self.room() < 1
         return turn
 
@@ -234,10 +236,12 @@ class Session:
     def episode(
         self, outcome: Outcome | None = None, status: Status = "done", extra: dict[str, float] | None = None
     ) -> Episode:
-        """Return the episode as it is now. The ledger of a truncated one counts as cut off by a length limit."""
+        """Return the episode as it is now: the ledgers with a turn, or the first one. The last ledger of a truncated
+        episode counts as cut off by a length limit."""
         if status == "truncated":
-            self.open.ledger.finish_reason = "length"
-        return Episode(self.ledgers, outcome, status, extra or {})
+            self.latest.ledger.finish_reason = "length"
+        others = [branch.ledger for branch in self.branches if branch.ends and branch is not self.latest]
+        return Episode([*others, self.latest.ledger], outcome, status, extra or {})
 
 
 def normal(message: Message) -> tuple[object, ...]:

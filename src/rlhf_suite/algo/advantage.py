@@ -21,7 +21,8 @@ compared between responses, and what is left stands at the last token (R').
     on_policy_distill    0                                          reward of the token itself             no
 
 All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
-carry its reward, and baselines count it once.
+carry its reward, and baselines count it once. The KL penalty of a token counts for earlier tokens of its own row. gae
+and reinforce refuse such episodes: in which order the tokens of two rows were written is not known.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 from rlhf_suite.shapes import same_shape
+
+WITH_TIME = estimator.that_read("gamma")
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,15 @@ def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Return the advantages and returns of a whole rollout by `algo.advantage.estimator`.
 
     Raises:
-        UserError: an estimator of the user's own returns other shapes.
+        UserError: an estimator of the user's own returns other shapes, or an estimator with a discount gets episodes
+        of several rows.
     """
+    if config.estimator in WITH_TIME and has_forks(inputs):
+        raise UserError(
+            f"algo.advantage.estimator={config.estimator}: the history of an episode was rewritten, so that it has "
+            "several ledgers, and which token of two ledgers came first is not known. Take an estimator that compares "
+            "whole episodes, such as algo.advantage.estimator=group_norm or rloo"
+        )
     credit: Credit = estimator.load(config.estimator)(inputs, config)
     shapes = tuple(credit.advantages.shape), tuple(credit.returns.shape)
     if set(shapes) != {tuple(inputs.kl_penalty.shape)}:
@@ -273,6 +283,11 @@ def group_mean(values: Tensor, inputs: CreditInput) -> Tensor:
     """Return the mean of `values` [B] over the episodes of each row's group, [B]."""
     mean = group_sum(values, inputs) / group_sizes(inputs).clamp(min=1)
     return mean.to(values.dtype)
+
+
+def has_forks(inputs: CreditInput) -> bool:
+    """Return whether an episode has several rows with model tokens."""
+    return inputs.episodes is not None and int(counted(inputs).sum()) < int((inputs.lengths > 0).sum())
 
 
 def counted(inputs: CreditInput) -> Tensor:

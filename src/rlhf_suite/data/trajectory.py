@@ -23,8 +23,9 @@ PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 class Trajectory:
     """One sample of the policy, with T tokens so far.
 
-    An episode has one ledger, or several when its history was rewritten on the way (`fork`): then all of them have the
-    same `group` and `sample`, and each token that the model wrote is trained on in exactly one of them.
+    An episode has one ledger, or several when its history was rewritten on the way. These have the same `group` and
+    `sample` and stand next to each other, with `fork` from 0 on; the one with the last turn is the last. Each token
+    that the model wrote is the model's in exactly one of them, and in others part of the prompt.
     """
 
     prompt: int  # index of the prompt in its dataset
@@ -37,7 +38,8 @@ class Trajectory:
     turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
     finish_reason: str = ""
     fork: int = 0  # which of the episode's ledgers it is
-    # Of the whole episode besides its turns, by its environment; None: the reward sources of the run score it.
+    # The following are of the whole episode, and stand in its last ledger.
+    # By its environment, besides its turns; None: the reward sources of the run score it.
     reward: float | None = None
     score: float | None = None  # 0 to 1, beside `reward`
     failure: str = ""  # why an environment could not score it
@@ -115,6 +117,38 @@ def zeros(ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
+class EpisodeRows:
+    """Which of B ledgers belong to each of E episodes."""
+
+    starts: NDArray[np.int64]  # [E] the first ledger of each
+    numbers: NDArray[np.int64]  # [B] the episode of each ledger
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> EpisodeRows:
+        """Return the episodes of ledgers, all those of an episode next to each other."""
+        begins = np.array([trajectory.fork == 0 for trajectory in trajectories], bool)
+        assert not len(begins) or begins[0], "the first ledger of an episode comes first"
+        return cls(np.flatnonzero(begins), begins.cumsum() - 1)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lasts(self) -> NDArray[np.int64]:
+        """The last ledger of each episode, [E]."""
+        return np.append(self.starts, len(self.numbers))[1:] - 1
+
+    def parts(self, trajectories: Sequence[Trajectory]) -> list[Sequence[Trajectory]]:
+        """Return the ledgers of each episode."""
+        return [trajectories[start : last + 1] for start, last in zip(self.starts, self.lasts, strict=True)]
+
+    @property
+    def have_forks(self) -> bool:
+        """Whether an episode has several ledgers."""
+        return len(self.starts) < len(self.numbers)
+
+
+@dataclass(frozen=True)
 class Experience(TokenBatch):
     """Trajectories laid end to end, with all that a step of reinforcement learning finds out about them.
 
@@ -131,13 +165,38 @@ class Experience(TokenBatch):
     advantages: PerToken = None  # [T]
     returns: PerToken = None  # [T] what the critic is trained towards
     group: PerRow = None  # [B] which prompt of the step each sample answers
+    episode: PerRow = None  # [B] which episode each ledger belongs to; None: each is one
+    episode_tokens: PerRow = None  # [B] float32, tokens that the model wrote in the whole episode; None: in the ledger
     reward: PerRow = None  # [B] shaped
     greedy: PerRow = None  # [B] the reward of the greedy response to the same prompt
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes, E."""
+        return len(self) if self.episode is None else int(self.episode[-1]) + 1
+
+    def ledgers_of(self, episodes: Sequence[int]) -> list[int]:
+        """Return the ledgers of `episodes`, in their order."""
+        if self.episode is None:
+            return list(episodes)
+        return [row for episode in episodes for row in torch.nonzero(self.episode == episode)[:, 0].tolist()]
+
+    def episode_sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` [B] over all ledgers of each ledger's episode, [B]."""
+        if self.episode is None:
+            return values
+        return values.new_zeros(self.num_episodes).index_add(0, self.episode, values)[self.episode]
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
     """Return ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, `group`, `index` and, where there
-    are any, `turn_rewards`."""
+    are any, `turn_rewards`, and `episode` with `episode_tokens` where an episode has several."""
+    rows = EpisodeRows.of(trajectories)
+    forks = {}
+    if rows.have_forks:
+        tokens = np.add.reduceat([trajectory.response_length for trajectory in trajectories], rows.starts)
+        forks["episode"] = torch.from_numpy(rows.numbers)
+        forks["episode_tokens"] = torch.from_numpy(tokens[rows.numbers].astype(np.float32))
     mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
     engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
     turns = np.concatenate([trajectory.turn_rewards for trajectory in trajectories])
@@ -149,4 +208,5 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         engine_log_probs=torch.from_numpy(engine),
         turn_rewards=torch.from_numpy(turns) if turns.any() else None,
         group=torch.tensor([trajectory.group for trajectory in trajectories]),
+        **forks,
     )

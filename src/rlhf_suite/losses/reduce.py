@@ -10,6 +10,10 @@ before the first forward, the step's loss is (sum of all returned totals) / N_u,
 
 The last is Dr. GRPO's (Liu et al. 2025): no response's tokens weigh more because it is short.
 
+Where an episode has several sequences (`episode_tokens`), "sequence" in this table is the whole episode: each of its
+sequences is the part of a unit that its masked tokens are of those of the episode. So the parts may be in different
+micro-batches and on different ranks.
+
 Shapes: T tokens of B sequences laid end to end; `mask` [T] holds 0 or 1, `segments` [T] the index of each token's
 sequence.
 """
@@ -23,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric
-from rlhf_suite.registry import aggregation
+from rlhf_suite.registry import aggregation, is_own
 from rlhf_suite.shapes import same_shape
 
 
@@ -91,39 +95,67 @@ class Weights:
 
 
 @aggregation(name="token-mean", needs=("tokens",))
-def token_mean(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+def token_mean(
+    mask: Tensor, segments: Tensor, num_sequences: int, horizon: int, episode_tokens: Tensor | None = None
+) -> Weights:
     """The mean over masked tokens: each weighs the same."""
     return Weights(mask.float(), mask.float().sum())
 
 
 @aggregation(name="seq-mean-token-mean", needs=("sequences",))
-def seq_mean_token_mean(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+def seq_mean_token_mean(
+    mask: Tensor, segments: Tensor, num_sequences: int, horizon: int, episode_tokens: Tensor | None = None
+) -> Weights:
     """The mean over sequences of the mean over their masked tokens: each sequence weighs the same."""
     counts = tokens_per_sequence(mask, segments, num_sequences)  # [B]
-    units = counted_sequences(mask, segments, num_sequences).sum()
-    return Weights(mask.float() / counts.clamp(min=1)[segments], units)
+    whole = (counts if episode_tokens is None else episode_tokens).clamp(min=1)
+    return Weights(mask.float() / whole[segments], (counts / whole).sum())
 
 
 @aggregation(name="seq-mean-token-sum-norm")
-def seq_mean_token_sum_norm(mask: Tensor, segments: Tensor, num_sequences: int, horizon: int) -> Weights:
+def seq_mean_token_sum_norm(
+    mask: Tensor, segments: Tensor, num_sequences: int, horizon: int, episode_tokens: Tensor | None = None
+) -> Weights:
     """The mean over sequences of their token sums over the longest response allowed (Dr. GRPO, Liu et al. 2025)."""
-    return Weights(mask.float() / horizon, counted_sequences(mask, segments, num_sequences).sum())
+    units = seq_mean_token_mean(mask, segments, num_sequences, horizon, episode_tokens).units
+    return Weights(mask.float() / horizon, units)
 
 
-def token_weights(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Tensor:
+def token_weights(
+    mask: Tensor,
+    segments: Tensor,
+    num_sequences: int,
+    mode: str,
+    horizon: int = 1,
+    episode_tokens: Tensor | None = None,
+) -> Tensor:
     """Return the weight of each token in the sum of `mode`, [T] float32. Those of the two means sum to `num_units`."""
-    return averaged(mask, segments, num_sequences, mode, horizon).tokens
+    return averaged(mask, segments, num_sequences, mode, horizon, episode_tokens).tokens
 
 
-def num_units(mask: Tensor, segments: Tensor, num_sequences: int, mode: str) -> Tensor:
+def num_units(
+    mask: Tensor, segments: Tensor, num_sequences: int, mode: str, episode_tokens: Tensor | None = None
+) -> Tensor:
     """Return how many units of `mode` a batch holds, a float32 scalar; sequences without masked tokens do not count."""
-    return averaged(mask, segments, num_sequences, mode).units
+    return averaged(mask, segments, num_sequences, mode, 1, episode_tokens).units
 
 
-def averaged(mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int = 1) -> Weights:
-    """Return the weights and units of `mode`."""
+def averaged(
+    mask: Tensor, segments: Tensor, num_sequences: int, mode: str, horizon: int, episode_tokens: Tensor | None
+) -> Weights:
+    """Return the weights and units of `mode`. One of the user's own knows sequences and no episodes.
+
+    Args:
+        mask: [T].
+        segments: [T].
+        num_sequences: B.
+        mode: the name.
+        horizon: the longest a response may be.
+        episode_tokens: [B] masked tokens of the whole episode of each sequence; None: each is an episode of its own.
+    """
     same_shape(mask, segments)
-    weights: Weights = aggregation.load(mode)(mask, segments, num_sequences, horizon)
+    further = () if episode_tokens is None or is_own(mode) else (episode_tokens,)
+    weights: Weights = aggregation.load(mode)(mask, segments, num_sequences, horizon, *further)
     return weights
 
 

@@ -51,13 +51,14 @@ class CreditAssigner:
         values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
         credit = assign_credit(
             CreditInput(
-                rewards=rewards if turns is None else rewards - sum_per_row(turns, batch),
+                rewards=rewards if turns is None else rewards - batch.episode_sums(sum_per_row(turns, batch)),
                 kl_penalty=masked(penalty, mask),
                 lengths=sum_per_row(mask, batch).long(),
                 groups=needed(batch.group, "group"),
                 values=None if values is None else masked(values, mask),
                 greedy=batch.greedy,
                 turn_rewards=None if turns is None else masked(turns, mask),
+                episodes=batch.episode,
             ),
             self.config.advantage,
         )
@@ -71,7 +72,9 @@ class CreditAssigner:
         if values is not None:
             returns = put_back(credit.returns, mask)
             metrics["train/values"] = mean(values, mask)
-        metrics["train/return"] = float((rewards - sum_per_row(penalty * mask, batch)).mean())
+        ledgers = batch.episode_sums(torch.ones_like(rewards))  # [B] of each ledger's episode
+        own = rewards / ledgers - sum_per_row(penalty * mask, batch)
+        metrics["train/return"] = float(own.sum() / batch.num_episodes)
         return replace(batch, advantages=advantages, returns=returns), metrics
 
 

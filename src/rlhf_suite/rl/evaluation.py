@@ -11,7 +11,7 @@ from rlhf_suite.algo.scores import over_prompts, pass_at_k
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.rl.rollout_file import write_evaluation
-from rlhf_suite.rl.sample_metrics import PASS, by_source
+from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import Scorer
@@ -41,17 +41,19 @@ class Evaluator:
         trajectories = self.sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0))
         scored, _ = self.scorer.score(trajectories)
         write_evaluation(self.folder, step, scored)
-        result = self.summary(scored, np.ones(len(scored.trajectories), bool), "eval")
+        lengths, scored = response_lengths(scored.trajectories), scored.episodes()
+        result = self.summary(scored, lengths, np.ones(len(lengths), bool), "eval")
         for source, chosen in by_source(scored, self.sources).items():
-            result |= self.summary(scored, chosen, f"eval/{source}")
+            result |= self.summary(scored, lengths, chosen, f"eval/{source}")
         return result
 
-    def summary(self, scored: ScoredTrajectories, chosen: np.ndarray, prefix: str) -> dict[str, float]:
+    def summary(
+        self, scored: ScoredTrajectories, lengths: np.ndarray, chosen: np.ndarray, prefix: str
+    ) -> dict[str, float]:
         """Return means over prompts of pass@1 (with its standard error) and pass@n, and over samples of reward and
-        length."""
+        length, of the chosen samples [B] bool. `lengths`: tokens that the model wrote in each, [B]."""
         groups = np.array([t.group for t in scored.trajectories])[chosen]
         passed = (scored.scores > PASS)[chosen]
-        lengths = np.array([t.response_length for t in scored.trajectories])[chosen]
         truncated = np.array([t.truncated for t in scored.trajectories])[chosen]
         n = self.config.n_samples_per_prompt
         correct = np.array([passed[groups == g].sum() for g in np.unique(groups)])
@@ -65,7 +67,7 @@ class Evaluator:
             result[f"{prefix}/pass{k}"] = float(np.mean(each))
         return result | {
             f"{prefix}/reward": float(scored.rewards[chosen].mean()),
-            f"{prefix}/response_length_mean": float(lengths.mean()),
+            f"{prefix}/response_length_mean": float(lengths[chosen].mean()),
             f"{prefix}/truncated_rate": float(truncated.mean()),
             f"{prefix}/num_samples": float(len(passed)),
         }

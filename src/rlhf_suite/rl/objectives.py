@@ -33,7 +33,8 @@ class PolicyObjective:
     kl_coef: float = 0.0
 
     def units(self, batch: Experience) -> dict[str, torch.Tensor]:
-        units = num_units(batch.mask, batch.segments, len(batch), self.actor.loss_agg_mode)
+        mode, whole = self.actor.loss_agg_mode, batch.episode_tokens
+        units = num_units(batch.mask, batch.segments, len(batch), mode, whole)
         return {"tokens": batch.mask.sum(), "policy_units": units}
 
     def loss(self, model: Forward, batch: Experience) -> StepLoss:
@@ -62,8 +63,8 @@ class PolicyObjective:
             segments=segments,
             num_sequences=rows,
         )
-        weights = token_weights(mask, segments, rows, mode, self.horizon)
-        units = num_units(mask, segments, rows, mode)
+        weights = token_weights(mask, segments, rows, mode, self.horizon, batch.episode_tokens)
+        units = num_units(mask, segments, rows, mode, batch.episode_tokens)
         return policy_term(tokens, self.actor, weights, units, batch.correction)
 
     def token_terms(self, log_probs: torch.Tensor, entropy: torch.Tensor | None, batch: Experience) -> list[LossSum]:

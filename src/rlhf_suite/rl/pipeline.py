@@ -61,7 +61,7 @@ class Pipeline(TrainingLoop):
             experience, credit_metrics = self.credit.assign(experience)
         with journal.phase("ppo_train", "trainer"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
-            self.credit.adapt(credit_metrics, len(experience))
+            self.credit.adapt(credit_metrics, experience.num_episodes)
         self.rollouts.allow_sync(step + 1)
         with journal.phase("weight_sync"):
             sync_metrics = self.weights.sync(version=step + 1, probe=experience)

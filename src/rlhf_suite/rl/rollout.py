@@ -95,7 +95,7 @@ class RolloutBuilder:
         shaped = self.shaper.shape(scored)
         metrics |= sample_metrics(shaped, self.sources)
         if self.algo.advantage.needs("rewards"):
-            self.equal_rewards.observe(shaped)
+            self.equal_rewards.observe(shaped.episodes())
         if self.scorer.rewards is None and not any(t.reward is not None for t in scored.trajectories):
             metrics = {name: value for name, value in metrics.items() if not is_of_rewards(name)}
         return shaped, metrics
@@ -138,7 +138,8 @@ class RolloutBuilder:
 
     def is_accepted(self, group: ScoredTrajectories) -> bool:
         """Return whether a group is trained on, by the scores of its samples that would be."""
-        scores = [float(s) for s, t in zip(group.scores, group.trajectories, strict=True) if not t.greedy]
+        episodes = group.episodes()
+        scores = [float(s) for s, t in zip(episodes.scores, episodes.trajectories, strict=True) if not t.greedy]
         low, high = self.algo.dynamic_filtering_range
         return teaches(scores, low, high, self.algo.dynamic_filtering_min_std)
 

@@ -1,4 +1,4 @@
-"""Rollouts and evaluations as `rollouts/step_<n>.parquet` and `evaluations/step_<n>.parquet`, one row per sample."""
+"""Rollouts and evaluations as `rollouts/step_<n>.parquet` and `evaluations/step_<n>.parquet`, one row per ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_suite.rl.samples import ScoredTrajectories
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
-    """Write every sample that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
+    """Write every ledger that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
     offsets = pa.array(np.append(0, experience.lengths.cumsum(0).numpy()).astype(np.int32))
     per_token = {
         "ids": experience.ids.numpy(),
@@ -28,12 +28,12 @@ def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experien
 
 
 def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:
-    """Write every sample of an evaluation: prompt, response, label and reward."""
+    """Write every ledger of an evaluation: prompt, response, label and reward."""
     write_table(folder, step, text_columns(scored))
 
 
 def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
-    """Return what a person reads of each sample. `reward_query` is the whole text as rewards saw it; the metric
+    """Return what a person reads of each ledger. `reward_query` is the whole text as rewards saw it; the metric
     `reward/<name>` is the mean of the column of that name."""
     trajectories = scored.trajectories
     retries = {} if scored.retries is None else {"reward_retries": pa.array(scored.retries)}
@@ -48,6 +48,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
         "prompt_index": pa.array([t.prompt for t in trajectories]),
         "group": pa.array([t.group for t in trajectories]),
         "sample": pa.array([t.sample for t in trajectories]),
+        "ledger": pa.array([t.fork for t in trajectories]),
         "finish_reason": pa.array([t.finish_reason for t in trajectories]),
         "reward": pa.array(scored.rewards),
         "score": pa.array(scored.scores),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 PASS = 0.5  # a sample passes when its score is above this
@@ -14,12 +15,14 @@ PASS = 0.5  # a sample passes when its score is above this
 def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> dict[str, float]:
     """Return means over samples, the spread inside groups, every extra value over the samples that have it, and
     `train/<source>/` where there are several sources. `sources`: that of each prompt of the run; empty: one."""
-    groups = np.array([t.group for t in scored.trajectories])
     versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
-    lengths = np.array([t.response_length for t in scored.trajectories])
+    lengths = response_lengths(scored.trajectories)
+    total_lengths = episode_sums(scored.trajectories, [len(t.ids) for t in scored.trajectories])
+    scored = scored.episodes()
+    groups = np.array([t.group for t in scored.trajectories])
     result = {
         **means(scored, lengths, np.ones(len(groups), bool), "train"),
-        "train/total_length": float(np.mean([len(t.ids) for t in scored.trajectories])),
+        "train/total_length": float(np.mean(total_lengths)),
         "rollout/reward_std": float(scored.rewards.std()),
         "rollout/num_samples": float(len(groups)),
         "rollout/weight_version": float(versions.mean()) if len(versions) else -1.0,
@@ -31,6 +34,16 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
     for name in sorted({name for extra in scored.extra for name in extra}):
         result[metric_name(name)] = float(np.mean([extra[name] for extra in scored.extra if name in extra]))
     return result
+
+
+def response_lengths(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Return how many tokens the model wrote in each episode, [E]."""
+    return episode_sums(trajectories, [t.response_length for t in trajectories])
+
+
+def episode_sums(trajectories: Sequence[Trajectory], values: Sequence[int]) -> np.ndarray:
+    """Return the sum of `values` [B] over the ledgers of each episode, [E]."""
+    return np.add.reduceat(values, EpisodeRows.of(trajectories).starts)
 
 
 def metric_name(name: str) -> str:

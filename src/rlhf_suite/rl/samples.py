@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 
 
 @dataclass(frozen=True)
 class ScoredTrajectories:
-    """B trajectories that have a reward, whole groups only, with their text."""
+    """B trajectories that have a reward, whole groups only, with their text.
+
+    Where an episode has several ledgers, each has the reward, score and further values of the whole episode.
+    """
 
     trajectories: list[Trajectory]
     rewards: NDArray[np.float32]  # [B] learned from; rl/shaping.py replaces them by shaped ones
@@ -39,6 +42,11 @@ class ScoredTrajectories:
             return values if values is None else [values[i] for i in indices]
 
         return ScoredTrajectories(*(chosen(getattr(self, each.name)) for each in fields(self)))
+
+    def episodes(self) -> ScoredTrajectories:
+        """Return one row for each episode, its last ledger."""
+        rows = EpisodeRows.of(self.trajectories)
+        return self.take(rows.lasts.tolist()) if rows.have_forks else self
 
     def by_group(self) -> list[ScoredTrajectories]:
         """Return the samples of each group, in the order of the groups' numbers."""

@@ -100,12 +100,12 @@ class Sampler:
         seeds = [(self.seed, *stream, t.prompt, t.sample) for t, _ in plan]
         if self.episodes is None:
             work = [self.respond(*each, sample_seed(*seed)) for each, seed in zip(plan, seeds, strict=True)]
-        else:
-            work = [
-                self.episodes.run(prompts[t.prompt], t, sampling, seed)
-                for (t, sampling), seed in zip(plan, seeds, strict=True)
-            ]
-        return list(await asyncio.gather(*work))
+            return list(await asyncio.gather(*work))
+        episodes = [
+            self.episodes.run(prompts[t.prompt], t, sampling, seed)
+            for (t, sampling), seed in zip(plan, seeds, strict=True)
+        ]
+        return list(chain.from_iterable(await asyncio.gather(*episodes)))
 
     async def respond(self, t: Trajectory, sampling: SamplingSettings, seed: int) -> Trajectory:
         """Let an engine continue a ledger by one response."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import ENVIRONMENT, Trajectory
+from rlhf_suite.data.trajectory import ENVIRONMENT, EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
@@ -42,16 +42,19 @@ class Scorer:
     ) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error.
 
+        Of an episode with several ledgers the last one is scored, and its outcome is that of all of them.
         `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
         """
-        samples = self.samples(trajectories)
-        outcomes, metrics = self.outcomes(trajectories, samples)
-        failed = {t.group for t, o in zip(trajectories, outcomes, strict=True) if isinstance(o, RewardFailure)}
-        all_failed = None if is_part else len(failed) == len({t.group for t in trajectories})
-        check_failures(self.config, self.journal, [sample.text() for sample in samples], outcomes, all_failed)
+        samples, rows = self.samples(trajectories), EpisodeRows.of(trajectories)
+        scored = [samples[last] for last in rows.lasts]
+        outcomes, metrics = self.outcomes(rows.parts(trajectories), scored)
+        groups = [trajectories[last].group for last in rows.lasts]
+        failed = {group for group, o in zip(groups, outcomes, strict=True) if isinstance(o, RewardFailure)}
+        all_failed = None if is_part else len(failed) == len(set(groups))
+        check_failures(self.config, self.journal, [sample.text() for sample in scored], outcomes, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
-        scored = self.select(trajectories, samples, outcomes, kept)
-        return scored, metrics | failure_counts(outcomes, len(failed))
+        of_ledgers = [outcomes[number] for number in rows.numbers]
+        return self.select(trajectories, samples, of_ledgers, kept), metrics | failure_counts(outcomes, len(failed))
 
     def check_error_rate(self, failures: float, samples: float) -> None:
         """End the run if too many of the samples of a step failed, of which `score` saw only parts."""
@@ -62,11 +65,11 @@ class Scorer:
             )
 
     def outcomes(
-        self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]
+        self, episodes: Sequence[Sequence[Trajectory]], samples: Sequence[Sample]
     ) -> tuple[list[Outcome], dict[str, float]]:
-        """Return an outcome per sample, and metrics: that of its environment, else that of the reward sources. Without
-        either (a teacher alone) every reward is 0."""
-        given = [environment_outcome(t) for t in trajectories]
+        """Return an outcome per episode, and metrics: that of its environment, else that of the reward sources, which
+        see `samples`. Without either (a teacher alone) every reward is 0."""
+        given = [environment_outcome(ledgers) for ledgers in episodes]
         asked = [sample for sample, outcome in zip(samples, given, strict=True) if outcome is None]
         scored: list[Outcome] = [Scored(0.0, 0.0)] * len(asked)
         metrics: dict[str, float] = {}
@@ -74,7 +77,7 @@ class Scorer:
             scored, metrics = self.rewards.score(asked)
         others = iter(scored)
         outcomes = [next(others) if outcome is None else outcome for outcome in given]
-        return [with_metrics(o, t.extra) for o, t in zip(outcomes, trajectories, strict=True)], metrics
+        return [with_metrics(o, ledgers[-1].extra) for o, ledgers in zip(outcomes, episodes, strict=True)], metrics
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
@@ -114,13 +117,15 @@ def answer_ids(t: Trajectory) -> NDArray[np.int64]:
     return t.turns[-1] if ENVIRONMENT in t.owner else t.response_ids
 
 
-def environment_outcome(t: Trajectory) -> Outcome | None:
+def environment_outcome(ledgers: Sequence[Trajectory]) -> Outcome | None:
     """Return what the environment of an episode says of it; None if it says nothing. The rewards of its turns count."""
+    t = ledgers[-1]
     if t.failure:
         return RewardFailure(t.failure, "timeout" if t.timed_out else "error")
     if t.reward is None:
         return None
-    return Scored(t.reward + float(t.turn_rewards.sum()), t.reward if t.score is None else t.score)
+    turns = sum(float(each.turn_rewards.sum()) for each in ledgers)
+    return Scored(t.reward + turns, t.reward if t.score is None else t.score)
 
 
 def with_metrics(outcome: Outcome, extra: dict[str, float]) -> Outcome:

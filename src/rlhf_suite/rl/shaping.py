@@ -10,7 +10,7 @@ import torch
 
 from rlhf_suite.algo.scores import clip_scores, overlong_penalty, stop_properly
 from rlhf_suite.config.reward import RLRewardConfig
-from rlhf_suite.data.trajectory import PROMPT, Trajectory
+from rlhf_suite.data.trajectory import PROMPT, EpisodeRows, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -26,8 +26,9 @@ class Shaper:
 
     def rewards(self, scored: ScoredTrajectories) -> np.ndarray:
         """Return the rewards [B] after clip, overlong penalty and stop-properly penalty; with reward.clip_shaped the
-        clip comes last."""
-        config, trajectories = self.config, scored.trajectories
+        clip comes last. Of an episode with several ledgers the longest one counts for the overlong penalty, and the
+        last one says whether it was truncated."""
+        config, trajectories, rows = self.config, scored.trajectories, EpisodeRows.of(scored.trajectories)
         result = torch.from_numpy(scored.rewards)
         if not config.clip_shaped:
             result = clip_scores(result, config.clip_range)
@@ -35,9 +36,10 @@ class Shaper:
             lengths = torch.tensor([t.response_length for t in trajectories])
             longest = torch.tensor([self.longest(t) for t in trajectories])
             factor = config.overlong_penalty_factor
-            result = result - overlong_penalty(lengths, longest, config.overlong_buffer_len, factor)
+            penalties = overlong_penalty(lengths, longest, config.overlong_buffer_len, factor).numpy()
+            result = result - torch.from_numpy(np.maximum.reduceat(penalties, rows.starts)[rows.numbers])
         if config.stop_properly_penalty_coef is not None:
-            truncated = torch.tensor([t.truncated for t in trajectories])
+            truncated = torch.tensor([trajectories[last].truncated for last in rows.lasts])[rows.numbers]
             result = stop_properly(result, truncated, config.stop_properly_penalty_coef)
         if config.clip_shaped:
             result = clip_scores(result, config.clip_range)

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
@@ -155,7 +155,11 @@ class Stream:
                 with self.builder.phase("reward", "rewards"):
                     samples = [t for group in groups for t in group]
                     scored, counts = self.builder.scorer.score(samples, is_part=True)
-                self.sort_out({group[0].group: group for group in groups}, scored, counts | {SAMPLES: len(samples)})
+                self.sort_out(
+                    {group[0].group: group for group in groups},
+                    scored,
+                    counts | {SAMPLES: len(EpisodeRows.of(samples))},
+                )
             except BaseException as error:  # whatever it is, the driver must not wait for ever
                 with self.changed:
                     self.failure = self.failure or error

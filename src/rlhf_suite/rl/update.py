@@ -11,13 +11,13 @@ from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 
 
-def step_indices(num_sequences: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
-    """Return the sequences of each optimiser step: a fresh shuffle per epoch; a last short batch is kept."""
+def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
+    """Return the episodes of each optimiser step: a fresh shuffle per epoch; a last short batch is kept."""
     generator = np.random.Generator(np.random.PCG64(list(seed)))
     steps = []
     for _ in range(epochs):
-        order = generator.permutation(num_sequences)
-        steps += [order[i : i + batch_size].tolist() for i in range(0, num_sequences, batch_size)]
+        order = generator.permutation(num_episodes)
+        steps += [order[i : i + batch_size].tolist() for i in range(0, num_episodes, batch_size)]
     return steps
 
 
@@ -44,8 +44,8 @@ class Updater:
         In the first `critic.freezing_steps` RL steps the policy stays as it is: its schedule begins after them.
         """
         config = self.config
-        chosen = step_indices(len(experience), config.batch_size, config.max_epochs, (config.seed, step))
-        batches = [take(experience, indices) for indices in chosen]
+        chosen = step_indices(experience.num_episodes, config.batch_size, config.max_epochs, (config.seed, step))
+        batches = [take(experience, experience.ledgers_of(episodes)) for episodes in chosen]
         running, what = [], f"update of step {step + 1}"
         if step >= self.critic_warm_up:
             first = (step - self.critic_warm_up) * self.steps_per_rollout
