@@ -112,7 +112,7 @@ RL_STEP = [
     Mutation(
         "the KL controller sees one sample per step",
         "rl/pipeline.py",
-        "self.credit.adapt(credit_metrics, len(experience))",
+        "self.credit.adapt(credit_metrics, experience.num_episodes)",
         "self.credit.adapt(credit_metrics, 1)",
         PIPELINE,
     ),

@@ -142,8 +142,8 @@ ROLLOUT = [
     Mutation(
         "groups are filtered by their shaped rewards",
         "rl/rollout.py",
-        "zip(group.scores, group.trajectories",
-        "zip(group.rewards, group.trajectories",
+        "zip(episodes.scores, episodes.trajectories",
+        "zip(episodes.rewards, episodes.trajectories",
         GATHER,
     ),
     Mutation(
