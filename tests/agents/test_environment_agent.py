@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 from scripted import Scripted, chat_task, open_session, run
@@ -11,7 +12,7 @@ from scripted import Scripted, chat_task, open_session, run
 from rlhf_suite.agents.base import Start, Step
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
-from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 
 
 class Guess:
@@ -34,10 +35,10 @@ class Guess:
 
 
 def play(tokenizer, replies, environment=Guess, max_turns: int = 5, timeout_s: float = 50.0, **others):
-    step_timeout_s = others.pop("step_timeout_s", None)
+    step_timeout_s, choice = others.pop("step_timeout_s", None), others.pop("choice", None)
     policy = Scripted(tokenizer, replies)
     session = open_session(tokenizer, policy, chat_task(tokenizer, label="5"), **others)
-    agent = EnvironmentAgent(environment, max_turns, timeout_s, step_timeout_s)
+    agent = EnvironmentAgent(environment, max_turns, timeout_s, step_timeout_s, choice=choice)
     return run(agent.run, chat_task(tokenizer, label="5"), session)
 
 
@@ -66,6 +67,38 @@ def test_rewards_of_turns_stand_at_them_and_the_last_is_the_outcome(tokenizer):
     assert (ledger.owner[places] == MODEL).all() and (ledger.owner[places + 1] == ENVIRONMENT).all()
     ended = play(tokenizer, ["3", "4"], max_turns=2)
     assert ended.outcome == Scored(0.1, 0.2, {}) and (ended.ledgers[0].turn_rewards > 0).sum() == 1
+
+
+class Parts(Guess):
+    """As Guess, with rewards of named parts: every turn costs a tenth, and the last one may be right."""
+
+    async def step(self, turn):
+        step = await super().step(turn)
+        found = {"answer": float(step.done)} if step.done else {}
+        return replace(step, reward=found | {"turns": -0.1})
+
+
+@pytest.mark.parametrize(
+    ("choice", "of_turns", "last", "total"),
+    [
+        (None, [-0.1, -0.1], 0.9, 0.7),
+        (Choice(combine="max"), [-0.1, -0.1], 1.0, 0.8),
+        (Choice("answer"), [], 1.0, 1.0),
+        (Choice("turns"), [-0.1, -0.1], -0.1, -0.3),
+    ],
+)
+def test_named_parts_of_rewards_are_added_up_over_the_turns_and_logged(tokenizer, choice, of_turns, last, total):
+    episode = play(tokenizer, ["3", "9", "5"], Parts, choice=choice)
+    ledger = episode.ledgers[0]
+    assert ledger.turn_rewards[ledger.turn_rewards.nonzero()].tolist() == pytest.approx(of_turns)
+    assert (episode.outcome.reward, episode.outcome.score) == (pytest.approx(last), pytest.approx(total))
+    assert episode.extra["answer"] == 1 and episode.extra["turns"] == pytest.approx(-0.3)
+
+
+def test_a_reward_without_names_is_an_error_where_one_is_asked_for(tokenizer):
+    episode = play(tokenizer, ["5"], choice=Choice("answer"))
+    assert "reward.reward_key=answer, and the environment gave a number without a name" in episode.outcome.reason
+    assert play(tokenizer, ["9", "9"], Parts, max_turns=2, choice=Choice("answer")).outcome is None
 
 
 def test_the_last_turn_is_scored_and_not_answered(tokenizer):

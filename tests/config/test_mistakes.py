@@ -327,6 +327,15 @@ MISTAKES = [
     (sources("{a: {rule: math, remote_url: http://b/c}}"), "reward.sources.a", "several sources"),
     (sources("{a: {remote_url: none.py}}"), "reward.sources.a.remote_url", "is not a Python file"),
     (sources("{a: {rule: math, weight: 0}}"), "reward.sources", "every weight is 0"),
+    (sources("{a: {rule: math, best_of: c}, b: {rule: length}}"), "reward.sources.a.best_of", "no other source has"),
+    (sources("{a: {rule: math}}") + "reward.reward_key=b/c", "reward.reward_key", "sources: a"),
+    (sources("{a: {rule: math}, b: {rule: math, weight: 0}}") + "reward.reward_key=b", "reward.reward_key", "above 0"),
+    (
+        PPO.replace("reward.rule=exact_match", "reward.model_name_or_path=rm") + "reward.reward_key=a",
+        "reward.reward_key",
+        "gives one number without a name",
+    ),
+    (PPO + "reward.combine=mean", "reward.combine", "sum"),
     (sources("{a/b: {rule: math}}"), "reward.sources", "use only letters, digits"),
     (sources("{a: {rule: math}}") + "reward.rule=math", "reward.sources", "would be the only sources"),
     (

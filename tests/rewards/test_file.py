@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.rewards.reply import outcomes
 
 
@@ -81,6 +81,65 @@ def test_a_single_number_in_extra_logs_is_that_of_every_row():
     for value in (0.25, torch.tensor(0.25), np.float32(0.25)):
         result = {"rewards": torch.tensor([1.0, 2.0]), "scores": [1, 1], "extra_logs": {"dummy": value}}
         assert outcomes(result, 2) == [Scored(1, 1, {"dummy": 0.25}), Scored(2, 1, {"dummy": 0.25})]
+
+
+PARTS = {"answer": [1, 0], "format": [-0.5, 0.25]}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"rewards": PARTS},
+        {"rewards": {"answer": torch.tensor([1, 0]), "format": np.array([-0.5, 0.25])}},
+        {"rewards": [{"answer": 1, "format": -0.5}, {"answer": False, "format": 0.25, "other": None}]},
+        [{"answer": 1, "format": -0.5}, {"answer": 0, "format": 0.25}],
+    ],
+)
+def test_a_reward_of_named_parts_is_their_sum_and_each_is_logged(result):
+    assert outcomes(result, 2) == [
+        Scored(0.5, 0.5, {"answer": 1, "format": -0.5}),
+        Scored(0.25, 0.25, {"answer": 0, "format": 0.25}),
+    ]
+
+
+def test_the_largest_part_or_a_named_number_may_be_what_is_trained_on():
+    result = {"rewards": PARTS, "extra_logs": {"steps": [3, 4]}}
+
+    def rewards(**choice) -> list[float]:
+        return [each.reward for each in outcomes(result, 2, choice=Choice(**choice))]
+
+    assert rewards(combine="max") == [1, 0.25]
+    assert rewards(key="format") == [-0.5, 0.25]
+    assert rewards(key="steps", combine="max") == [3, 4]
+
+
+def test_scores_beside_parts_are_evaluated_as_they_are():
+    first, _ = outcomes({"rewards": PARTS, "scores": [0.75, 0]}, 2, choice=Choice("format"))
+    assert (first.reward, first.score) == (-0.5, 0.75)
+
+
+def test_a_row_without_the_named_part_fails_and_says_which_names_there_are():
+    first, second = outcomes([{"answer": 1, "format": 0}, {"format": 1}], 2, choice=Choice("answer"))
+    assert first == Scored(1, 1, {"answer": 1, "format": 0})
+    assert second.reason == "reward.reward_key=answer, and the named numbers of this reward are: format"
+    (plain,) = outcomes([1.0], 1, choice=Choice("answer"))
+    assert plain.reason.endswith("numbers of this reward are: none")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ({}, "rewards without a part"),
+        ({"answer": [1]}, "1 rewards['answer'] for 2 responses"),
+        ({"answer": [1, "x"]}, "rewards['answer'] is 'x', not a number"),
+        ([1, {}], "reward has no named part"),
+        ([1, {"a\n": 1}], "expected a name of 1 to 100 visible characters"),
+        ([1, {str(n): 1 for n in range(257)}], "257 names in rewards; 256 are allowed"),
+    ],
+)
+def test_parts_that_make_no_sense_fail_their_rows(rewards, reason):
+    *_, last = outcomes({"rewards": rewards}, 2)
+    assert isinstance(last, RewardFailure) and reason in last.reason
 
 
 def test_an_integer_that_no_float_holds_fails_its_row_alone():

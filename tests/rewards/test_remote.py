@@ -15,7 +15,7 @@ from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.rewards import remote, retry
-from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward, Server, Servers
 
 DEAD = "http://127.0.0.1:9/get_reward"  # nobody listens at the discard port
@@ -167,11 +167,23 @@ def test_numbers_that_no_float_holds_and_values_of_other_kinds_fail_their_row_al
         "reward is too large for a floating-point number",
         "reward is -inf",
         "reward is of type list, not a number",
-        "reward is of type dict, not a number",
+        "reward has no named part",
         "reward is null, not a number",
         f"reward is '{'x' * 200}... (5000 characters)', not a number",
         r"reward is '\ud800\x1b[2J', not a number",
     ]
+
+
+def test_a_server_may_answer_with_named_parts_and_with_one_number_for_every_row(serve):
+    answer = {"rewards": {"answer": [1, 0], "format": 0.25}, "extra_logs": {"mean": 0.5}}
+    server = serve(lambda body: (200, answer))
+    outcomes = RemoteReward([server.url], HttpConfig()).score([row("a"), row("b")])
+    assert outcomes == [
+        Scored(1.25, 1.25, {"mean": 0.5, "answer": 1, "format": 0.25}),
+        Scored(0.25, 0.25, {"mean": 0.5, "answer": 0, "format": 0.25}),
+    ]
+    chosen = RemoteReward([server.url], HttpConfig(), Choice("answer")).score([row("a"), row("b")])
+    assert [(each.reward, each.score) for each in chosen] == [(1, 1), (0, 0)]
 
 
 def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline():

@@ -69,6 +69,58 @@ def test_weights_add_rewards_up_and_scores_become_a_weighted_mean(rewards, lengt
     assert metrics["reward/right/seconds"] > 0
 
 
+@pytest.fixture
+def parts_file(tmp_path):
+    path = tmp_path / "parts.py"
+    path.write_text(
+        "def reward_func(queries, prompts, labels):\n    return [{'a': len(q), 'b': -1} for q in queries]\n"
+    )
+    return str(path)
+
+
+def test_of_sources_that_share_a_name_the_best_counts(rewards, length_file):
+    """As max(rule, judge) with a penalty beside it."""
+    three = rewards(
+        rule=NamedSourceConfig(rule="exact_match", weight=4.0, best_of="answer"),
+        judge=NamedSourceConfig(rule="length", weight=2.0, best_of="answer"),
+        penalty=NamedSourceConfig(remote_url=length_file, weight=0.5),
+    )
+    outcomes, _ = three.score([row("ab", "ab"), row("ab", "abcd")])
+    assert outcomes[0] == Scored(
+        4 * 1 + 0.5 * -2,
+        (4 * 1 + 0.5 * 0.2) / 4.5,
+        {"rule/mean": 1, "judge/mean": 1, "penalty/n": 2, "penalty/mean": -2},
+    )
+    assert (outcomes[1].reward, outcomes[1].score) == (2 * 1 + 0.5 * -4, (2 * 1 + 0.5 * 0.4) / 2.5)
+
+
+def test_a_source_of_weight_0_is_never_the_best(rewards, parts_file):
+    two = rewards(
+        measured=NamedSourceConfig(rule="exact_match", weight=0.0, best_of="answer"),
+        trained=NamedSourceConfig(rule="answer_tags", best_of="answer"),
+    )
+    assert two.score([row("ab", "ab")])[0][0].reward == -3
+
+
+def test_one_source_or_one_of_its_named_numbers_may_be_what_is_trained_on(rewards, parts_file):
+    def score(**config) -> Scored:
+        sources = {
+            "right": NamedSourceConfig(rule="exact_match", weight=2.0, datasets=config.pop("datasets", None)),
+            "parts": NamedSourceConfig(remote_url=parts_file, weight=0.5),
+        }
+        (outcome,) = rewards(RewardConfig(sources=sources, **config)).score([row("ab", "ab")])[0]
+        return outcome
+
+    logged = {"right/mean": 1, "parts/a": 3, "parts/b": -1, "parts/mean": 2}
+    assert score() == Scored(2 + 0.5 * 2, (2 * 1 + 0.5 * 2) / 2.5, logged)
+    assert score(combine="max").reward == 2 + 0.5 * 3
+    assert score(reward_key="right").reward == 1
+    assert score(reward_key="parts").reward == 2
+    assert score(reward_key="parts/b").reward == -1 and score(reward_key="parts/b").extra["parts/a"] == 3
+    assert "reward.reward_key=c" in score(reward_key="parts/c").reason
+    assert "right of reward.reward_key" in score(reward_key="right", datasets=["other"]).reason
+
+
 def test_a_source_of_weight_0_is_measured_but_changes_nothing(rewards, length_file):
     both = rewards(
         right=NamedSourceConfig(rule="exact_match"), length=NamedSourceConfig(remote_url=length_file, weight=0.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import replace
+
 import pytest
 
 from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.gym import answer_of
 from rlhf_suite.rewards.mathematics import boxed_text, last_boxed
 from rlhf_suite.rewards.rules import make_scorer
@@ -55,6 +58,65 @@ def test_exact_match_compares_the_whole_response_but_for_outer_space(scorers, la
 )
 def test_math_compares_answers_as_mathematics(scorers, label, response, reward):
     assert scorers["math"]([row(label, response)]) == [Scored(reward, reward)]
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("one two three four", 0),
+        ("", 0),
+        ("again and again and again and again", -0.5),  # 3 of 5 trigrams are repeated: 0.6, of which 0.2 are free
+        ("so " * 100, -(97 / 98 - 0.2) / 0.8),
+        ("好的好的好的好的", -(4 / 6 - 0.2) / 0.8),
+    ],
+)
+def test_repetition_costs_the_share_of_repeated_n_grams_above_what_is_tolerated(response, reward):
+    (outcome,) = make_scorer("repetition", RuleConfig(repetition_ngram=3, repetition_tolerated=0.2))(
+        [row("", response)]
+    )
+    assert outcome.reward == pytest.approx(reward)
+
+
+def test_repetition_counts_all_turns_of_the_model():
+    turns = ["I call the tool now. ", "I call the tool now. "]
+    (alone,) = make_scorer("repetition")([row("", turns[1])])
+    (both,) = make_scorer("repetition")([replace(row("", turns[1]), turns=turns)])
+    assert alone.reward == 0 > both.reward
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (r"I think. <answer>so \boxed{4}</answer>", 0),
+        ("<answer>\\boxed{4}</answer> \n", 0),
+        (r"\boxed{4}", -3),
+        (r"<answer>\boxed{4}", -3),
+        ("</answer><answer>", -3),
+        ("<answer>4</answer>", -2),
+        (r"\boxed{3} <answer>4</answer>", -2),
+        (r"<answer>\boxed{3}</answer> no <answer>\boxed{4}</answer>", -1),
+        (r"<answer><answer>\boxed{4}</answer>", -1),
+        (r"<answer>\boxed{4}</answer></answer>", -1),
+        (r"<answer>\boxed{4}</answer> and more", -0.5),
+    ],
+)
+def test_answer_tags_has_a_penalty_for_each_wrong_form(response, reward):
+    (outcome,) = make_scorer("answer_tags")([row("", response)])
+    assert outcome.reward == reward
+
+
+def test_a_rule_of_ones_own_may_have_named_parts(tmp_path):
+    code = """
+        def parts(row, config):
+            return {"right": row.response == row.label, "short": 1 / len(row.response), "none": None}
+    """
+    (tmp_path / "own.py").write_text(textwrap.dedent(code))
+    rows, name = [row("4", "4"), row("4", "1234")], f"{tmp_path}/own.py:parts"
+    assert make_scorer(name)(rows) == [
+        Scored(2, 2, {"right": 1, "short": 1}),
+        Scored(0.25, 0.25, {"right": 0, "short": 0.25}),
+    ]
+    assert [each.reward for each in make_scorer(name, None, Choice("right"))(rows)] == [1, 0]
 
 
 def test_math_does_not_blame_the_response_for_a_useless_label(scorers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
+from rlhf_suite.rl.scoring import Scorer
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
@@ -61,6 +63,18 @@ def test_the_overlong_penalty_counts_model_tokens_only():
     samples = scored([trajectory(own=8), trajectory(own=6), trajectory(own=10)], [1.0, 1.0, 1.0])
     assert shaped(samples, overlong_buffer_len=4) == pytest.approx([0.5, 1.0, 0.0])
     assert shaped(samples, overlong_buffer_len=4, overlong_penalty_factor=2.0) == pytest.approx([0.0, 1.0, -1.0])
+
+
+def test_what_penalties_change_is_logged_like_parts_of_a_reward():
+    samples = scored([trajectory(own=8, finish="length"), trajectory(own=6)], [1.0, 1.0])
+    shaper = Shaper(RLRewardConfig(overlong_buffer_len=4, stop_properly_penalty_coef=0.5), lambda prompt: 12 - prompt)
+    result = shaper.shape(samples)
+    assert result.rewards.tolist() == [0.25, 1.0]
+    assert result.extra == [
+        {"overlong_penalty": -0.5, "stop_properly_penalty": -0.25},
+        {"overlong_penalty": 0.0, "stop_properly_penalty": 0.0},
+    ]
+    assert sample_metrics(result)["reward/overlong_penalty"] == -0.25
 
 
 def test_the_clip_is_of_the_raw_or_of_the_shaped_reward():
@@ -119,17 +133,21 @@ def test_no_samples_on_disk_are_none(tmp_path):
     assert BuilderState.load(tmp_path) == BuilderState(1, [])
 
 
-class Answers:
-    """In place of engines and reward: the answers to a prompt differ when its index is even."""
+class Answers(Scorer):
+    """In place of engines and reward: the answers to a prompt differ when its index is even. With `waits`, a group is
+    complete when the one before it has been scored, and the last group is the first that is complete."""
 
-    rewards = None
-
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal, waits: bool = False) -> None:
+        super().__init__(RLRewardConfig(), [], None, None, journal)
         self.asked: list[list[int]] = []
+        self.waits, self.scored_groups = waits, queue.SimpleQueue[list[int]]()
 
     def sample_rollout(self, indices, stream):
         self.asked.append(list(indices))
-        return [trajectory(index, group, sample) for group, index in enumerate(indices) for sample in range(2)]
+        for group, index in reversed([*enumerate(indices)]):
+            yield [trajectory(index, group, sample) for sample in range(2)]
+            if self.waits:
+                assert self.scored_groups.get(timeout=60) == [group, group]
 
     def sleep(self):
         pass
@@ -137,7 +155,8 @@ class Answers:
     def wake(self):
         pass
 
-    def score(self, trajectories):
+    def score(self, trajectories, is_part=False):
+        self.scored_groups.put([t.group for t in trajectories])
         return scored(trajectories, [float(t.prompt % 2 == 0 and t.sample == 0) for t in trajectories]), {}
 
 
@@ -147,13 +166,13 @@ def builder(tmp_path):
     from rlhf_suite.config.logger import LoggerConfig
     from rlhf_suite.tracking.run_folder import RunFolder
 
-    def make(**algo):
+    def make(waits=False, **algo):
         config = PPORun(
-            algo=AlgoConfig(dynamic_filtering_enable=True, **algo),
+            algo=AlgoConfig(**{"dynamic_filtering_enable": True} | algo),
             rollout=RolloutConfig(batch_size=3, n_samples_per_prompt=2, vllm_generate_batch_size=4),
         )
-        answers = Answers()
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+        answers = Answers(journal, waits)
         return RolloutBuilder(
             config.algo,
             config.rollout,
@@ -165,6 +184,15 @@ def builder(tmp_path):
         )
 
     return make
+
+
+def test_a_group_is_scored_while_the_engines_write_others_and_the_rollout_has_its_order(builder):
+    one = builder(waits=True, dynamic_filtering_enable=False)
+    samples, metrics = one.build(0)
+    assert prompts_of(samples) == one.order.indices(0)
+    assert [t.group for t in samples.trajectories] == [0, 0, 1, 1, 2, 2]
+    assert samples.responses == [f"{t.prompt}.{t.sample}" for t in samples.trajectories]
+    assert metrics["rollout/num_samples"] == 6
 
 
 def prompts_of(samples: ScoredTrajectories) -> list[int]:

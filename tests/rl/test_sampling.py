@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
+from rlhf_suite.rl.scoring import place_of
 
 PROMPTS = [Prompt([1] * length, "p" * length, "", "default", f"rows:{length}") for length in (3, 5, 17)]
 
@@ -31,6 +35,11 @@ def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
     return Sampler(config, PROMPTS, Engines(), [2], seed=42, max_len=20, adds_greedy=adds_greedy, sleeps=False)
 
 
+def rollout(one: Sampler, indices: list[int], stream: int = 0) -> list[Trajectory]:
+    """Sample a rollout; its groups are sorted, since they end in any order."""
+    return sorted(chain.from_iterable(one.sample_rollout(indices, stream)), key=place_of)
+
+
 def seeds(one: Sampler) -> list[int]:
     """Those of the requests since the last call."""
     asked, one.engines.asked = one.engines.asked, []
@@ -41,7 +50,7 @@ def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
     one = sampler()
     drawn = []
     for stream in (0, 1):
-        one.sample_rollout([0, 2], stream)
+        rollout(one, [0, 2], stream)
         drawn += seeds(one)
     one.sample(PROMPTS, [0, 2], 3, one.settings(0.6), (EVALUATION, 0))
     drawn += seeds(one)
@@ -50,14 +59,14 @@ def test_no_two_samples_share_a_seed_neither_in_a_step_nor_across_steps():
 
 def test_the_seed_of_a_sample_depends_on_its_prompt_and_not_on_its_place():
     one = sampler()
-    one.sample_rollout([0, 2], 4)
+    rollout(one, [0, 2], 4)
     first = seeds(one)
-    one.sample_rollout([2, 1], 4)
+    rollout(one, [2, 1], 4)
     assert seeds(one)[:3] == first[3:]
 
 
 def test_samples_of_a_prompt_are_a_group_side_by_side():
-    made = sampler().sample_rollout([2, 0], 0)
+    made = rollout(sampler(), [2, 0])
     assert [(t.prompt, t.group, t.sample) for t in made] == [
         (2, 0, 0),
         (2, 0, 1),
@@ -73,7 +82,7 @@ def test_samples_of_a_prompt_are_a_group_side_by_side():
 
 def test_an_estimator_with_greedy_baselines_gets_one_greedy_sample_of_each_prompt():
     one = sampler(adds_greedy=True)
-    made = one.sample_rollout([2, 0], 0)
+    made = rollout(one, [2, 0], 0)
     assert [t.greedy for t in made] == [False] * 6 + [True] * 2
     assert [t.group for t in made][-2:] == [0, 1]
     assert [request.sampling.temperature for request in one.engines.asked] == ([0.7] * 3 + [0.0]) * 2
@@ -81,13 +90,13 @@ def test_an_estimator_with_greedy_baselines_gets_one_greedy_sample_of_each_promp
 
 def test_a_response_has_what_its_prompt_leaves_of_max_len_and_no_more_than_max_new_tokens():
     one = sampler()
-    one.sample_rollout([0, 2], 0)
+    rollout(one, [0, 2], 0)
     assert [request.max_new_tokens for request in one.engines.asked] == [17] * 3 + [3] * 3
     capped = sampler(max_new_tokens=8)
-    capped.sample_rollout([0, 2], 0)
+    rollout(capped, [0, 2], 0)
     assert [request.max_new_tokens for request in capped.engines.asked] == [8] * 3 + [3] * 3
 
 
 def test_each_token_has_the_version_of_the_weights_that_wrote_it():
-    made = sampler().sample_rollout([0], 0)
+    made = rollout(sampler(), [0])
     assert made[0].version.tolist() == [-1, -1, -1, 6, 7]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.config.reward import NamedSourceConfig, RewardConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
@@ -76,6 +77,40 @@ def test_every_sample_has_its_own_reward_score_label_and_text(score):
     assert samples.datasources == [f"source {n}" for n in (3, 3, 1, 1, 2, 2)]
     assert [extra["label"] for extra in samples.extra] == [3, 3, 1, 1, 2, 2]
     assert metrics["rollout/dropped_groups"] == metrics["reward/errors"] == 0
+
+
+def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer, tmp_path):
+    """The tool prints the right answer, over and over."""
+    journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+    one = sample(tokenizer, 0, "first")
+    one.append_environment(tokenizer("3 3 3 3 3 3 ")["input_ids"])
+    ids = np.array(tokenizer("4<|im_end|>")["input_ids"])
+    one.append_model(ids, np.zeros(len(ids), np.float32), 0)
+    rules = {name: NamedSourceConfig(rule=name) for name in ("exact_match", "math", "repetition")}
+    config = RewardConfig(sources=rules)
+    with closing(Rewards(config, tmp_path / "log")) as rewards:
+        scored, _ = Scorer(config, PROMPTS, tokenizer, rewards, journal).score([one, sample(tokenizer, 1, "3")])
+    assert scored.extra[0] == {"exact_match/mean": 0, "math/mean": 0, "repetition/mean": 0}
+    assert scored.extra[1] == {"exact_match/mean": 1, "math/mean": 1, "repetition/mean": 0}
+    (seen, _) = Scorer(config, PROMPTS, tokenizer, None, journal).samples([one, sample(tokenizer, 1, "3")])
+    assert (seen.response, seen.turns, seen.label) == ("4", ["first", "4"], "3")
+    assert "3 3 3" in seen.query
+
+
+def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):
+    journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+    scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), PROMPTS, tokenizer, rewards, journal)
+    groups = [[sample(tokenizer, i, text) for i, text in enumerate("12x456") if i // 2 == group] for group in range(3)]
+    groups[0].append(replace(groups[0][0], sample=0, greedy=True))
+    parts = [scorer.score(groups[2], is_part=True), scorer.score([*groups[1], *groups[0]], is_part=True)]
+    whole, metrics = scorer.together(parts, 7)
+    assert whole.rewards.tolist() == [1, 2, 5, 6, 1] and [t.group for t in whole.trajectories] == [0, 0, 2, 2, 0]
+    assert [t.greedy for t in whole.trajectories] == [False] * 4 + [True]
+    assert (metrics["rollout/dropped_groups"], metrics["reward/errors"]) == (1, 1)
+    with pytest.raises(RunError, match=r"1 of 1 samples have no reward.*max_error_rate=0\.5"):
+        scorer.together(parts, 1)
+    with pytest.raises(RunError, match=r"none of 2 samples .* no group is left"):
+        scorer.together([scorer.score(groups[1], is_part=True)], 2)
 
 
 def test_a_failed_sample_takes_its_group_along_and_the_others_keep_their_rewards(score, tmp_path):

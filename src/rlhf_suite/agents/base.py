@@ -17,7 +17,7 @@ An environment sees text and messages, never tokens. Tokens are the matter of `s
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -119,12 +119,14 @@ class Step:
 
     With a chat template it answers with messages (user, tool), without one with raw text. A step without either ends
     the episode, as `done` does. The reward of the last step is that of the episode, and those of earlier steps belong
-    to their turns. If no step has one, the reward sources of the run score the episode.
+    to their turns. A reward may be a dict of named parts, each of which is logged as its sum over the episode; the
+    flags reward.reward_key and reward.combine say what of it is trained on. If no step has a reward, the reward sources
+    of the run score the episode.
     """
 
     messages: tuple[Message, ...] = ()
     text: str | None = None
-    reward: float | None = None
+    reward: float | Mapping[str, float] | None = None
     done: bool = False
     score: float | None = None  # what evaluations count (0 to 1); None: the sum of the rewards
     extra: dict[str, float] = field(default_factory=dict)  # metrics

@@ -27,6 +27,7 @@ from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
 from rlhf_suite.python_source import import_file
+from rlhf_suite.rewards.base import Choice
 from rlhf_suite.sandbox.process import SandboxError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 FILE = "train.agent_func_path"
 
 
-def make_agent(config: AgentConfig, file: str | None, must_score: bool) -> Agent:
+def make_agent(config: AgentConfig, file: str | None, must_score: bool, choice: Choice | None = None) -> Agent:
     """Return the agent of a run. `must_score`: the run has no reward source, so that the environment has to score.
 
     Raises:
@@ -43,7 +44,7 @@ def make_agent(config: AgentConfig, file: str | None, must_score: bool) -> Agent
     """
     make, of_step = maker(config, file)
     cls = FenceAgent if config.kind == "python" and config.python_style == "fence" else EnvironmentAgent
-    return cls(make, config.max_turns, config.timeout_s, of_step, must_score=must_score)
+    return cls(make, config.max_turns, config.timeout_s, of_step, must_score=must_score, choice=choice)
 
 
 def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], float | None]:
@@ -100,7 +101,8 @@ def make_episodes(
         bridge.check(roles(config, file))
     reader = TurnReader(tokenizer, stop_ids, config.tool_parser)
     limits = Limits(run.data.max_len, run.rollout.max_new_tokens, config.max_feedback_tokens)
-    agent = make_agent(config, file, must_score=not has_source(run.reward))
+    choice = Choice(run.reward.reward_key, run.reward.combine)
+    agent = make_agent(config, file, not has_source(run.reward), choice)
     return Episodes(agent, Shared(policy, bridge, reader, limits), config.max_concurrent)
 
 

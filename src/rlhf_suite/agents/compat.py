@@ -52,7 +52,7 @@ class OpenRLHFEnvironment:
         self.observed += turn.text + feedback
         return Step(
             text=feedback or None,
-            reward=number(given.get("rewards")),
+            reward=reward_of(given.get("rewards")),
             done=bool(given.get("done")),
             score=number(given.get("scores")),
             extra={name: float(value) for name, value in (given.get("extra_logs") or {}).items()},
@@ -83,7 +83,7 @@ class TRLEnvironment:
         step = await self.tools.step(turn)
         if not step.done or not hasattr(self.instance, "get_reward"):
             return step
-        reward = number(await called(self.instance.get_reward))
+        reward = reward_of(await called(self.instance.get_reward))
         return Step(reward=reward, done=True, extra=step.extra)
 
     async def close(self) -> None:
@@ -162,6 +162,13 @@ def number(value: Any) -> float | None:
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return float(value)
+
+
+def reward_of(value: Any) -> float | dict[str, float] | None:
+    """Return a reward: a number, or named parts."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    return {name: float(part) for name, part in value.items() if part is not None}
 
 
 def takes(cls: type, name: str) -> bool:

@@ -9,14 +9,14 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
 from rlhf_suite.agents.session import Session
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
 
 CLOSE_TIMEOUT_S = 10.0  # an environment that does not close in this time is left to itself
 
@@ -33,22 +33,39 @@ class EnvironmentFailure(Exception):
 class Progress:
     """What an episode has gained so far."""
 
+    choice: Choice = field(default_factory=Choice)  # of the parts of a reward
     rewards: list[float] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)  # sums over the steps
     score: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     problems: int = 0  # calls that could not be read
 
-    def add(self, turn: Turn, step: Step) -> None:
-        """Take the numbers of a turn and the step that answers it."""
-        if step.reward is not None:
-            if not math.isfinite(step.reward):
-                raise EnvironmentFailure(f"the environment gave the reward {step.reward}")
-            self.rewards.append(float(step.reward))
+    def add(self, turn: Turn, step: Step) -> float:
+        """Take the numbers of a turn and the step that answers it. Return the reward of the step, 0 without one."""
+        reward = self.reward(step)
+        if reward is not None:
+            if not math.isfinite(reward):
+                raise EnvironmentFailure(f"the environment gave the reward {reward}")
+            self.rewards.append(float(reward))
         self.score = step.score if step.score is not None else self.score
         self.extra |= step.extra
         self.calls += len(turn.calls)
         self.problems += sum(call.problem is not None for call in turn.calls)
+        return reward or 0.0
+
+    def reward(self, step: Step) -> float | None:
+        """Return the reward of a step, and add its named parts to those of the episode."""
+        if not isinstance(step.reward, Mapping):
+            if step.reward is not None and self.choice.key is not None:
+                what = "the environment gave a number without a name"
+                raise EnvironmentFailure(f"reward.reward_key={self.choice.key}, and {what}")
+            return step.reward
+        for name, value in step.reward.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
+        if not step.reward or (self.choice.key is not None and self.choice.key not in step.reward):
+            return None
+        return self.choice.reward(step.reward, {})
 
     def outcome(self, last: float) -> Outcome | None:
         """Return the outcome whose reward is `last`, that of the last step; None if no step had a reward."""
@@ -59,7 +76,7 @@ class Progress:
     def metrics(self, turns: int) -> dict[str, float]:
         """Return the metrics of the episode."""
         counts = {"turns": turns, "calls": self.calls, "malformed_calls": self.problems}
-        return self.extra | {f"agent/{name}": float(value) for name, value in counts.items()}
+        return self.parts | self.extra | {f"agent/{name}": float(value) for name, value in counts.items()}
 
 
 class EnvironmentAgent:
@@ -77,14 +94,15 @@ class EnvironmentAgent:
         step_timeout_s: float | None = None,
         *,
         must_score: bool = False,
+        choice: Choice | None = None,
     ) -> None:
-        self.make, self.max_turns = make, max_turns
+        self.make, self.max_turns, self.choice = make, max_turns, choice or Choice()
         self.must_score = must_score  # nobody else does
         self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the environment is its outcome; an error of the policy is raised."""
-        progress = Progress()
+        progress = Progress(self.choice)
         environment: Environment | None = None
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
@@ -92,7 +110,10 @@ class EnvironmentAgent:
                 status, last = await self.play(environment, task, session, progress)
             outcome = progress.outcome(last)
             if outcome is None and self.must_score:
-                raise EnvironmentFailure("no step of the environment had a reward, and the run has no reward source")
+                what = "no step of the environment had " + (
+                    f"a part {self.choice.key} in its" if progress.parts else "a"
+                )
+                raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
         except EnvironmentFailure as error:
             status = "timeout" if error.is_timeout else "error"
             outcome = RewardFailure(error.reason, "timeout" if error.is_timeout else "error")
@@ -116,11 +137,11 @@ class EnvironmentAgent:
         while True:
             turn = await session.reply()
             step: Step = await self.ask(environment.step, turn)
-            progress.add(turn, step)
+            reward = progress.add(turn, step)
             if status := self.ended(turn, step, session):
-                return status, step.reward or 0.0
-            if step.reward:
-                session.open.ledger.reward_turn(step.reward)
+                return status, reward
+            if reward:
+                session.open.ledger.reward_turn(reward)
 
     def ended(self, turn: Turn, step: Step, session: Session) -> Status | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""

@@ -51,6 +51,8 @@ class RuleConfig:
 
     format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
     length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
+    repetition_ngram: int = flag(3, "Words of an n-gram that counts as repeated when it stands again", ge=1)
+    repetition_tolerated: float = flag(0.2, "Share of repeated n-grams that costs nothing", ge=0, lt=1)
     code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
     code_memory_mb: int = flag(1024, "Memory of the program in MiB, all of its processes together", ge=64)
     code_allow_weaker: bool = flag(
@@ -79,6 +81,10 @@ class NamedSourceConfig(SourceConfig):
     weight: float = flag(1.0, "Factor of its reward in the sum; 0: measured, not trained on", ge=0)
     datasets: list[str] | None = flag(None, "Values of column datasource whose rows it scores; null: all rows")
     process: bool = flag(False, "The process reward model of reward.process")
+    best_of: str | None = flag(
+        None,
+        "A name that it shares with other sources: of these, only the one with the largest weight x reward counts",
+    )
 
 
 @dataclass
@@ -88,6 +94,12 @@ class TextRewardConfig(SourceConfig):
     sources: dict[str, NamedSourceConfig] = flag(
         {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
     )
+    reward_key: str | None = flag(
+        None,
+        "The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all "
+        "parts of the reward, by reward.combine",
+    )
+    combine: str = flag("sum", "How the named parts of a reward become one number", choices=("sum", "max"))
     http: HttpConfig = group(
         HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
     )

@@ -6,9 +6,12 @@ The samples of one call need not belong together: they may be a whole rollout, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +29,12 @@ class Sample:
     datasource: str
     columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
     ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)  # of prompt and response
+    turns: Sequence[str] = ()  # all turns of the model, where others wrote between them; `response` is the last one
 
     def text(self) -> dict[str, Any]:
         """Return the fields that reward code in another process reads, as JSON values."""
         values = {name: getattr(self, name) for name in ("query", "prompt", "response", "label", "datasource")}
-        return values | {"columns": self.columns}
+        return values | {"columns": self.columns} | ({"turns": list(self.turns)} if self.turns else {})
 
 
 def columns_of(rows: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -47,6 +51,43 @@ class Scored:
     extra: dict[str, float] = field(default_factory=dict)
     retries: int = 0  # tries before this one
     steps: list[float] = field(default_factory=list)  # scores of the steps, by a process reward model
+
+
+class NoSuchPart(ValueError):
+    """reward.reward_key names a number that a reward does not have."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How named parts of a reward become the number that is trained on: reward.reward_key and reward.combine."""
+
+    key: str | None = None  # of the part, or of another named number; None: all parts, by `combine`
+    combine: str = "sum"  # or max
+
+    def reward(self, given: float | Mapping[str, float], others: Mapping[str, float]) -> float:
+        """Return the reward of a response whose source gave a number or named parts, and `others` to be logged.
+
+        Raises:
+            NoSuchPart: nothing has the name `key`.
+        """
+        parts = given if isinstance(given, Mapping) else {}
+        if self.key is not None:
+            named = {**others, **parts}
+            if self.key not in named:
+                known = printable(", ".join(named)) or "none"
+                raise NoSuchPart(f"reward.reward_key={self.key}, and the named numbers of this reward are: {known}")
+            return named[self.key]
+        if not isinstance(given, Mapping):
+            return given
+        return max(given.values(), default=0.0) if self.combine == "max" else math.fsum(given.values())
+
+    def scored(
+        self, given: float | Mapping[str, float], score: float | None = None, others: Mapping[str, float] | None = None
+    ) -> Scored:
+        """Return a scored response. Without a `score`, the reward is evaluated too. Every named number is logged."""
+        reward = self.reward(given, others or {})
+        parts = given if isinstance(given, Mapping) else {}
+        return Scored(reward, reward if score is None else score, {**(others or {}), **parts})
 
 
 class RewardSource(Protocol):

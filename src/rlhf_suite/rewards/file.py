@@ -3,9 +3,11 @@
     def reward_func(queries, prompts, labels):                       # lists of str, one entry per response
         return {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}   # or the rewards alone
 
-It is called with whole batches and may be `async def`. It may return lists, tuples, arrays or tensors. `scores` (0 to
-1, for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry of it (None) may be absent. Each
-response is scored by itself: when a batch fails, its rows are tried again one at a time.
+`rewards` may have named parts, {"answer": [...], "format": [...]}, from which reward.reward_key and reward.combine
+choose; each is logged. The function is called with whole batches and may be `async def`. It may return lists, tuples,
+arrays or tensors. `scores` (0 to 1, for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry
+of it (None) may be absent. Each response is scored by itself: when a batch fails, its rows are tried again one at a
+time.
 
 With `data.reward_columns=[a,b]` it must have an argument `columns` too, and gets {"a": [...], "b": [...]} as that: what
 the row of each response has in these columns. A function that has the argument always gets it.
@@ -20,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.python_source import import_file
-from rlhf_suite.rewards.base import Outcome, Sample, ScoringFunction, columns_of
+from rlhf_suite.rewards.base import Choice, Outcome, Sample, ScoringFunction, columns_of
 from rlhf_suite.rewards.reply import outcomes
 
 RewardFunc = Callable[..., Any]
 
 
-def make_scorer(path: str) -> ScoringFunction:
+def make_scorer(path: str, choice: Choice | None = None) -> ScoringFunction:
     """Return the `reward_func` of the file at `path` as a function of samples. The file may import its neighbours."""
     reward_func: RewardFunc | None = getattr(import_file(Path(path).resolve()), "reward_func", None)
     if reward_func is None:
@@ -43,7 +45,7 @@ def make_scorer(path: str) -> ScoringFunction:
         result = reward_func(queries, prompts, labels, **further)
         if inspect.isawaitable(result):
             result = asyncio.run(wait_for(result))
-        return outcomes(result, len(rows))
+        return outcomes(result, len(rows), choice=choice)
 
     return score
 

@@ -1,8 +1,9 @@
 """Rewards from HTTP servers.
 
 A request is POST {"query": [...], "prompts": [...], "labels": [...]}, with data.reward_columns also
-"columns": {name: [...]}. The answer is {"rewards": [...], "scores"?: [...], "extra_logs"?: {name: [...]}}. All have one
-entry per response. `query` is prompt and response with special tokens.
+"columns": {name: [...]}. The answer is {"rewards": [...], "scores"?: [...], "extra_logs"?: {name: [...]}}, where
+"rewards" may also be {name: [...]}, named parts. All have one entry per response. `query` is prompt and response with
+special tokens.
 
 Several servers share the load, each request going to the next one. A request that fails for a reason that may pass (no
 connection, no answer in time, HTTP 408, 425, 429, 5xx) is tried again, at whichever server is next, after 1, 2, 4, ...
@@ -26,7 +27,7 @@ import httpx
 from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, columns_of
+from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, columns_of
 from rlhf_suite.rewards.http_body import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, BodyError, parsed, read_body
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
@@ -95,8 +96,8 @@ class GivenUp(Exception):
 class RemoteReward:
     """Scores rows at the servers `urls`."""
 
-    def __init__(self, urls: Sequence[str], config: HttpConfig) -> None:
-        self.config = config
+    def __init__(self, urls: Sequence[str], config: HttpConfig, choice: Choice | None = None) -> None:
+        self.config, self.choice = config, choice
         self.servers = Servers(urls)
 
     def score(self, rows: list[Sample]) -> list[Outcome]:
@@ -143,7 +144,8 @@ class RemoteReward:
                     server.fails(failure.reason)
                 else:
                     server.works()
-                    return [replace(each, retries=attempt) for each in outcomes(answer, len(rows), server.url)]
+                    found = outcomes(answer, len(rows), server.url, self.choice)
+                    return [replace(each, retries=attempt) for each in found]
             self.servers.check()
         return [failure] * len(rows)
 

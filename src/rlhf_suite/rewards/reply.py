@@ -7,9 +7,9 @@ from numbers import Real
 from typing import Any
 
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure
 
-MAX_NAMES, MAX_NAME = 256, 100  # of extra_logs: each becomes a metric and a column of the rollouts
+MAX_NAMES, MAX_NAME = 256, 100  # of parts and extra_logs: each becomes a metric and a column of the rollouts
 SHOWN = 200  # characters of an answer in a message
 
 
@@ -17,46 +17,63 @@ class ResultError(ValueError):
     """The answer is not what it should be."""
 
 
-def outcomes(result: Any, count: int, who: str = "reward_func") -> list[Outcome]:
+def outcomes(result: Any, count: int, who: str = "reward_func", choice: Choice | None = None) -> list[Outcome]:
     """Return one outcome per row of what `who` returned for `count` rows: {"rewards", "scores"?, "extra_logs"?,
-    "errors"?} or the rewards alone."""
+    "errors"?} or the rewards alone. Rewards may be named parts, of which `choice` makes one number: {"rewards": {name:
+    [...]}}, or a dict of numbers for each row."""
     try:
         given = result if isinstance(result, dict) else {"rewards": result}
         if "rewards" not in given:
             keys = printable(", ".join(map(shown, [*given][:MAX_NAMES])), SHOWN)
             raise ResultError(f"{who} returned a dict without 'rewards'; its keys are [{keys}]")
-        rewards = column(who, "rewards", given["rewards"], count)
-        scores = rewards if given.get("scores") is None else column(who, "scores", given["scores"], count)
-        extra = logged_columns(who, given.get("extra_logs"), count)
+        rewards = reward_column(who, given["rewards"], count)
+        scores = None if given.get("scores") is None else column(who, "scores", given["scores"], count)
+        extra = named_columns(who, "extra_logs", given.get("extra_logs") or {}, count)
         errors = [None] * count if given.get("errors") is None else column(who, "errors", given["errors"], count)
     except ResultError as error:
         return [RewardFailure(str(error), "error")] * count
     return [
-        row_outcome(rewards[i], scores[i], {name: values[i] for name, values in extra.items()})
+        row_outcome(who, rewards[i], [] if scores is None else [scores[i]], row_of(extra, i), choice or Choice())
         if errors[i] is None
         else RewardFailure(f"{who}: {reason_of(errors[i])}", "error")
         for i in range(count)
     ]
 
 
-def logged_columns(who: str, logs: Any, count: int) -> dict[str, list[Any]]:
-    """Return the columns of extra_logs. A single number under a name stands for every row."""
-    if logs is None:
-        return {}
-    if not isinstance(logs, dict):
-        raise ResultError(f"{who} returned extra_logs as {type(logs).__name__}; expected names with lists of numbers")
-    if len(logs) > MAX_NAMES:
-        raise ResultError(f"{who} returned {len(logs)} names in extra_logs; {MAX_NAMES} are allowed")
+def reward_column(who: str, rewards: Any, count: int) -> list[Any]:
+    """Return the reward of each row: a number, or a dict of its parts."""
+    if not isinstance(rewards, dict):
+        return column(who, "rewards", rewards, count)
+    if not rewards:
+        raise ResultError(f"{who} returned rewards without a part")
+    columns = named_columns(who, "rewards", rewards, count)
+    return [row_of(columns, i) for i in range(count)]
+
+
+def named_columns(who: str, what: str, named: Any, count: int) -> dict[str, list[Any]]:
+    """Return columns by name. A single number under a name stands for every row."""
+    if not isinstance(named, dict):
+        raise ResultError(f"{who} returned {what} as {type(named).__name__}; expected names with lists of numbers")
+    check_names(who, what, named)
     columns = {}
-    for name, values in logs.items():
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-            what = f"a name of 1 to {MAX_NAME} visible characters, since it becomes the name of a metric"
-            raise ResultError(f"{who} returned extra_logs[{shown(name)}]; expected {what}")
+    for name, values in named.items():
         plain = values.tolist() if hasattr(values, "tolist") else values
-        columns[name] = (
-            [plain] * count if isinstance(plain, Real) else column(who, f"extra_logs[{name!r}]", plain, count)
-        )
+        columns[name] = [plain] * count if isinstance(plain, Real) else column(who, f"{what}[{name!r}]", plain, count)
     return columns
+
+
+def check_names(who: str, what: str, named: dict[Any, Any]) -> None:
+    """Raise ResultError if a name cannot be that of a metric, or there are too many."""
+    if len(named) > MAX_NAMES:
+        raise ResultError(f"{who} returned {len(named)} names in {what}; {MAX_NAMES} are allowed")
+    for name in named:
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            expected = f"a name of 1 to {MAX_NAME} visible characters, since it becomes the name of a metric"
+            raise ResultError(f"{who} returned {what}[{shown(name)}]; expected {expected}")
+
+
+def row_of(columns: dict[str, list[Any]], row: int) -> dict[str, Any]:
+    return {name: values[row] for name, values in columns.items()}
 
 
 def column(who: str, name: str, values: Any, count: int) -> list[Any]:
@@ -70,12 +87,25 @@ def column(who: str, name: str, values: Any, count: int) -> list[Any]:
     return list(values)
 
 
-def row_outcome(reward: Any, score: Any, extra: dict[str, Any]) -> Outcome:
+def row_outcome(who: str, reward: Any, score: list[Any], extra: dict[str, Any], choice: Choice) -> Outcome:
+    """Return the outcome of a row. `score` is empty if the source gives no scores."""
     try:
-        logged = {name: number(f"extra_logs[{name!r}]", value) for name, value in extra.items() if value is not None}
-        return Scored(number("reward", reward), number("score", score), logged)
-    except ResultError as error:
+        logged = numbers("extra_logs", extra)
+        if isinstance(reward, dict):
+            check_names(who, "rewards", reward)
+            reward = numbers("rewards", reward)
+            if not reward:
+                raise ResultError("reward has no named part")
+        else:
+            reward = number("reward", reward)
+        return choice.scored(reward, number("score", score[0]) if score else None, logged)
+    except (ResultError, NoSuchPart) as error:
         return RewardFailure(str(error), "error")
+
+
+def numbers(what: str, named: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row by name; those that are None are left out."""
+    return {name: number(f"{what}[{name!r}]", value) for name, value in named.items() if value is not None}
 
 
 def number(name: str, value: Any) -> float:

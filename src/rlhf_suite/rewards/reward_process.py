@@ -33,7 +33,7 @@ from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
+from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, Scored
 
 START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
 MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
@@ -64,7 +64,8 @@ class IsolatedScorer:
         self.timeout_s, self.log = config.timeout_s, log
         self.takes_batches = config.rule is None
         kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
-        self.source = (kind, name, json.dumps(asdict(config.rules)))
+        choice = Choice(config.reward_key, config.combine)
+        self.source = (kind, name, json.dumps(asdict(config.rules)), json.dumps(asdict(choice)))
         # A single row may take this long even when others wait. A program has its own, earlier deadline.
         runs_programs = kind == "rule" and reward_rule.needs(name, "tests")
         self.least_s = config.rules.code_timeout_s + 2 if runs_programs else self.timeout_s / MAX_HANGING_ROWS
@@ -199,7 +200,7 @@ class Killed(RewardFailure):
 class RewardProcess:
     """A `rewards.worker` process in its own process group, connected by a socket."""
 
-    def __init__(self, source: tuple[str, str, str], log: Path) -> None:
+    def __init__(self, source: tuple[str, str, str, str], log: Path) -> None:
         """Start the process and wait until it is ready; raise StartError when it fails to start."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)

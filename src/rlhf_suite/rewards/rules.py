@@ -1,7 +1,9 @@
 """Rewards by rules: 1 for a right response, 0 for a wrong one.
 
-A rule gets one row and returns its reward, or raises `LabelError` when the row's label makes no sense (a wrong label is
-not a wrong response). A rule that imports much has a module of its own, which is loaded for that rule only.
+A rule gets one row and returns its reward, a number or a dict of named parts, or raises `LabelError` when the row's
+label makes no sense (a wrong label is not a wrong response). It reads what the model wrote: `row.response` is the last
+turn, and `row.turns` has all turns where a tool or an environment wrote between them. A rule that imports much has a
+module of its own, which is loaded for that rule only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ import re
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import LabelError, Outcome, RewardFailure, Sample, Scored, ScoringFunction
+from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, Sample, Scored, ScoringFunction
+from rlhf_suite.rewards.reply import row_outcome
+
+WITHOUT_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Chinese, Japanese, Korean
+WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+|[^\w\s]")
 
 
 @reward_rule(needs=("label",))
@@ -34,15 +40,47 @@ def length(row: Sample, config: RuleConfig) -> float:
     return min(1.0, max(0.0, 2.0 - len(row.response) / config.length_limit))
 
 
-def make_scorer(name: str, config: RuleConfig | None = None) -> ScoringFunction:
+@reward_rule(reads=("repetition_ngram", "repetition_tolerated"))
+def repetition(row: Sample, config: RuleConfig) -> float:
+    """0 to -1: minus the share of word n-grams that the model wrote before, beyond reward.rules.repetition_tolerated.
+
+    n is reward.rules.repetition_ngram. All turns of the model count. In scripts without spaces a character is a word.
+    """
+    words = WORD.findall(" ".join(row.turns or [row.response]))
+    n, tolerated = config.repetition_ngram, config.repetition_tolerated
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    share = 1 - len(set(grams)) / len(grams) if grams else 0.0
+    return -max(0.0, share - tolerated) / (1 - tolerated)
+
+
+@reward_rule()
+def answer_tags(row: Sample, config: RuleConfig) -> float:
+    """A penalty for the form of an answer that should end with <answer>...\\boxed{...}...</answer>.
+
+    -3 without the tags, -2 without a box between them, -1 if a tag stands twice, -0.5 if text follows, else 0.
+    """
+    before, opened, rest = row.response.rpartition("<answer>")
+    inside, closed, after = rest.partition("</answer>")
+    if not (opened and closed):
+        return -3.0
+    if "\\boxed{" not in inside:
+        return -2.0
+    if "<answer>" in before or "</answer>" in before + after:
+        return -1.0
+    return -0.5 if after.strip() else 0.0
+
+
+def make_scorer(name: str, config: RuleConfig | None = None, choice: Choice | None = None) -> ScoringFunction:
     """Return the rule `name`, of the suite or of a user's file, as a function of many rows."""
-    rule, settings = reward_rule.load(name), config or RuleConfig()
+    rule, settings, chosen = reward_rule.load(name), config or RuleConfig(), choice or Choice()
 
     def outcome(row: Sample) -> Outcome:
         try:
-            reward = rule(row, settings)
+            found = rule(row, settings)
         except LabelError as error:
             return RewardFailure(str(error), "error")
-        return reward if isinstance(reward, Scored) else Scored(float(reward), float(reward))
+        if isinstance(found, Scored):
+            return row_outcome(name, found.reward, [found.score], found.extra, chosen)
+        return row_outcome(name, found, [], {}, chosen)
 
     return lambda rows: [outcome(row) for row in rows]

@@ -1,7 +1,9 @@
 """The sources of a run's rewards: opened, asked about the samples that they take, and added up.
 
 A sample's reward is sum_i weight_i reward_i over the sources that score its `datasource`; its score is the same sum
-over the scores divided by sum_i weight_i. It fails when one of them fails, and the reason names that source.
+over the scores divided by sum_i weight_i. Sources that share a name in `best_of` count as one, the one with the largest
+weight_i reward_i. It fails when one of them fails, and the reason names that source. With reward.reward_key=<source>
+the reward is that of one source, without its weight.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, urls
 from rlhf_suite.errors import UserError
-from rlhf_suite.rewards.base import Outcome, RewardFailure, RewardSource, Sample, Scored
+from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
@@ -58,6 +60,7 @@ class Rewards:
             UserError: a source cannot be used.
         """
         self.lock = threading.Lock()
+        self.trained = trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
             for name, source in named_sources(config).items():
@@ -65,10 +68,15 @@ class Rewards:
                     reward, num_retries = process if source.process else model, 0  # it would say the same again
                     assert reward is not None, "the reward models of a run are started before its rewards"
                 else:
-                    reward, num_retries = open_text(config, source, log), config.num_retries
+                    reward, num_retries = open_text(with_key(config, name), source, log), config.num_retries
                 stack.callback(reward.close)
                 self.sources.append(NamedSource(name, source, reward, num_retries))
             self.stack = stack.pop_all()
+
+    @property
+    def reads_text_alone(self) -> bool:
+        """Whether no source is a model of the run."""
+        return not any(source.config.process or source.config.model_name_or_path for source in self.sources)
 
     def close(self) -> None:
         """Close all sources."""
@@ -81,7 +89,9 @@ class Rewards:
             answers = [*pool.map(lambda source: ask(source, samples), self.sources)]
         answered = [*zip(self.sources, answers, strict=True)]
         outcomes = [
-            added_up([(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes])
+            added_up(
+                [(source, answer.outcomes[i]) for source, answer in answered if i in answer.outcomes], self.trained
+            )
             for i in range(len(samples))
         ]
         metrics: dict[str, float] = {}
@@ -122,10 +132,11 @@ def ask(source: NamedSource, samples: Sequence[Sample]) -> Answer:
     return Answer(dict(zip(chosen, found, strict=True)), time.perf_counter() - began)
 
 
-def added_up(parts: Sequence[tuple[NamedSource, Outcome]]) -> Outcome:
-    """Return the weighted sum of what the sources say of one sample."""
-    reward = score = weights = 0.0
+def added_up(parts: Sequence[tuple[NamedSource, Outcome]], trained: str | None = None) -> Outcome:
+    """Return the weighted sum of what the sources say of one sample. `trained`: the one whose reward is taken."""
+    counted: dict[tuple[bool, str], tuple[float, float, float]] = {}  # weighted reward, weighted score, weight
     extra: dict[str, float] = {}
+    alone: float | None = None  # the reward of the source `trained`
     steps: list[float] = []
     retries = sum(outcome.retries for _, outcome in parts)
     for source, outcome in parts:
@@ -133,15 +144,22 @@ def added_up(parts: Sequence[tuple[NamedSource, Outcome]]) -> Outcome:
         if isinstance(outcome, RewardFailure):
             reason = f"source {source.name}: {outcome.reason}" if prefix else outcome.reason
             return RewardFailure(reason, outcome.kind, retries)
-        weight = source.config.weight
-        reward, score, weights = reward + weight * outcome.reward, score + weight * outcome.score, weights + weight
+        if weight := source.config.weight:
+            key = (source.config.best_of is not None, source.config.best_of or source.name)
+            mine = (weight * outcome.reward, weight * outcome.score, weight)
+            counted[key] = max(counted.get(key, mine), mine)
+        if source.name == trained:
+            alone = outcome.reward
         steps += outcome.steps
         extra |= {f"{prefix}{key}": value for key, value in outcome.extra.items()}
         if prefix:
             extra[f"{prefix}mean"] = outcome.reward  # its mean over samples is logged
-    if weights == 0:
+    if trained is not None and alone is None:
+        return RewardFailure(f"the source {trained} of reward.reward_key does not score its datasource", "error")
+    if not counted:
         return RewardFailure("no source of reward.sources with a weight above 0 scores its datasource", "error")
-    return Scored(reward, score / weights, extra, retries, steps)
+    reward, score, weights = (sum(values) for values in zip(*counted.values(), strict=True))
+    return Scored(reward if alone is None else alone, score / weights, extra, retries, steps)
 
 
 def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
@@ -152,17 +170,35 @@ def named_sources(config: TextRewardConfig) -> dict[str, NamedSourceConfig]:
     return {ONLY: NamedSourceConfig(config.rule, config.remote_url, config.model_name_or_path, process=process)}
 
 
+def trained_source(config: TextRewardConfig) -> str | None:
+    """Return the one of several sources that reward.reward_key names, in <source> or <source>/<name>."""
+    return config.reward_key.partition("/")[0] if config.sources and config.reward_key is not None else None
+
+
+def with_key(config: TextRewardConfig, source: str) -> TextRewardConfig:
+    """Return the flags of one source: reward.reward_key is a name of its own, null where it names another source."""
+    if not config.sources or config.reward_key is None:
+        return config
+    name, _, part = config.reward_key.partition("/")
+    return replace(config, reward_key=part if name == source and part else None)
+
+
 def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) -> RewardSource:
     """Open a source that reads text: servers, a rule in processes of its own, or a file in one."""
     if is_http(source.remote_url):
-        return RemoteReward(urls(source.remote_url), config.http)
+        return RemoteReward(urls(source.remote_url), config.http, Choice(config.reward_key, config.combine))
     own = replace(config, rule=source.rule, remote_url=source.remote_url)
     return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
 
 
 def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:
     """Refuse rows (where, datasource) that no source with a weight above 0 scores."""
-    takers = [source for source in named_sources(config).values() if source.weight > 0]
+    trained = trained_source(config)
+    takers = [
+        source
+        for name, source in named_sources(config).items()
+        if source.weight > 0 and (trained is None or name == trained)
+    ]
     if any(source.datasets is None for source in takers):
         return
     known = {name for source in takers for name in source.datasets or ()}

@@ -1,8 +1,8 @@
 """The process that runs reward code: it answers each line of JSON with one line, until its parent ends it.
 
-`python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path> <rules as JSON>`.
-`reward_process.IsolatedScorer` starts it. Its stdout and stderr are for the output of the reward code. It imports only
-what the rule or the file needs.
+`python -m rlhf_suite.rewards.worker <socket fd> <parent pid> rule|file <name or path> <rules as JSON> <choice as
+JSON>`. `reward_process.IsolatedScorer` starts it. Its stdout and stderr are for the output of the reward code. It
+imports only what the rule or the file needs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
-from rlhf_suite.rewards.base import Sample, ScoringFunction
+from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
 from rlhf_suite.sandbox.confine import needed_paths
 
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
 
-def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -> None:
+def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig, choice: Choice) -> None:
     """Load the reward code, report whether that worked, then answer requests until the socket closes."""
     limit_memory()
     threading.Thread(target=kill_group_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:
-        scorer = load(kind, name, rules)
+        scorer = load(kind, name, rules, choice)
         if kind == "rule" and reward_rule.needs(name, "tests"):
             for gap in programs.prepare(rules.code_allow_weaker):
                 sys.stderr.write(f"the sandbox lacks {gap}\n")
@@ -54,10 +54,10 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig) -
         reply(channel, outcomes | {"number": request["number"]})
 
 
-def load(kind: str, name: str, rules: RuleConfig) -> ScoringFunction:
+def load(kind: str, name: str, rules: RuleConfig, choice: Choice) -> ScoringFunction:
     """Return the scorer of a rule or a file. The import happens here, so that only one of the two is loaded."""
     module = importlib.import_module(SOURCES[kind])
-    return module.make_scorer(name, rules) if kind == "rule" else module.make_scorer(name)
+    return module.make_scorer(name, rules, choice) if kind == "rule" else module.make_scorer(name, choice)
 
 
 def answer(scorer: ScoringFunction, rows: list[Sample]) -> dict[str, object]:
@@ -114,4 +114,5 @@ def kill_group_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], RuleConfig(**json.loads(sys.argv[5])))
+    _rules, _choice = RuleConfig(**json.loads(sys.argv[5])), Choice(**json.loads(sys.argv[6]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], _rules, _choice)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,12 @@ from rlhf_suite.algo.scores import teaches
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, has_samples, joined, read_samples, write_samples
 from rlhf_suite.rl.sampling import Sampler
-from rlhf_suite.rl.scoring import Scorer
+from rlhf_suite.rl.scoring import Scorer, place_of
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
 
@@ -75,6 +78,7 @@ class RolloutBuilder:
         self.equal_rewards = EqualRewards(algo, journal.warn)
         self.algo, self.config, self.order = algo, config, order
         self.phase = journal.background if in_background else journal.phase
+        self.background = journal.background
         self.sampler, self.scorer, self.shaper = sampler, scorer, shaper
         size = config.vllm_generate_batch_size or config.batch_size
         self.rounds_order = BatchOrder(order.num_rows, size, order.seed)
@@ -101,11 +105,32 @@ class RolloutBuilder:
         return shaped, metrics
 
     def sample(self, indices: Sequence[int], stream: int) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Sample and score every prompt of `indices`; `stream` sets the random numbers."""
-        with self.phase("generation", "engines"):
-            trajectories = self.sampler.sample_rollout(indices, stream)
-        with self.phase("reward", "rewards"):
-            return self.scorer.score(trajectories)
+        """Sample and score every prompt of `indices`; `stream` sets the random numbers.
+
+        Groups that are complete are scored while the engines write the others, those that wait together in one call.
+        """
+        waiting: deque[list[Trajectory]] = deque()
+        with ThreadPoolExecutor(1, "rewards") as thread:
+            parts, samples = [], 0
+            with self.phase("generation", "engines"):
+                for group in self.sampler.sample_rollout(indices, stream):
+                    waiting.append(group)
+                    samples += len(group)
+                    if self.scorer.reads_text_alone:
+                        parts.append(thread.submit(self.score_waiting, waiting))
+            parts.append(thread.submit(self.score_waiting, waiting))
+            with self.phase("waiting_for_reward"):
+                scored = [part for each in parts if (part := each.result()) is not None]
+        return self.scorer.together(scored, samples)
+
+    def score_waiting(self, waiting: deque[list[Trajectory]]) -> tuple[ScoredTrajectories, dict[str, float]] | None:
+        """Score the groups that wait at this moment, if there are any, and remove them."""
+        groups = [waiting.popleft() for _ in range(len(waiting))]
+        if not groups:
+            return None
+        samples = sorted(chain.from_iterable(groups), key=place_of)
+        with self.background("reward", "rewards"):
+            return self.scorer.score(samples, is_part=True)
 
     def filtered(self) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Sample rounds until there are `rollout.batch_size` groups, or after algo.dynamic_filtering_max_rounds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,20 @@ class ScoredTrajectories:
 
 def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
     """Return groups as the samples of one step, numbered from 0."""
+    numbered = [replace(t, group=number) for number, group in enumerate(groups) for t in group.trajectories]
+    return replace(concatenated(groups), trajectories=numbered)
+
+
+def concatenated(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
+    """Return the samples of all parts, one part after the other."""
 
     def together(name: str) -> Any:
-        parts = [getattr(group, name) for group in groups]
-        if parts[0] is None:
+        values = [getattr(part, name) for part in parts]
+        if values[0] is None:
             return None
-        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [each for part in parts for each in part]
+        return np.concatenate(values) if isinstance(values[0], np.ndarray) else list(chain.from_iterable(values))
 
-    numbered = [replace(t, group=number) for number, group in enumerate(groups) for t in group.trajectories]
-    return replace(
-        ScoredTrajectories(*(together(each.name) for each in fields(ScoredTrajectories))), trajectories=numbered
-    )
+    return ScoredTrajectories(*(together(each.name) for each in fields(ScoredTrajectories)))
 
 
 def write_samples(folder: Path, whole: ScoredTrajectories) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from itertools import chain
 
@@ -43,12 +43,13 @@ class Sampler:
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
-    def sample_rollout(self, indices: Sequence[int], stream: int) -> list[Trajectory]:
-        """Return rollout.n_samples_per_prompt samples of each of the prompts `indices`, and greedy ones if needed."""
+    def sample_rollout(self, indices: Sequence[int], stream: int) -> Iterator[list[Trajectory]]:
+        """Yield the samples of each of the prompts `indices`, in the order in which they are complete:
+        rollout.n_samples_per_prompt of a prompt, and a greedy one if it is needed."""
         groups = [self.start(group, index, stream) for group, index in enumerate(indices)]
-        trajectories = list(chain.from_iterable(group.result() for group in groups))
+        for group in as_completed(groups):
+            yield group.result()
         self.sleep()
-        return [t for t in trajectories if not t.greedy] + [t for t in trajectories if t.greedy]
 
     def start(self, group: int, index: int, stream: int) -> Future[list[Trajectory]]:
         """Start the samples of a prompt that the run trains on, and a greedy one if the estimator needs it."""

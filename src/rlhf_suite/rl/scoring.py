@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -17,7 +18,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.sources import Rewards
-from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.samples import ScoredTrajectories, concatenated
 from rlhf_suite.tracking.journal import Journal
 
 REWARD_LOG, FAILURES = "reward.log", "reward_failures.jsonl"  # in the run folder's logs
@@ -37,6 +38,12 @@ class Scorer:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewards, self.journal = rewards, journal
 
+    @property
+    def reads_text_alone(self) -> bool:
+        """Whether every source reads text. A model would score other batches at other times, with other rounding, and
+        may share its device with the engines."""
+        return self.rewards is None or self.rewards.reads_text_alone
+
     def score(
         self, trajectories: list[Trajectory], is_part: bool = False
     ) -> tuple[ScoredTrajectories, dict[str, float]]:
@@ -55,6 +62,23 @@ class Scorer:
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         of_ledgers = [outcomes[number] for number in rows.numbers]
         return self.select(trajectories, samples, of_ledgers, kept), metrics | failure_counts(outcomes, len(failed))
+
+    def together(
+        self, parts: Sequence[tuple[ScoredTrajectories, dict[str, float]]], samples: int
+    ) -> tuple[ScoredTrajectories, dict[str, float]]:
+        """Return the parts of a step that has so many samples as `score` returns a whole step: by group, greedy samples
+        last."""
+        counts: Counter[str] = Counter()
+        for _, metrics in parts:
+            counts.update(metrics)
+        if not any(scored.trajectories for scored, _ in parts):
+            raise RunError(
+                f"none of {samples} samples has a reward (logs/{FAILURES} has the reasons); no group is left"
+            )
+        self.check_error_rate(counts["reward/errors"] + counts["reward/timeouts"], samples)
+        whole = concatenated([scored for scored, _ in parts])
+        order = sorted(range(len(whole.trajectories)), key=lambda i: place_of(whole.trajectories[i]))
+        return whole.take(order), dict(counts)
 
     def check_error_rate(self, failures: float, samples: float) -> None:
         """End the run if too many of the samples of a step failed, of which `score` saw only parts."""
@@ -85,7 +109,10 @@ class Scorer:
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
-            Sample(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids)
+            Sample(
+                *(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids),
+                turns=self.tokenizer.batch_decode(t.turns, skip_special_tokens=True) if ENVIRONMENT in t.owner else (),
+            )
             for t, query, response, prompt in zip(trajectories, queries, responses, prompts, strict=True)
         ]
 
@@ -109,6 +136,11 @@ class Scorer:
             [s.extra for s in chosen],
             retries=np.array([s.retries for s in chosen], np.int32),
         )
+
+
+def place_of(t: Trajectory) -> tuple[bool, int, int]:
+    """Return what the samples of a step are sorted by."""
+    return t.greedy, t.group, t.sample
 
 
 def answer_ids(t: Trajectory) -> NDArray[np.int64]:

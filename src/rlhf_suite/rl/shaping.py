@@ -1,4 +1,7 @@
-"""Reward shaping: the clip and penalties, and greedy baselines beside the samples that they are for."""
+"""Reward shaping: the clip and penalties, and greedy baselines beside the samples that they are for.
+
+What a penalty takes from a reward is logged like a part of it: `overlong_penalty` and `stop_properly_penalty`.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,33 @@ class Shaper:
 
     def shape(self, scored: ScoredTrajectories) -> ScoredTrajectories:
         """Return the samples that are trained on, with shaped rewards and, where there are greedy samples, `greedy`."""
-        return without_greedy(replace(scored, rewards=self.rewards(scored)))
+        rewards, penalties = self.rewards(scored)
+        logged = [dict(zip(penalties, row, strict=True)) for row in zip(*penalties.values(), strict=True)]
+        extra = [each | more for each, more in zip(scored.extra, logged, strict=True)] if logged else scored.extra
+        return without_greedy(replace(scored, rewards=rewards, extra=extra))
 
-    def rewards(self, scored: ScoredTrajectories) -> np.ndarray:
-        """Return the rewards [B] after clip, overlong penalty and stop-properly penalty; with reward.clip_shaped the
-        clip comes last. Of an episode with several ledgers the longest one counts for the overlong penalty, and the
-        last one says whether it was truncated."""
+    def rewards(self, scored: ScoredTrajectories) -> tuple[np.ndarray, dict[str, list[float]]]:
+        """Return the rewards [B] after clip, overlong penalty and stop-properly penalty, and what each penalty changed;
+        with reward.clip_shaped the clip comes last. Of an episode with several ledgers the longest one counts for the
+        overlong penalty, and the last one says whether it was truncated."""
         config, trajectories, rows = self.config, scored.trajectories, EpisodeRows.of(scored.trajectories)
-        result = torch.from_numpy(scored.rewards)
+        result, changes = torch.from_numpy(scored.rewards), {}
         if not config.clip_shaped:
             result = clip_scores(result, config.clip_range)
         if config.overlong_buffer_len is not None:
             lengths = torch.tensor([t.response_length for t in trajectories])
             longest = torch.tensor([self.longest(t) for t in trajectories])
             factor = config.overlong_penalty_factor
-            penalties = overlong_penalty(lengths, longest, config.overlong_buffer_len, factor).numpy()
-            result = result - torch.from_numpy(np.maximum.reduceat(penalties, rows.starts)[rows.numbers])
+            each = overlong_penalty(lengths, longest, config.overlong_buffer_len, factor).numpy()
+            penalty = torch.from_numpy(np.maximum.reduceat(each, rows.starts)[rows.numbers])
+            result, changes["overlong_penalty"] = result - penalty, (0 - penalty).tolist()
         if config.stop_properly_penalty_coef is not None:
             truncated = torch.tensor([trajectories[last].truncated for last in rows.lasts])[rows.numbers]
-            result = stop_properly(result, truncated, config.stop_properly_penalty_coef)
+            before, result = result, stop_properly(result, truncated, config.stop_properly_penalty_coef)
+            changes["stop_properly_penalty"] = (result - before).tolist()
         if config.clip_shaped:
             result = clip_scores(result, config.clip_range)
-        return result.float().numpy()
+        return result.float().numpy(), changes
 
     def longest(self, trajectory: Trajectory) -> int:
         """Return the most tokens that this response could have had."""

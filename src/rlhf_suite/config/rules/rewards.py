@@ -101,6 +101,29 @@ def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Pr
 
 
 @rule
+def best_sources_are_several(run: ScoredTextRun) -> Iterator[Problem]:
+    shared = [source.best_of for source in run.reward.sources.values() if source.best_of is not None]
+    for name, source in run.reward.sources.items():
+        if source.best_of is not None and shared.count(source.best_of) == 1:
+            what = f"no other source has best_of={source.best_of}, so there is nothing to choose from"
+            yield Problem(f"reward.sources.{name}.best_of", what, "give another source the same name, or remove it")
+
+
+@rule
+def reward_key_is_there(run: ScoredTextRun) -> Iterator[Problem]:
+    key, sources = run.reward.reward_key, run.reward.sources
+    if key is None:
+        return
+    if not sources and reward_model(run.reward) is not None:
+        what = f"{key!r} is a name of a number, and a reward model gives one number without a name"
+        yield Problem("reward.reward_key", what, "remove it")
+    name = key.partition("/")[0]
+    if sources and (name not in sources or sources[name].weight == 0):
+        what = f"{key!r} begins with no source that has a weight above 0; sources: {', '.join(sources)}"
+        yield Problem("reward.reward_key", what, "write <source>, or <source>/<name of one of its numbers>")
+
+
+@rule
 def remote_url_is_usable(run: ScoredTextRun) -> Iterator[Problem]:
     for name, source in named(run).items():
         key = f"{name}.remote_url"
