@@ -92,9 +92,11 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
         scored, _ = Scorer(config, PROMPTS, tokenizer, rewards, journal).score([one, sample(tokenizer, 1, "3")])
     assert scored.extra[0] == {"exact_match/mean": 0, "math/mean": 0, "repetition/mean": 0}
     assert scored.extra[1] == {"exact_match/mean": 1, "math/mean": 1, "repetition/mean": 0}
-    (seen, _) = Scorer(config, PROMPTS, tokenizer, None, journal).samples([one, sample(tokenizer, 1, "3")])
-    assert (seen.response, seen.turns, seen.label) == ("4", ["first", "4"], "3")
-    assert "3 3 3" in seen.query
+    scorer = Scorer(config, PROMPTS, tokenizer, None, journal)
+    (seen,) = scorer.samples([one])
+    assert (seen.response, seen.label) == ("4", "3") and "3 3 3" in seen.query
+    assert scorer.turns([one]) == ["first", "4"]
+    assert scorer.turns([sample(tokenizer, 0, "3"), replace(sample(tokenizer, 0, "5"), fork=1)]) == ["3", "5"]
 
 
 def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):

@@ -115,7 +115,7 @@ class RolloutBuilder:
             with self.phase("generation", "engines"):
                 for group in self.sampler.sample_rollout(indices, stream):
                     waiting.append(group)
-                    samples += len(group)
+                    samples += sum(t.fork == 0 for t in group)
                     if self.scorer.reads_text_alone:
                         parts.append(thread.submit(self.score_waiting, waiting))
             parts.append(thread.submit(self.score_waiting, waiting))

@@ -53,8 +53,12 @@ class Scorer:
         `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
         """
         samples, rows = self.samples(trajectories), EpisodeRows.of(trajectories)
-        scored = [samples[last] for last in rows.lasts]
-        outcomes, metrics = self.outcomes(rows.parts(trajectories), scored)
+        episodes = rows.parts(trajectories)
+        scored = [
+            replace(samples[last], turns=self.turns(ledgers))
+            for last, ledgers in zip(rows.lasts, episodes, strict=True)
+        ]
+        outcomes, metrics = self.outcomes(episodes, scored)
         groups = [trajectories[last].group for last in rows.lasts]
         failed = {group for group, o in zip(groups, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = None if is_part else len(failed) == len(set(groups))
@@ -109,12 +113,14 @@ class Scorer:
         responses = self.tokenizer.batch_decode([answer_ids(t) for t in trajectories], skip_special_tokens=True)
         prompts = [self.prompts[t.prompt] for t in trajectories]
         return [
-            Sample(
-                *(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids),
-                turns=self.tokenizer.batch_decode(t.turns, skip_special_tokens=True) if ENVIRONMENT in t.owner else (),
-            )
+            Sample(query, prompt.text, response, prompt.label, prompt.datasource, json.loads(prompt.columns), t.ids)
             for t, query, response, prompt in zip(trajectories, queries, responses, prompts, strict=True)
         ]
+
+    def turns(self, ledgers: Sequence[Trajectory]) -> Sequence[str]:
+        """Return the texts of all turns of the model in an episode; empty if there is one turn."""
+        turns = [turn for ledger in ledgers for turn in ledger.turns]
+        return self.tokenizer.batch_decode(turns, skip_special_tokens=True) if len(turns) > 1 else ()
 
     def select(
         self,
@@ -138,9 +144,9 @@ class Scorer:
         )
 
 
-def place_of(t: Trajectory) -> tuple[bool, int, int]:
-    """Return what the samples of a step are sorted by."""
-    return t.greedy, t.group, t.sample
+def place_of(t: Trajectory) -> tuple[bool, int, int, int]:
+    """Return what the ledgers of a step are sorted by."""
+    return t.greedy, t.group, t.sample, t.fork
 
 
 def answer_ids(t: Trajectory) -> NDArray[np.int64]:
