@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -44,6 +44,7 @@ class PlainEngines:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
         self.lock = Lock()
+        self.busy: AbstractContextManager[None] = nullcontext()
         self.asked: list[GenerationRequest] = []
 
     def sync(
@@ -65,7 +66,7 @@ class PlainEngines:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
-        with self.lock:
+        with self.busy, self.lock:
             return self.answer(request)
 
     @torch.no_grad()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from rlhf_suite.agents.base import Agent, Episode, Task
 from rlhf_suite.agents.session import Session, Shared
-from rlhf_suite.data.generation import SamplingSettings
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.tracking.timeline import Activity, Timeline
 
 
 class Episodes:
     """Runs the episodes of an agent, at most `limit` at a time. All calls must be made on one event loop."""
 
     def __init__(self, agent: Agent, shared: Shared, limit: int) -> None:
-        self.agent, self.shared = agent, shared
+        self.agent, self.policy = agent, shared.policy
+        self.shared = replace(shared, policy=self)
         self.slots = asyncio.Semaphore(limit)
+        self.environments = Activity(Timeline(), "environments", "episodes")  # those that wait for no response
 
     async def run(
         self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
@@ -29,8 +33,17 @@ class Episodes:
         """
         task = Task.of(prompt)
         async with self.slots:
-            episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
+            with self.environments:
+                episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
         return with_outcome(episode)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Return the response to a request of an episode, which is not with its environment meanwhile."""
+        self.environments.end()
+        try:
+            return await self.policy.generate(request)
+        finally:
+            self.environments.begin()
 
 
 def with_outcome(episode: Episode) -> list[Trajectory]:

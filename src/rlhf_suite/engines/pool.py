@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ class EnginePool:
         self._handles, self._members, self._timeout_s = list(handles), list(members), timeout_s
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
         self.client = EngineClient(self._handles, self._members, timeout_s)
+        self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while it is under way
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -41,7 +43,8 @@ class EnginePool:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
-        return await self.client.generate(request)
+        with self.busy:
+            return await self.client.generate(request)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""

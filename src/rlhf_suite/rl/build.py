@@ -33,6 +33,7 @@ from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.timeline import Activity
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup
 
@@ -62,7 +63,10 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
+    actors.engines.busy = Activity(journal.timeline, "engines", "generation")
     episodes = make_episodes(config, actors.engines, tokenizer, stop_ids)
+    if episodes is not None:
+        episodes.environments.timeline = journal.timeline
     sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)

@@ -79,6 +79,7 @@ class RolloutBuilder:
         self.algo, self.config, self.order = algo, config, order
         self.phase = journal.background if in_background else journal.phase
         self.background = journal.background
+        self.wait = journal.phase  # of the driver, for rollouts that are made in the background
         self.sampler, self.scorer, self.shaper = sampler, scorer, shaper
         size = config.vllm_generate_batch_size or config.batch_size
         self.rounds_order = BatchOrder(order.num_rows, size, order.seed)
@@ -112,14 +113,14 @@ class RolloutBuilder:
         waiting: deque[list[Trajectory]] = deque()
         with ThreadPoolExecutor(1, "rewards") as thread:
             parts, samples = [], 0
-            with self.phase("generation", "engines"):
+            with self.phase("generation", None):
                 for group in self.sampler.sample_rollout(indices, stream):
                     waiting.append(group)
                     samples += sum(t.fork == 0 for t in group)
                     if self.scorer.reads_text_alone:
                         parts.append(thread.submit(self.score_waiting, waiting))
             parts.append(thread.submit(self.score_waiting, waiting))
-            with self.phase("waiting_for_reward"):
+            with self.phase("waiting_for_reward", None):
                 scored = [part for each in parts if (part := each.result()) is not None]
         return self.scorer.together(scored, samples)
 

@@ -115,14 +115,16 @@ class Ahead:
             self.rollouts[k].set_result(rollout)
 
     def take(self, step: int) -> Rollout:
-        rollout = self.rollouts[step].result()
+        with self.builder.wait("waiting_for_rollout"):
+            rollout = self.rollouts[step].result()
         del self.rollouts[step]
         return rollout
 
     def allow_sync(self, version: int) -> None:
         last = min(version + self.depth, self.total_steps) - 1
         if last >= version:
-            self.rollouts[last].result()
+            with self.builder.wait("waiting_to_sync"):
+                self.rollouts[last].result()
 
     def synced(self, version: int) -> None:
         with self.changed:

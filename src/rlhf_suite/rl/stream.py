@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -128,7 +127,7 @@ class Stream:
 
     def start(self, index: int) -> None:
         if len(self.begun) == len(self.finished):
-            self.generating.enter_context(self.builder.phase("generation", "engines"))
+            self.generating.enter_context(self.builder.phase("generation", None))
         self.begun[index] = self.step
         prompt, stream = self.order.prompt(index)
         self.builder.sampler.start(index, prompt, stream).add_done_callback(self.generated)
@@ -198,14 +197,13 @@ class Stream:
             file.write(json.dumps(row) + "\n")
 
     def take(self, step: int) -> Rollout:
-        waited = {"batch": 0.0, "deadline": 0.0}
         with self.changed:
             while (chosen := self.selected()) is None:
                 self.check()
-                began, size = time.perf_counter(), self.order.before(step + 1) - self.order.before(step)
+                size = self.order.before(step + 1) - self.order.before(step)
                 why = "deadline" if len(self.finished) >= size else "batch"
-                self.changed.wait()
-                waited[why] += time.perf_counter() - began
+                with self.builder.wait(f"waiting_for_{why}"):
+                    self.changed.wait()
             groups = [self.finished.pop(index) for index in sorted(chosen)]
             for index in chosen:
                 del self.begun[index]
@@ -216,8 +214,7 @@ class Stream:
         for trajectory in (t for group in groups for t in group.trajectories):
             oldest = trajectory.version[trajectory.model_mask].min(initial=step)
             assert oldest >= step - self.bound, f"a token of version {oldest} in step {step}"
-        metrics = {f"timing/waiting_for_{why}": seconds for why, seconds in waited.items()}
-        metrics |= {"async/outstanding": float(len(self.begun)), "async/rejected": float(rejected)}
+        metrics = {"async/outstanding": float(len(self.begun)), "async/rejected": float(rejected)}
         failures = counts["reward/errors"] + counts["reward/timeouts"]
         self.builder.scorer.check_error_rate(failures, counts.pop(SAMPLES, 0))
         return self.builder.finish(joined(groups), dict(counts) | metrics)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.tracking.console import Progress, show_line
@@ -50,23 +50,24 @@ class Journal:
             self.info(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
-    def phase(self, name: str, who: str = "driver") -> Iterator[None]:
-        """Measure the time of a phase of the step, in which the driver waits for `who`, and show its name."""
+    def phase(self, name: str, who: str | None = "driver") -> Iterator[None]:
+        """Measure the time of a phase of the step, in which the driver waits for `who`, and show its name. None: the
+        timeline knows from elsewhere who was busy."""
         self.show_phase(name)
         with self.measured(self.seconds, name, who):
             yield
 
     @contextmanager
-    def background(self, name: str, who: str = "driver") -> Iterator[None]:
+    def background(self, name: str, who: str | None = "driver") -> Iterator[None]:
         """Measure the time of something that another thread does during the phases of the step."""
         with self.measured(self.beside, name, who):
             yield
 
     @contextmanager
-    def measured(self, seconds: dict[str, float], name: str, who: str) -> Iterator[None]:
+    def measured(self, seconds: dict[str, float], name: str, who: str | None) -> Iterator[None]:
         began = time.perf_counter()
         try:
-            with self.timeline.busy(who, name):
+            with nullcontext() if who is None else self.timeline.busy(who, name):
                 yield
         finally:
             with self.lock:

@@ -1,16 +1,22 @@
-"""Who was busy when: engines, rewards, trainer and driver. `timeline.jsonl` has a line for each interval."""
+"""Who was busy when: engines, environments, rewards, trainer and driver. `timeline.jsonl` has a line for each interval.
+
+The intervals of the driver are its waits and what it does meanwhile: it waits for a rollout, syncs weights, saves.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 Span = tuple[float, float]  # begin and end, in seconds
+KEPT = 100_000  # intervals that are not written yet, so that a task that never writes them does not fill the memory
+PAUSE_S = 0.01  # a shorter pause does not end an interval of an activity
 
 
 @dataclass
@@ -28,7 +34,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.intervals: list[Interval] = []  # that were not over when the window began
+        self.intervals = deque[Interval](maxlen=KEPT)  # that were not over when the window began
         self.window_begin = time.time()
 
     @contextmanager
@@ -47,7 +53,7 @@ class Timeline:
         engines and trainer, and `perf/overlap`, the time in which both were busy, of the time of the less busy one."""
         with self.lock:
             intervals, now = self.intervals, time.time()
-            self.intervals = [each for each in intervals if each.end is None]
+            self.intervals = deque((each for each in intervals if each.end is None), KEPT)
         over = [each for each in intervals if each.end is not None]
         with file.open("a") as out:
             out.writelines(json.dumps(vars(each)) + "\n" for each in over)
@@ -63,6 +69,41 @@ class Timeline:
             "perf/trainer_idle": 1 - length(trainer) / window,
             "perf/overlap": both / least if least else 0.0,
         }
+
+
+class Activity:
+    """Something that may happen several times at once. There is an interval while it happens at least once."""
+
+    def __init__(self, timeline: Timeline, who: str, what: str) -> None:
+        self.timeline, self.who, self.what = timeline, who, what
+        self.count = 0
+        self.interval: Interval | None = None
+
+    def begin(self) -> None:
+        """Record that it happens once more."""
+        with self.timeline.lock:
+            self.count += 1
+            if self.count > 1:
+                return
+            now, last = time.time(), self.interval
+            if last is not None and last.end is not None and last.end > max(now - PAUSE_S, self.timeline.window_begin):
+                last.end = None
+            else:
+                self.interval = Interval(self.who, self.what, now)
+                self.timeline.intervals.append(self.interval)
+
+    def end(self) -> None:
+        """Record that it happens once less."""
+        with self.timeline.lock:
+            self.count -= 1
+            if self.count == 0 and self.interval is not None:
+                self.interval.end = time.time()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:

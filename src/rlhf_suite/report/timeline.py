@@ -1,0 +1,103 @@
+"""The picture of who was busy when in the last steps of an RL run, and what the driver waited for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.timeline import Interval, Span, length, merged
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STEPS = 6  # that are shown
+LAST_OF_STEP = "weight_sync"  # what ends a step, and stands before the first one
+INK, FAINT, OTHER = "#333333", "#DDDDDD", "#BBBBBB"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Someone's row: its name, and the colour of each thing that it does (Okabe and Ito's colours)."""
+
+    who: str
+    title: str
+    colours: dict[str, str]
+
+
+LANES = (
+    Lane("engines", "engines", {"generation": "#009E73"}),
+    Lane("environments", "environments", {"episodes": "#CC79A7"}),
+    Lane("rewards", "rewards", {"reward": "#F0E442"}),
+    Lane("trainer", "trainer", {"make_experience": "#56B4E9", "ppo_train": "#0072B2"}),
+    Lane(
+        "driver",
+        "driver waits",
+        {
+            "weight_sync": "#D55E00",
+            "waiting_for_rollout": "#999999",
+            "waiting_for_batch": "#999999",
+            "waiting_for_deadline": "#444444",
+            "waiting_to_sync": "#E69F00",
+        },
+    ),
+)
+
+
+def draw_timeline(folder: RunFolder) -> Path | None:
+    """Draw `timeline.png` into the run folder and return its path; None if the run has no timeline of a whole step."""
+    if not folder.timeline.exists():
+        return None
+    intervals = [Interval(**json.loads(line)) for line in folder.timeline.read_text().splitlines()]
+    ends = sorted(each.end for each in intervals if each.what == LAST_OF_STEP and each.end is not None)[-STEPS - 1 :]
+    if len(ends) < 2:
+        return None
+    path = folder.path / "timeline.png"
+    draw(path, f"{folder.path.resolve().name}, the last {len(ends) - 1} steps", ends, intervals)
+    return path
+
+
+def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Interval]) -> None:
+    """Draw the time between the first and the last of `ends`, those of steps, into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lanes = [lane for lane in LANES if any(each.who == lane.who for each in intervals)]
+    figure = Figure(figsize=(12, 1.6 + 0.62 * len(lanes)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, lane in enumerate(lanes):
+        draw_lane(axes, -place, lane, ends, [each for each in intervals if each.who == lane.who])
+    for end in ends:
+        axes.axvline(end - ends[0], color=INK, linewidth=0.8, linestyle=":", zorder=0)
+    axes.set_yticks([-place for place in range(len(lanes))], [lane.title for lane in lanes])
+    axes.set_xlim(0, ends[-1] - ends[0])
+    axes.set_ylim(-len(lanes) + 0.4, 0.6)
+    axes.set_xlabel("seconds (dotted lines: ends of steps; on the right: the share of the time)")
+    axes.set_title(title, loc="left", color=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=INK, length=0)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def draw_lane(axes: Axes, height: int, lane: Lane, ends: Sequence[float], intervals: Sequence[Interval]) -> None:
+    """Draw one row with the share of the time that its intervals take."""
+    begin, end = ends[0], ends[-1]
+    axes.axhline(height, color=FAINT, linewidth=0.8, zorder=0)
+    for what in dict.fromkeys(each.what for each in intervals):
+        spans = shown([each for each in intervals if each.what == what], begin, end)
+        if spans:
+            bars, colour = [(first - begin, last - first) for first, last in spans], lane.colours.get(what, OTHER)
+            axes.broken_barh(bars, (height - 0.36, 0.72), color=colour, label=what.replace("_", " "), linewidth=0)
+    share = length(shown(intervals, begin, end)) / (end - begin)
+    axes.text(1.005, height, f"{share:.0%}", transform=axes.get_yaxis_transform(), va="center", color=INK)
+
+
+def shown(intervals: Sequence[Interval], begin: float, end: float) -> list[Span]:
+    """Return the time of intervals between two moments, as spans that do not touch."""
+    clipped = [(max(each.begin, begin), min(end if each.end is None else each.end, end)) for each in intervals]
+    return merged([(first, last) for first, last in clipped if first < last])
