@@ -100,6 +100,11 @@ def test_metrics_of_episodes_are_logged(whole):
     assert rows and all(1 <= row["agent/turns"] <= 2 and row["train/reward"] >= 0.5 for row in rows)
 
 
+def test_the_timeline_tells_environments_from_engines(whole):
+    rows = [json.loads(line) for line in (whole / "timeline.jsonl").read_text().splitlines()]
+    assert {"engines", "environments", "trainer", "driver"} <= {row["who"] for row in rows}
+
+
 def test_an_environment_without_a_reward_ends_the_run(ranks, tmp_path):
     with pytest.raises(AssertionError, match=r"RunError: [24] of [24] .*no step of the environment had a reward"):
         ranks(1).call(run, tmp_path, settings(tmp_path, CODE.replace("reward=", "score=")))

@@ -83,7 +83,7 @@ class Activity:
         """Record that it happens once more."""
         with self.timeline.lock:
             self.count += 1
-            if self.count > 1:
+            if self.count != 1:
                 return
             now, last = time.time(), self.interval
             if last is not None and last.end is not None and last.end > max(now - PAUSE_S, self.timeline.window_begin):
