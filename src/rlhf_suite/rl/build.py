@@ -33,7 +33,7 @@ from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.tracking.timeline import Activity
+from rlhf_suite.tracking.timeline import Activity, Timeline
 from rlhf_suite.train.saving import Saver, TrainingRows
 from rlhf_suite.train.trained_worker import TrainedGroup
 
@@ -63,10 +63,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    actors.engines.busy = Activity(journal.timeline, "engines", "generation")
-    episodes = make_episodes(config, actors.engines, tokenizer, stop_ids)
-    if episodes is not None:
-        episodes.environments.timeline = journal.timeline
+    episodes = watched(make_episodes(config, actors.engines, tokenizer, stop_ids), actors.engines, journal.timeline)
     sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
@@ -102,6 +99,14 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         saver=make_saver(config, folder, actors, prompts, credit, rollouts),
         journal=journal,
     )
+
+
+def watched(episodes: Episodes | None, engines: EnginePool, timeline: Timeline) -> Episodes | None:
+    """Have the timeline record when engines and environments are busy, and return the episodes."""
+    engines.busy = Activity(timeline, "engines", "generation")
+    if episodes is not None:
+        episodes.environments.timeline = timeline
+    return episodes
 
 
 def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: int, folder: Path) -> Schedule:
