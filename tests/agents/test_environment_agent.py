@@ -11,7 +11,7 @@ from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.base import Start, Step
 from rlhf_suite.agents.environment import EnvironmentAgent
-from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
 from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 
 
@@ -99,6 +99,25 @@ def test_a_reward_without_names_is_an_error_where_one_is_asked_for(tokenizer):
     episode = play(tokenizer, ["5"], choice=Choice("answer"))
     assert "reward.reward_key=answer, and the environment gave a number without a name" in episode.outcome.reason
     assert play(tokenizer, ["9", "9"], Parts, max_turns=2, choice=Choice("answer")).outcome is None
+
+
+def test_history_as_the_template_shows_it_begins_a_new_ledger_where_it_differs(tokenizer):
+    """The template shows no reasoning, and the second turn has none."""
+    policy = Scripted(tokenizer, ["<think>low</think>3", "9", "5"])
+    session = open_session(tokenizer, policy, chat_task(tokenizer, label="5"))
+    session.renders_history = True
+    episode = run(EnvironmentAgent(Guess, 5, 50.0).run, chat_task(tokenizer, label="5"), session)
+    first, second = episode.ledgers
+    assert [[tokenizer.decode(turn[:-1]) for turn in each.turns] for each in (first, second)] == [
+        ["<think>low</think>3"],
+        ["9", "5"],
+    ]
+    assert policy.asked[1].prompt_ids == second.ids[: (second.owner == PROMPT).sum()].tolist()
+    shown = tokenizer.decode(policy.asked[1].prompt_ids)
+    assert shown.endswith("assistant\n3<|im_end|>\n<|im_start|>user\ntoo low<|im_end|>\n<|im_start|>assistant\n")
+    assert policy.asked[2].prompt_ids == second.ids[: len(policy.asked[2].prompt_ids)].tolist()
+    assert first.turn_rewards.sum() == pytest.approx(0.1) and not second.turn_rewards.any()
+    assert episode.outcome == Scored(1.0, pytest.approx(1.1), {"found": 1.0})
 
 
 def test_the_last_turn_is_scored_and_not_answered(tokenizer):

@@ -52,6 +52,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=TRL", "data.apply_chat_template", "need a chat template"),
         (f"agent.kind=tools train.agent_func_path=TOOLS {RULE}", "data.apply_chat_template", "form of a chat template"),
         (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
+        ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),
         (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
         ("agent.kind=python", "reward", "nothing scores the samples"),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),

@@ -99,6 +99,39 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     assert scorer.turns([sample(tokenizer, 0, "3"), replace(sample(tokenizer, 0, "5"), fork=1)]) == ["3", "5"]
 
 
+def failed(tokenizer, number: int) -> Trajectory:
+    """A sample whose environment failed after a turn that had a reward."""
+    one = replace(sample(tokenizer, number, "7"), failure="broken")
+    one.reward_turn(0.5)
+    return one
+
+
+def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rewards, tmp_path):
+    journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+
+    def score(of_agent: str | None, samples, **config):
+        return Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal, of_agent).score(samples)
+
+    def samples():
+        return [sample(tokenizer, 0, "1"), failed(tokenizer, 1), *(sample(tokenizer, i, "4") for i in (2, 3))]
+
+    zeros, metrics = score("zero", samples())
+    assert zeros.rewards.tolist() == [1, 0, 4, 4] and zeros.scores.tolist() == pytest.approx([0.1, 0, 0.4, 0.4])
+    assert not any(t.turn_rewards.any() for t in zeros.trajectories)
+    assert metrics["reward/errors"] == 1 and metrics["rollout/dropped_groups"] == 0
+    dropped, metrics = score("drop", samples())
+    assert dropped.rewards.tolist() == [4, 4] and metrics["rollout/dropped_groups"] == 1
+    with pytest.raises(RunError, match=r"1 of 4 samples .*broken.*agent\.on_error=drop"):
+        score("stop", samples(), on_error="drop")
+    with pytest.raises(RunError, match=r"1 of 4 .*reward\.on_error=drop"):
+        score(None, samples())
+    with pytest.raises(RunError, match=r"1 of 2 .*reward\.max_error_rate=0\.25"):
+        score("zero", samples()[:2], max_error_rate=0.25)
+    broken = [sample(tokenizer, 0, "x"), failed(tokenizer, 1)]
+    with pytest.raises(RunError, match=r"1 of 2 .*reward\.on_error=drop"):
+        score("zero", broken)
+
+
 def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
     scorer = Scorer(RewardConfig(on_error="drop", max_error_rate=0.5), PROMPTS, tokenizer, rewards, journal)

@@ -103,7 +103,8 @@ def make_episodes(
     limits = Limits(run.data.max_len, run.rollout.max_new_tokens, config.max_feedback_tokens)
     choice = Choice(run.reward.reward_key, run.reward.combine)
     agent = make_agent(config, file, not has_source(run.reward), choice)
-    return Episodes(agent, Shared(policy, bridge, reader, limits), config.max_concurrent)
+    shared = Shared(policy, bridge, reader, limits, config.history == "template")
+    return Episodes(agent, shared, config.max_concurrent)
 
 
 def roles(config: AgentConfig, file: str | None) -> list[str]:

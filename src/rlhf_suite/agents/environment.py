@@ -141,7 +141,7 @@ class EnvironmentAgent:
             if status := self.ended(turn, step, session):
                 return status, reward
             if reward:
-                session.open.ledger.reward_turn(reward)
+                session.latest.ledger.reward_turn(reward)
 
     def ended(self, turn: Turn, step: Step, session: Session) -> Status | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""

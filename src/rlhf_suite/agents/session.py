@@ -54,6 +54,7 @@ class Shared:
     bridge: Bridge
     reader: TurnReader
     limits: Limits
+    renders_history: bool = False  # agent.history=template
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Session:
     ) -> None:
         self.policy, self.bridge, self.reader = shared.policy, shared.bridge, shared.reader
         self.limits, self.seed, self.sampling = shared.limits, seed, sampling
+        self.renders_history = shared.renders_history
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
@@ -155,8 +157,19 @@ class Session:
         """
         assert self.num_turns, "begin() takes the messages before the first turn"
         answers = self.cut_all(answers)
+        if self.renders_history:
+            return self.render_again([*self.open.messages, *answers])
         stop = int(self.open.ledger.ids[-1])
         return self.append(self.bridge.after(stop, answers, self.open.tools), answers)
+
+    def render_again(self, messages: Sequence[Message]) -> bool:
+        """Continue with a rendering of the whole conversation, and return whether a turn fits behind it. Where it
+        begins with the tokens of the open ledger, these go on; otherwise a new ledger begins with it."""
+        ids = self.bridge.prompt(messages, self.open.tools)
+        known = self.open.ledger.ids.tolist()
+        if ids[: len(known)] == known:
+            return self.append(ids[len(known) :], messages[len(self.open.messages) :])
+        return self.fork(ids, messages, self.open.tools)
 
     def observe_text(self, text: str, before: str = "", after: str = "") -> bool:
         """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut."""

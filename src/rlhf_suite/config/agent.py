@@ -30,7 +30,22 @@ class AgentConfig:
     )
     max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
     timeout_s: float = flag(
-        600.0, "Longest episode in seconds; a longer one has no reward (reward.on_error)", gt=0, when=MANY_TURNS
+        600.0, "Longest episode in seconds; a longer one has no reward (agent.on_error)", gt=0, when=MANY_TURNS
+    )
+    on_error: str | None = flag(
+        None,
+        "What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its "
+        "group is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as "
+        "reward.on_error",
+        choices=("stop", "drop", "zero"),
+        when=MANY_TURNS,
+    )
+    history: str = flag(
+        "append",
+        "What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat "
+        "template shows of it, in a new sequence after each turn for which that differs",
+        choices=("append", "template"),
+        when=MANY_TURNS,
     )
     tool_timeout_s: float = flag(
         30.0, "Longest call of a tool, of Python code or of the environment, in seconds", gt=0, when=MANY_TURNS

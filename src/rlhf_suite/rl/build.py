@@ -66,7 +66,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     episodes = watched(make_episodes(config, actors.engines, tokenizer, stop_ids), actors.engines, journal.timeline)
     sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewards, journal) for part in (prompts.train, prompts.held_out)
+        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
+        for part in (prompts.train, prompts.held_out)
     )
     shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
     sources = prompts.train_sources

@@ -34,9 +34,11 @@ class Scorer:
         tokenizer: PreTrainedTokenizerBase,
         rewards: Rewards | None,
         journal: Journal,
+        on_failed_episode: str | None = None,
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewards, self.journal = rewards, journal
+        self.on_failed_episode = on_failed_episode  # agent.on_error; None: as config.on_error
 
     @property
     def reads_text_alone(self) -> bool:
@@ -47,7 +49,8 @@ class Scorer:
     def score(
         self, trajectories: list[Trajectory], is_part: bool = False
     ) -> tuple[ScoredTrajectories, dict[str, float]]:
-        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error.
+        """Score trajectories, whole groups. Failed samples end the run or drop their group, by reward.on_error; those
+        whose environment failed by agent.on_error, which may also give them a reward of 0.
 
         Of an episode with several ledgers the last one is scored, and its outcome is that of all of them.
         `is_part`: they are not all of a step, so the caller checks the share of failures (`check_error_rate`).
@@ -58,14 +61,42 @@ class Scorer:
             replace(samples[last], turns=self.turns(ledgers))
             for last, ledgers in zip(rows.lasts, episodes, strict=True)
         ]
-        outcomes, metrics = self.outcomes(episodes, scored)
+        found, metrics = self.outcomes(episodes, scored)
+        outcomes = [self.kept(*each) for each in zip(found, episodes, strict=True)]
         groups = [trajectories[last].group for last in rows.lasts]
         failed = {group for group, o in zip(groups, outcomes, strict=True) if isinstance(o, RewardFailure)}
         all_failed = None if is_part else len(failed) == len(set(groups))
-        check_failures(self.config, self.journal, [sample.text() for sample in scored], outcomes, all_failed)
+        self.check(episodes, [sample.text() for sample in scored], found, all_failed)
         kept = [i for i, t in enumerate(trajectories) if t.group not in failed]
         of_ledgers = [outcomes[number] for number in rows.numbers]
-        return self.select(trajectories, samples, of_ledgers, kept), metrics | failure_counts(outcomes, len(failed))
+        return self.select(trajectories, samples, of_ledgers, kept), metrics | failure_counts(found, len(failed))
+
+    def kept(self, outcome: Outcome, ledgers: Sequence[Trajectory]) -> Outcome:
+        """Return the outcome of an episode; with agent.on_error=zero a reward of 0 for one whose environment failed."""
+        if self.on_failed_episode != "zero" or not ledgers[-1].failure:
+            return outcome
+        for ledger in ledgers:
+            ledger.turn_rewards[:] = 0
+        return Scored(0.0, 0.0, ledgers[-1].extra)
+
+    def check(
+        self,
+        episodes: Sequence[Sequence[Trajectory]],
+        rows: Sequence[Mapping[str, str]],
+        outcomes: Sequence[Outcome],
+        all_failed: bool | None,
+    ) -> None:
+        """Check the failures of reward sources, and those of environments, each by its flag."""
+        if self.on_failed_episode is None:
+            check_failures(self.config, self.journal, rows, outcomes, all_failed)
+            return
+        failed = [bool(ledgers[-1].failure) for ledgers in episodes]
+        pairs = [*zip(outcomes, failed, strict=True)]
+        of_sources = [Scored(0.0, 0.0) if of_agent else outcome for outcome, of_agent in pairs]
+        of_agents = [outcome if of_agent else Scored(0.0, 0.0) for outcome, of_agent in pairs]
+        check_failures(self.config, self.journal, rows, of_sources, all_failed)
+        config = replace(self.config, on_error=self.on_failed_episode)
+        check_failures(config, self.journal, rows, of_agents, all_failed, "agent.on_error")
 
     def together(
         self, parts: Sequence[tuple[ScoredTrajectories, dict[str, float]]], samples: int
@@ -193,6 +224,7 @@ def check_failures(
     rows: Sequence[Mapping[str, str]],
     outcomes: Sequence[Outcome],
     all_failed: bool | None,
+    flag: str = "reward.on_error",
 ) -> None:
     """End the run if there are more failures than it may go on with, else print a line about them. Either way each
     failure is written to a log, with what `rows` says of it. `all_failed`: None for a part of a step, whose number of
@@ -211,12 +243,12 @@ def check_failures(
     if log.exists() and log.stat().st_size:
         report += f"; what the reward code printed is in {log}"
     if config.on_error == "stop":
-        raise RunError(f"{report}; repair the reward, or drop such groups with reward.on_error=drop")
+        raise RunError(f"{report}; repair the reward, or drop such groups with {flag}=drop")
     if all_failed:
         raise RunError(f"{report}; no group is left")
     if all_failed is not None and len(failures) > config.max_error_rate * len(outcomes):
         raise RunError(f"{report}; that is more than reward.max_error_rate={config.max_error_rate:g}")
-    journal.info(f"{report}; their groups are left out")
+    journal.info(f"{report}; " + ("their reward is 0" if config.on_error == "zero" else "their groups are left out"))
 
 
 def kind_of(outcome: Outcome) -> str | None:

@@ -56,6 +56,13 @@ def calls_have_a_template(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def history_has_a_template(run: PPORun) -> Iterator[Problem]:
+    if run.agent.history == "template" and run.agent.kind != "single_turn" and not run.data.apply_chat_template:
+        what = "without a chat template nothing says how earlier turns are shown"
+        yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
+
+
+@rule
 def servers_of_tools_are_named(run: PPORun) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
