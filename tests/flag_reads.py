@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.config.flags import flat, walk
+from rlhf_suite.config.flags import all_values, walk
 from rlhf_suite.config.runs import Run
 
 RECORDING = Path(__file__).parent / "recording"
@@ -34,7 +33,7 @@ def unread(lines: list[list[str]], files: list[Path]) -> set[str]:
 
 def active(config: Run) -> dict[str, Read]:
     """Every flag that does something under the values of `config`, by its dotted key."""
-    values = flat(asdict(config))
+    values = all_values(config)
     keys = [info.key for info in walk(config) if all(condition.holds(values) for condition in info.meta.when)]
     return {key: (type(section(config, key)).__name__, key.rpartition(".")[2]) for key in keys}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.config_file import with_config_file
 from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.config.flags import flat
+from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import PPORun
@@ -36,7 +34,7 @@ def test_the_configuration_of_a_run_gives_the_same_run(tmp_path, words):
     save(run, tmp_path / "config.yaml", plan)
     again, problems = checked("--config", str(tmp_path / "config.yaml"))
     assert problems == []
-    assert flat(asdict(again)) == flat(asdict(run))
+    assert all_values(again) == all_values(run)
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_presets(tmp_path):

@@ -147,6 +147,7 @@ MISTAKES = [
     (PPO + "actor.num_nodes=two", "actor.num_nodes", "is not an int"),
     (PPO + "actor.adam.lr=fast", "actor.adam.lr", "is not a float"),
     (PPO + "actor.adam.lr=null", "actor.adam.lr", "is not a float"),
+    (PPO + "'actor.adam.betas=[0.9,${nope}]'", "actor.adam.betas", "'nope' not found"),
     (PPO + "actor.adam.lr=nan", "actor.adam.lr", "is not a finite number"),
     (PPO + "algo.kl.target=None", "algo.kl.target", "write algo.kl.target=null"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "no KL to control"),

@@ -68,7 +68,15 @@ class SlurmSettings:
 LAUNCHERS: dict[str, type] = {"local": LocalSettings, "slurm": SlurmSettings}
 
 
-class Schemas(dict[str, ConfigNode]):
+class Shared(dict[str, Any]):
+    """A part of Hydra's store that is not copied with the store, as every composition does: Hydra copies a node again
+    before it uses it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+class Schemas(Shared):
     """The schema of each task for Hydra's store, made when it is asked for: to make all of them takes long."""
 
     def __contains__(self, file: object) -> bool:
@@ -85,6 +93,7 @@ def register() -> None:
     """Give Hydra each task's dataclasses, the schema that its conf/task file names first, the settings of launchers,
     and the generated presets."""
     store = ConfigStore.instance()
+    store.repo = Shared(store.repo)
     store.repo["_schema"] = Schemas()
     for name, settings in LAUNCHERS.items():
         store.store(group="hydra/launcher", name=name, node=settings, provider="rlhf_suite")
@@ -126,26 +135,38 @@ def search_path(folder: str) -> str:
 
 def compose_blaming(*overrides: str) -> tuple[DictConfig, list[Problem]]:
     """Compose; words that do not compose with those before them are left out, each as a problem."""
-    config, problems = pickled(*overrides)
-    return pickle.loads(config), problems
+    config = attempt(*overrides)
+    if isinstance(config, DictConfig):
+        return config, []
+    good: list[str] = []
+    problems = []
+    task = None
+    for word in overrides:
+        config = attempt(*good, word)
+        if isinstance(config, DictConfig):
+            task = config.get("task")
+            good.append(word)
+        else:
+            problems.append(blame(word, config, task))
+    config = attempt(*good)
+    assert isinstance(config, DictConfig), config
+    return config, problems
+
+
+def attempt(*overrides: str) -> DictConfig | str:
+    """Return a new copy of what overrides compose to, or Hydra's reason why they do not."""
+    found = attempted(*overrides)
+    return pickle.loads(found) if isinstance(found, bytes) else found
 
 
 @cache
-def pickled(*overrides: str) -> tuple[bytes, list[Problem]]:
-    """Return what `compose_blaming` does, pickled: a new object from it takes a sixth of the time of a deep copy."""
+def attempted(*overrides: str) -> bytes | str:
+    """Return what `attempt` does, composed once and pickled: a new object from it takes a sixth of the time of a deep
+    copy."""
     try:
-        return pickle.dumps(composed(list(overrides))), []
-    except COMPOSE_ERRORS:
-        good: list[str] = []
-        problems = []
-        task = None
-        for word in overrides:
-            try:
-                task = composed([*good, word]).get("task")
-                good.append(word)
-            except COMPOSE_ERRORS as error:
-                problems.append(blame(word, str(error), task))
-        return pickle.dumps(composed(good)), problems
+        return pickle.dumps(composed(list(overrides)))
+    except COMPOSE_ERRORS as error:
+        return str(error)
 
 
 def blame(word: str, reason: str, task: str | None) -> Problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import preset_keys
-from rlhf_suite.config.flags import flat
+from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
@@ -103,9 +102,9 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
 
 def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
     """Return each value that is not the default of its flag, and who set it."""
-    defaults = flat(asdict(TASKS[run.task]()))
+    defaults = all_values(TASKS[run.task]())
     sources = [*preset_keys(found.presets, found.chosen, line.own_presets)]
-    for key, value in flat(asdict(run)).items():
+    for key, value in all_values(run).items():
         default = defaults.get(key)  # an entry of a table has none
         if value != default and key != "explain":
             yield key, spelled(value), spelled(default), line.from_file.get(key) or origin(key, found, sources)

@@ -7,13 +7,15 @@ a plain run is not composed again.
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
@@ -66,19 +68,21 @@ def preflight(line: CommandLine) -> Preflight:
         result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
         result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
-        first, _, _ = compose_job(next(given.choice_sets(), []), given)
-        result.is_sweep = "--multirun" in line.options or first.hydra.mode == RunMode.MULTIRUN
-        result.problems += settings_problems(first.hydra, result.is_sweep)
+        first = compose_job(next(given.choice_sets(), []), given)
+        settings = first.config.hydra
+        result.is_sweep = "--multirun" in line.options or settings.mode == RunMode.MULTIRUN
+        result.problems += settings_problems(settings, result.is_sweep)
+        is_one_job = not (result.is_sweep or given.sweeps)
         if result.is_sweep:
-            given = with_sweep_params(given, first)
+            given = with_sweep_params(given, settings)
         else:
             result.problems += [several_values(each) for each in given.sweeps]
             given = without_sweeps(given)
         for choices in given.choice_sets():
-            check_choices(choices, given, result)
+            check_choices(choices, first if is_one_job else compose_job(choices, given), given, result)
         if not result.problems:
-            set_folder(first.hydra if result.is_sweep else result.hydra, given, result)
-            nodes = OmegaConf.select(first, "hydra.launcher.nodes") or 1
+            set_folder(settings if result.is_sweep else result.hydra, given, result)
+            nodes = OmegaConf.select(settings, "launcher.nodes") or 1
             key = "hydra.launcher.nodes"
             result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
     result.problems = distinct(result.problems)
@@ -142,9 +146,9 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
-def with_sweep_params(given: Overrides, first: DictConfig) -> Overrides:
+def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
     """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
-    params = OmegaConf.select(first, "hydra.sweeper.params") or {}
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
     taken = {each.key_or_group for each in (*given.choices, *given.values)}
     extra = words.sort([f"{key}={value}" for key, value in params.items() if key not in taken])
     return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
@@ -172,9 +176,17 @@ def several_values(override: Override) -> Problem:
     return Problem(key, f"{value} are several values", f"{meant}; a sweep needs -m")
 
 
-def check_choices(choices: list[str], given: Overrides, result: Preflight) -> None:
-    """Check all jobs that share one combination of presets."""
-    base, problems, demo = compose_job(choices, given)
+class Composed(NamedTuple):
+    """A combination of presets: its configuration, words that do not compose, and the demo that is a part of it."""
+
+    config: DictConfig
+    problems: list[Problem]
+    demo: str | None
+
+
+def check_choices(choices: list[str], composed: Composed, given: Overrides, result: Preflight) -> None:
+    """Check all jobs that share one combination of presets. The configuration of a single job is used up by it."""
+    base, problems, demo = composed
     task = base.get("task")
     already_reported = (
         each.key == "task" or each.fix.startswith("write task=") for each in (*problems, *result.problems)
@@ -189,8 +201,9 @@ def check_choices(choices: list[str], given: Overrides, result: Preflight) -> No
     if not result.runs:
         result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
         result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
+    copied = pickle.dumps(base) if result.is_sweep else b""  # a deep copy takes six times as long
     for values in given.value_sets():
-        config = copy.deepcopy(base) if result.is_sweep else base
+        config = pickle.loads(copied) if result.is_sweep else base
         check_job(config, [*choices, *values], values, result, with_rules=not problems)
 
 
@@ -199,20 +212,20 @@ def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
     return [problem for each in given.values for problem in name_problems(each, task)]
 
 
-def compose_job(choices: list[str], given: Overrides) -> tuple[DictConfig, list[Problem], str | None]:
-    """Compose a combination of presets. With the demo of its task, which is returned too, when neither a preset nor
-    the command line names a model; that is mostly plain before the composition, and one composition is enough."""
+def compose_job(choices: list[str], given: Overrides) -> Composed:
+    """Compose a combination of presets. With the demo of its task when neither a preset nor the command line names a
+    model; that is mostly plain before the composition, and one composition is enough."""
     plain = (*given.settings, *choices)
     task, names_no_model = expected(choices, given)
     if task is not None and wants_demo(task, given) and names_no_model:
         base, problems = compose_blaming(*plain, f"demo={task}")
         if not problems and base.task == task:
-            return base, [], task
+            return Composed(base, [], task)
     base, problems = compose_blaming(*plain)
     task = base.get("task")
     if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].MODEL) is not None:
-        return base, problems, None
-    return compose_blaming(*plain, f"demo={task}")[0], problems, task
+        return Composed(base, problems, None)
+    return Composed(compose_blaming(*plain, f"demo={task}")[0], problems, task)
 
 
 def expected(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
@@ -267,7 +280,9 @@ def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> 
         if OmegaConf.is_missing(config.hydra.job, "num"):
             config.hydra.job.num = len(result.runs)
             config.hydra.job.id = str(len(result.runs))
-    HydraConfig.instance().set_config(config)  # for ${hydra:job.num}
+    OmegaConf.set_readonly(config.hydra, True)
+    # For ${hydra:job.num}. `set_config` would copy all of these settings.
+    HydraConfig.instance().cfg = cast(HydraConf, SimpleNamespace(hydra=config.hydra))
     subfolder = str(config.hydra.sweep.subdir)
     with open_dict(config):
         for key in interpolated(config, "${hydra."):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,7 @@ from pkgutil import iter_modules
 from typing import Any, get_type_hints
 
 from rlhf_suite.config import rules
-from rlhf_suite.config.flags import FIXED, flat
+from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.loop_stages import stage_problems
 from rlhf_suite.config.names import flags_of, unknown_flag
@@ -31,7 +30,7 @@ def check(run: Run, given: Collection[str]) -> list[Problem]:
             problems += each(run)
     if isinstance(run, LoopRun):
         reported = {problem.key for problem in problems}
-        found = stage_problems(run, lambda stage: check(stage, ()), set(flat(asdict(run))))
+        found = stage_problems(run, lambda stage: check(stage, ()), set(all_values(run)))
         problems += [problem for problem in found if problem.key not in reported]
     return problems
 
@@ -49,7 +48,7 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
     """Yield the given flags that this run would not read. One that is set to null, false, 0 or -1 is off by itself."""
     if "own_code" in given:
         yield Problem("own_code", "is written by the run itself", "remove it")
-    values = flat(asdict(run))
+    values = all_values(run)
     for key, info in flags_of(run.task).items():
         is_set = key in given and values.get(key) not in OFF
         if info.meta.strict:
@@ -64,7 +63,7 @@ def unused(run: Run, given: Collection[str]) -> Iterator[Problem]:
 
 @rule
 def model_is_named(run: Run) -> Iterator[Problem]:
-    if run.MODEL.endswith("model_name_or_path") and flat(asdict(run))[run.MODEL] is None:
+    if run.MODEL.endswith("model_name_or_path") and all_values(run)[run.MODEL] is None:
         demo = f", or demo={run.task} for a small built-in example" if run.HAS_DEMO else ""
         fix = f"add {run.MODEL}=<HF folder or hub name>{demo}"
         yield Problem(run.MODEL, "no model is named", fix)
@@ -72,7 +71,7 @@ def model_is_named(run: Run) -> Iterator[Problem]:
 
 @rule
 def model_folders_exist(run: Run) -> Iterator[Problem]:
-    for key, path in flat(asdict(run)).items():
+    for key, path in all_values(run).items():
         if not key.endswith("model_name_or_path") or path is None or not path.startswith(("/", "./", "../", "~")):
             continue
         if not Path(path).is_dir():
@@ -81,7 +80,7 @@ def model_folders_exist(run: Run) -> Iterator[Problem]:
 
 @rule
 def allowed_changes_are_flags(run: ResumableRun) -> Iterator[Problem]:
-    key, values = "ckpt.allow_changes", flat(asdict(run))
+    key, values = "ckpt.allow_changes", all_values(run)
     for name in run.ckpt.allow_changes:
         if name not in values and not any(each.startswith(f"{name}.") for each in values):
             unknown = unknown_flag(name, run.task)

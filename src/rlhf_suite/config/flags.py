@@ -72,6 +72,24 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def all_values(section: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the value of every flag of a section under its dotted key, in a table that of every flag of its entries.
+
+    Lists are those of the section, not copies.
+    """
+    result: dict[str, Any] = {}
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, dict):
+            for name, entry in value.items():
+                result |= all_values(entry, f"{prefix}{field.name}.{name}.")
+        elif "meta" in field.metadata:
+            result[f"{prefix}{field.name}"] = value
+        else:
+            result |= all_values(value, f"{prefix}{field.name}.")
+    return result
+
+
 def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:
     """Return the value of a flag, and those of the same name in a table beside it: reward.sources.<name>.rule."""
     section, _, name = flag.rpartition(".")

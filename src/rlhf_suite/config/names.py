@@ -84,6 +84,7 @@ def renamed(key: str, known: Collection[str]) -> str | None:
     return next((name for name in candidates if name in known), None)
 
 
+@cache
 def unknown_flag(key: str, task: str | None) -> Problem:
     """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:

@@ -7,11 +7,11 @@ holds it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlhf_suite.config.flags import flat
+from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import (
@@ -201,7 +201,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
 
 def model_sections(run: Run) -> dict[str, ModelSection]:
     """Return the models that a run needs, by name, each with its section of flags: those whose flags it reads."""
-    values, found = flat(asdict(run)), dict[str, ModelSection]()
+    values, found = all_values(run), dict[str, ModelSection]()
     for key, info in flags_of(run.task).items():
         name, _, last = key.rpartition(".")
         if last == "model_name_or_path" and all(each.holds(values) for each in info.meta.when):

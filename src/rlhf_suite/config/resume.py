@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.config.flags import FIXED, FREE, flat
+from rlhf_suite.config.flags import FIXED, FREE, all_values, flat
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import load, recorded_values, resume_of
@@ -39,7 +39,7 @@ def changes(before: Run, now: Run) -> list[Change]:
     """Return the flags that differ, less those that a continued run may change without a word."""
     if before.task != now.task:
         return [Change("task", before.task, now.task, is_fixed=True)]
-    earlier, later = flat(asdict(before)), flat(recorded_values(now))
+    earlier, later = all_values(before), flat(recorded_values(now))
     found = []
     for key in dict.fromkeys([*later, *earlier]):
         kind = resume_of(key, now.task)

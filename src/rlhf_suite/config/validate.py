@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.flags import FlagInfo, flat, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.problems import Problem
@@ -156,26 +156,42 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
     """
     flags = flags_of(config.task)
     problems = [unknown_flag(key, config.task) for key in leaves(config, flags) if key not in flags]
-    good: dict[str, Any] = {}
+    run, values = TASKS[config.task](), plain_values(config)
     for key, info in flags.items():
         try:
-            value = OmegaConf.select(config, key, throw_on_missing=True)
+            value = values[key] if key in values else plain_value(config, key)
         except OmegaConfBaseException as error:
             problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{info.type.name}>"))
             continue
-        plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        wrong = [*value_problems(info, plain)]
+        wrong = [*value_problems(info, value)]
         problems += wrong
         if not wrong:
-            good[key] = plain
-    if problems:
-        config = OmegaConf.structured(TASKS[config.task])
-        for key, plain in good.items():
-            OmegaConf.update(config, key, plain)
-    run = OmegaConf.to_object(config)
-    assert isinstance(run, Run)
+            owner, name = owner_of(run, info)
+            is_table = isinstance(value, dict)
+            setattr(owner, name, {each: info.type.section(**value[each]) for each in value} if is_table else value)
     expand_home(run, flags.values())
     return run, problems
+
+
+def plain_values(config: DictConfig) -> dict[str, Any]:
+    """Return the values of a configuration by dotted key, tables taken apart; none if one of them cannot be resolved:
+    all at once takes a tenth of the time of one by one."""
+    try:
+        nested = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException:
+        return {}
+    assert isinstance(nested, dict)
+    return flat({str(name): value for name, value in nested.items()})
+
+
+def plain_value(config: DictConfig, key: str) -> Any:
+    """Return one value of a configuration, a list or a table as Python's own.
+
+    Raises:
+        OmegaConfBaseException: it is missing, or refers to something that does not exist.
+    """
+    value = OmegaConf.select(config, key, throw_on_missing=True)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Iterator[str]:
@@ -205,14 +221,19 @@ def with_home(text: str) -> str:
     return HOME.sub(lambda match: match[1] + match[2] + os.path.expanduser(match[3]), text)  # noqa: PTH111
 
 
+def owner_of(section: Any, info: FlagInfo) -> tuple[Any, str]:
+    """Return the section below `section` that holds a flag, and the flag's name in it."""
+    *parents, name = info.key.split(".")
+    return reduce(getattr, parents, section), name
+
+
 def expand_home(section: Any, flags: Iterable[FlagInfo]) -> None:
     """Replace `~` in every path among the `flags` of a section, and in the entries of its tables.
 
     The file of a user's own function becomes an absolute path: processes in other folders import it.
     """
     for info in flags:
-        *parents, name = info.key.split(".")
-        owner = reduce(getattr, parents, section)
+        owner, name = owner_of(section, info)
         value = getattr(owner, name)
         if isinstance(value, dict):
             for entry in value.values():

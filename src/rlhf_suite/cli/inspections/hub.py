@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from rlhf_suite.cli.inspections.model_uses import model_uses
 from rlhf_suite.cli.inspections.network import first_hop, unreachable
-from rlhf_suite.config.flags import flat
+from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
@@ -50,7 +49,7 @@ def wanted(run: Run) -> Iterator[tuple[str, str]]:
     for use in model_uses(run):
         if not Path(use.path).is_dir():
             yield use.key, use.path
-    values = flat(asdict(run))
+    values = all_values(run)
     for key in DATA:
         yield from ((key, name) for name in hub_names(values.get(key)))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.flags import flat
+from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.resume import changes, load_earlier, refusal
@@ -141,7 +141,7 @@ def clash(target: Target, run: Run, folder: Path | None) -> str | None:
 
 def read_by(run: Run) -> Iterator[tuple[str, Path, bool]]:
     """What the run reads on this machine: the flag that names it, the path, and whether that is a folder."""
-    for key, value in flat(asdict(run)).items():
+    for key, value in all_values(run).items():
         if isinstance(value, str) and (key.endswith("model_name_or_path") or key in SOURCES):
             for name in value.split(","):
                 if path := local(name.strip().partition("@")[0]):
@@ -186,7 +186,7 @@ def checkpoints_have_a_place(run: Run, folder: Path | None) -> Iterator[Problem]
 
 def cache_is_writable(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem if the run needs the cache folder and cannot write to it."""
-    flags = flat(asdict(run))
+    flags = all_values(run)
     needs = flags.get("data.cache_enable") or any(str(value).startswith("builtin:") for value in flags.values())
     if not needs:
         return
