@@ -5,10 +5,12 @@
     python benchmarks/kills.py --write               # and writes docs/kills.md
 
 Of each mode there is one run without kills. Others are killed (the driver alone, with SIGKILL) at instants that are
-drawn uniformly from the duration of that run, wherever they fall: in the imports, a step, a checkpoint, the export.
+drawn uniformly from the duration of that run, wherever they fall: in the imports, a step, a checkpoint, the export. In
+modes whose start takes longest, a step is drawn instead, and an instant within the time of two steps after it.
 After each kill the same command goes on. Runs of one process are forked from this one, so that the imports are paid
 once; runs on Ray are processes of their own. What is compared: SHA-256 of every model, all metrics but the clock's, the
-rows of rollouts and evaluations, the answers and the training rows of generate and the loops.
+rows of rollouts and evaluations, the answers and the training rows of generate and the loops. A stream of groups is not
+the same each time: of it each prompt's place in the books is checked, after each kill and at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +39,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 import jobs  # noqa: E402 - it is found by the line above
 
 from rlhf_suite.cli.app import main as main_of_the_suite  # noqa: E402
+from rlhf_suite.config.runs import PPORun  # noqa: E402
+from rlhf_suite.data.sampler import BatchOrder  # noqa: E402
 from rlhf_suite.disk import file_digest  # noqa: E402
 from rlhf_suite.launch.environment import runtime_env  # noqa: E402
 from rlhf_suite.models.builtin import create_tiny  # noqa: E402
+from rlhf_suite.rl.stream import REJECTED, GroupOrder  # noqa: E402
 from rlhf_suite.tracking.metrics import read_rows  # noqa: E402
 from rlhf_suite.tracking.run_folder import RunFolder  # noqa: E402
 
@@ -62,6 +68,15 @@ PPO = (
     "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 "
     "logger.progress=false " + SAMPLING
 )
+STREAM_ROWS, STREAM_STEPS = 96, 10  # so many that no prompt comes twice
+STREAM = (
+    PPO.replace("data.max_samples=48", f"data.max_samples={STREAM_ROWS}")
+    .replace("train.max_steps=5", f"train.max_steps={STREAM_STEPS}")
+    .replace("eval.steps=2", "eval.steps=-1")
+    .replace("ckpt.save_steps=1", "ckpt.save_steps=2")
+    + " algo.advantage.estimator=rloo algo.dynamic_filtering_enable=true train.async_enable=true "
+    "train.async_queue_size=3 train.async_run_ahead=2 train.partial_rollout_enable=true correction=tis"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class Mode:
     share: int
     line: str
     on_ray: bool = True
+    between_steps: bool = False  # whether kills fall between steps, not in the start
+    is_stream: bool = False  # not the same each time: its books are checked instead
 
     def words(self, root: Path) -> list[str]:
         """The command line, with a model that has random weights."""
@@ -104,7 +121,9 @@ MODES = (
         "ppo, rollouts made ahead",
         14,
         f"{PPO} algo.advantage.estimator=rloo train.async_enable=true train.async_queue_size=2 correction=tis",
+        between_steps=True,
     ),
+    Mode("ppo, stream", 14, STREAM, between_steps=True, is_stream=True),
     Mode("generate", 10, f"task=generate demo=generate generate.chunk_size=4 {SAMPLING}"),
     Mode(
         "rejection_sampling",
@@ -129,6 +148,52 @@ class Result:
     killed_after_step: list[int] = field(default_factory=list)
     compared: int = 0  # files or series, over all runs
     different: list[str] = field(default_factory=list)
+
+    def add_books(self, folder: Path) -> None:
+        """Check the books of a stream, as they are now."""
+        self.compared += 1
+        self.different += [f"{folder.name}: {fault}" for fault in faults(folder)]
+
+
+def faults(folder: Path) -> list[str]:
+    """What is wrong in the books of a stream: each group that began is trained on once, or rejected with a reason, or
+    outstanding. They are those of the newest checkpoint, and of a run that has ended those of its end."""
+    order = GroupOrder(BatchOrder(STREAM_ROWS, 4, PPORun().train.seed), STREAM_STEPS, whole_batches=True)
+    index_of = {order.prompt(index)[0]: index for index in range(STREAM_ROWS)}
+    saved, is_done = last_saved(folder), RunFolder(folder).status()["state"] == "done"
+    last = STREAM_STEPS if is_done else saved
+    tables = [pq.read_table(folder / f"rollouts/step_{step:06d}.parquet").to_pylist() for step in range(1, last + 1)]
+    trained = [index_of[row["prompt_index"]] for rows in tables for row in rows if row["sample"] == 0]
+    path = folder / "rollouts" / REJECTED
+    rejected = {row["group"]: row["reason"] for row in read_lines(path)} if path.exists() else {}
+    found = [f"group {index} was trained on {n} times" for index, n in Counter(trained).items() if n > 1]
+    found += [f"group {index} has no reason" for index, reason in rejected.items() if not reason]
+    if is_done:
+        listed = Counter(row["group"] for row in read_lines(path)) if path.exists() else Counter[int]()
+        found += [f"group {index} was rejected {n} times" for index, n in listed.items() if n > 1]
+        begun, count, outstanding = len(trained) + len(rejected), len(rejected), set[int]()
+    else:
+        state = {"next": 0, "rejected": 0, "begun": []}
+        if saved:
+            state = json.loads((folder / f"checkpoints/step_{saved:06d}/samples/stream.json").read_text())
+        begun, count = state["next"], state["rejected"]
+        outstanding = {index for index, _ in state["begun"]}
+    left = {*range(begun)} - {*trained} - outstanding
+    found += [f"group {index} is lost" for index in left if index not in rejected]
+    found += [f"group {index} is in two places" for index in {*trained} & ({*rejected} if is_done else outstanding)]
+    if len(left) != count or begun != len(trained) + count + len(outstanding):
+        found.append(f"{begun} began, {len(trained)} trained, {count} rejected, {len(outstanding)} outstanding")
+    return found
+
+
+def last_saved(folder: Path) -> int:
+    """Return the step of the newest checkpoint; 0 if there is none."""
+    names = [path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def outcome(folder: Path) -> dict[str, str]:
@@ -194,9 +259,13 @@ def start(mode: Mode, folder: Path, words: list[str]) -> Forked:
     return Process(folder, words) if mode.on_ray else Forked(folder, words)
 
 
-def killed_after(run: Forked, seconds: float) -> bool:
-    """Kill a run so many seconds after its start; False if it has come to its end before."""
-    while time.monotonic() - run.began < seconds:
+def killed_after(run: Forked, seconds: float, wait: Callable[[], bool] = lambda: True) -> bool:
+    """Kill a run so many seconds after its start, or after the first moment at which `wait()` is true; False if it has
+    come to its end before."""
+    since = run.began if wait() else None
+    while since is None or time.monotonic() - since < seconds:
+        if since is None and wait():
+            since = time.monotonic()
         if (code := run.poll()) is not None:
             assert code == 0, run.text()
             return False
@@ -216,20 +285,44 @@ def tried(mode: Mode, kills: int, seed: int, root: Path) -> Result:
         folder, here, is_over = root / f"killed_{result.runs}", 0, False
         result.runs += 1
         while not is_over and here < KILLS_OF_A_RUN and result.kills < kills:
-            instant = chance.uniform(0, whole_s)
-            is_over = not killed_after(start(mode, folder, words), instant)
+            run = start(mode, folder, words)
+            is_over = not killed_after(run, *instant(mode, chance, root, whole_s, RunFolder(folder)))
             if not is_over:
                 here, result.kills = here + 1, result.kills + 1
-                result.killed_at_s.append(round(instant, 1))
+                result.killed_at_s.append(round(time.monotonic() - run.began, 1))
                 result.killed_after_step.append(RunFolder(folder).status()["last_step"])
+                if mode.is_stream:
+                    result.add_books(folder)
         if not is_over:
             assert not killed_after(start(mode, folder, words), DEADLINE_S), "it does not come to its end"
+        if mode.is_stream:
+            result.add_books(folder)
+            continue
         made = outcome(folder)
         result.compared += len(expected)
         result.different += [
             f"{folder.name}/{name}" for name in {**expected, **made} if expected.get(name) != made.get(name)
         ]
     return result
+
+
+def instant(
+    mode: Mode, chance: random.Random, root: Path, whole_s: float, folder: RunFolder
+) -> tuple[float, Callable[[], bool]]:
+    """Draw when a run is killed: so many seconds after its start, or after a step that it has not yet done."""
+    if not mode.between_steps:
+        return chance.uniform(0, whole_s), lambda: True
+    rows = jobs.train_rows(root / "whole")
+    seconds = (rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1)
+    first = last_saved(folder.path) + 1
+    step = chance.randint(first, max(first, rows[-1]["step"] - 1))
+    began = time.time()
+
+    def is_there() -> bool:
+        rows = jobs.train_rows(folder.path) if folder.metrics.exists() else []
+        return any(row["step"] >= step and row["time"] >= began for row in rows)
+
+    return chance.uniform(0, 2 * seconds), is_there
 
 
 def results(modes: Sequence[Mode], kills: int, seed: int) -> Iterator[Result]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STEPS = 6  # that are shown
+LEAST = 1e-3  # of the time: what takes less is not drawn
 LAST_OF_STEP = "weight_sync"  # what ends a step, and stands before the first one
 INK, FAINT, OTHER = "#333333", "#DDDDDD", "#BBBBBB"
 
@@ -90,7 +91,7 @@ def draw_lane(axes: Axes, height: int, lane: Lane, ends: Sequence[float], interv
     axes.axhline(height, color=FAINT, linewidth=0.8, zorder=0)
     for what in dict.fromkeys(each.what for each in intervals):
         spans = shown([each for each in intervals if each.what == what], begin, end)
-        if spans:
+        if length(spans) > LEAST * (end - begin):
             bars, colour = [(first - begin, last - first) for first, last in spans], lane.colours.get(what, OTHER)
             axes.broken_barh(bars, (height - 0.36, 0.72), color=colour, label=what.replace("_", " "), linewidth=0)
     share = length(shown(intervals, begin, end)) / (end - begin)
