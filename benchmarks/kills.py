@@ -24,7 +24,6 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+import stream_books
 from common import RESULTS, ROOT, scratch
 
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
@@ -39,12 +39,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
 import jobs  # noqa: E402 - it is found by the line above
 
 from rlhf_suite.cli.app import main as main_of_the_suite  # noqa: E402
-from rlhf_suite.config.runs import PPORun  # noqa: E402
-from rlhf_suite.data.sampler import BatchOrder  # noqa: E402
 from rlhf_suite.disk import file_digest  # noqa: E402
 from rlhf_suite.launch.environment import runtime_env  # noqa: E402
 from rlhf_suite.models.builtin import create_tiny  # noqa: E402
-from rlhf_suite.rl.stream import REJECTED, GroupOrder  # noqa: E402
 from rlhf_suite.tracking.metrics import read_rows  # noqa: E402
 from rlhf_suite.tracking.run_folder import RunFolder  # noqa: E402
 
@@ -68,10 +65,9 @@ PPO = (
     "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 "
     "logger.progress=false " + SAMPLING
 )
-STREAM_ROWS, STREAM_STEPS = 96, 10  # so many that no prompt comes twice
 STREAM = (
-    PPO.replace("data.max_samples=48", f"data.max_samples={STREAM_ROWS}")
-    .replace("train.max_steps=5", f"train.max_steps={STREAM_STEPS}")
+    PPO.replace("data.max_samples=48", f"data.max_samples={stream_books.ROWS}")
+    .replace("train.max_steps=5", f"train.max_steps={stream_books.STEPS}")
     .replace("eval.steps=2", "eval.steps=-1")
     .replace("ckpt.save_steps=1", "ckpt.save_steps=2")
     + " algo.advantage.estimator=rloo algo.dynamic_filtering_enable=true train.async_enable=true "
@@ -152,48 +148,7 @@ class Result:
     def add_books(self, folder: Path) -> None:
         """Check the books of a stream, as they are now."""
         self.compared += 1
-        self.different += [f"{folder.name}: {fault}" for fault in faults(folder)]
-
-
-def faults(folder: Path) -> list[str]:
-    """What is wrong in the books of a stream: each group that began is trained on once, or rejected with a reason, or
-    outstanding. They are those of the newest checkpoint, and of a run that has ended those of its end."""
-    order = GroupOrder(BatchOrder(STREAM_ROWS, 4, PPORun().train.seed), STREAM_STEPS, whole_batches=True)
-    index_of = {order.prompt(index)[0]: index for index in range(STREAM_ROWS)}
-    saved, is_done = last_saved(folder), RunFolder(folder).status()["state"] == "done"
-    last = STREAM_STEPS if is_done else saved
-    tables = [pq.read_table(folder / f"rollouts/step_{step:06d}.parquet").to_pylist() for step in range(1, last + 1)]
-    trained = [index_of[row["prompt_index"]] for rows in tables for row in rows if row["sample"] == 0]
-    path = folder / "rollouts" / REJECTED
-    rejected = {row["group"]: row["reason"] for row in read_lines(path)} if path.exists() else {}
-    found = [f"group {index} was trained on {n} times" for index, n in Counter(trained).items() if n > 1]
-    found += [f"group {index} has no reason" for index, reason in rejected.items() if not reason]
-    if is_done:
-        listed = Counter(row["group"] for row in read_lines(path)) if path.exists() else Counter[int]()
-        found += [f"group {index} was rejected {n} times" for index, n in listed.items() if n > 1]
-        begun, count, outstanding = len(trained) + len(rejected), len(rejected), set[int]()
-    else:
-        state = {"next": 0, "rejected": 0, "begun": []}
-        if saved:
-            state = json.loads((folder / f"checkpoints/step_{saved:06d}/samples/stream.json").read_text())
-        begun, count = state["next"], state["rejected"]
-        outstanding = {index for index, _ in state["begun"]}
-    left = {*range(begun)} - {*trained} - outstanding
-    found += [f"group {index} is lost" for index in left if index not in rejected]
-    found += [f"group {index} is in two places" for index in {*trained} & ({*rejected} if is_done else outstanding)]
-    if len(left) != count or begun != len(trained) + count + len(outstanding):
-        found.append(f"{begun} began, {len(trained)} trained, {count} rejected, {len(outstanding)} outstanding")
-    return found
-
-
-def last_saved(folder: Path) -> int:
-    """Return the step of the newest checkpoint; 0 if there is none."""
-    names = [path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+        self.different += [f"{folder.name}: {fault}" for fault in stream_books.faults(folder)]
 
 
 def outcome(folder: Path) -> dict[str, str]:
@@ -314,7 +269,7 @@ def instant(
         return chance.uniform(0, whole_s), lambda: True
     rows = jobs.train_rows(root / "whole")
     seconds = (rows[-1]["time"] - rows[0]["time"]) / (len(rows) - 1)
-    first = last_saved(folder.path) + 1
+    first = stream_books.last_saved(folder.path) + 1
     step = chance.randint(first, max(first, rows[-1]["step"] - 1))
     began = time.time()
 
@@ -353,7 +308,8 @@ def page(found: Sequence[Result]) -> str:
         f"At the end {compared} models, series of metrics and files of samples were compared with those of undisturbed "
         f"runs: {'all are equal' if not different else f'{different} DIFFER'}. Models are compared by SHA-256, metrics "
         "without times. The last step is the step in the record of the run when it was killed, or 0 if there was "
-        "no record.",
+        "no record. Of a stream, which is not the same each time, the books were checked instead, after each kill and "
+        "at the end: each group that began is trained on once, or rejected with a reason, or outstanding.",
         "",
         "| run | seconds undisturbed | runs | kills | killed after seconds | last step then | compared | different |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""What `benchmarks/kills.py` says of the files of a stream: groups that are lost, or counted twice."""
+"""What `benchmarks/stream_books.py` says of the files of a stream: groups that are lost, or counted twice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import kills
-from rlhf_suite.config.runs import PPORun
-from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.stream import GroupOrder
-
-ORDER = GroupOrder(BatchOrder(kills.STREAM_ROWS, 4, PPORun().train.seed), kills.STREAM_STEPS, whole_batches=True)
+import stream_books
 
 
 class Books:
@@ -33,14 +28,16 @@ class Books:
     def faults(self) -> list[str]:
         (self.folder / "rollouts").mkdir()
         for step, groups in enumerate(self.trained, start=1):
-            rows = [{"prompt_index": ORDER.prompt(index)[0], "sample": n} for index in groups for n in range(4)]
+            rows = [
+                {"prompt_index": stream_books.ORDER.prompt(index)[0], "sample": n} for index in groups for n in range(4)
+            ]
             pq.write_table(pa.Table.from_pylist(rows), self.folder / f"rollouts/step_{step:06d}.parquet")
         lines = [json.dumps({"group": index, "reason": "scores [1, 1]"}) for index in self.rejected]
         (self.folder / "rollouts/rejected.jsonl").write_text("\n".join(lines) + "\n")
         (self.folder / "checkpoints/step_000002/samples").mkdir(parents=True)
         (self.folder / "checkpoints/step_000002/samples/stream.json").write_text(json.dumps(self.state))
         (self.folder / "checkpoints/step_000004.tmp").mkdir()
-        return kills.faults(self.folder)
+        return stream_books.faults(self.folder)
 
 
 @pytest.fixture
@@ -74,7 +71,7 @@ def test_a_group_that_is_trained_on_and_outstanding_is_a_fault(books):
 
 def test_at_the_end_nothing_is_outstanding_and_no_rejection_is_listed_twice(books):
     (books.folder / "status.json").write_text(json.dumps({"state": "done"}))
-    books.trained = [[4 * step + n for n in range(4)] for step in range(kills.STREAM_STEPS)]
+    books.trained = [[4 * step + n for n in range(4)] for step in range(stream_books.STEPS)]
     books.trained[-1][-1] = 41
     books.rejected = [39, 40, 40]
     assert books.faults() == ["group 40 was rejected 2 times"]
