@@ -55,6 +55,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),
         (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
         ("agent.kind=python", "reward", "nothing scores the samples"),
+        (f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]", "eval.max_calls", "is one turn"),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),
         (f"{RULE} train.agent_func_path=ENV", "train.agent_func_path", "agent.kind"),
     ],

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.errors import UserError
-from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_curves, panels, running_mean, series
+from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
 from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
 from rlhf_suite.report.summary import before_and_after, changes, time_spent
 from rlhf_suite.tracking.metrics import MetricLogger
@@ -42,6 +42,16 @@ def test_a_curve_is_drawn_for_rl_and_for_supervised_runs(tmp_path, metric):
     record(folder, [(step, {metric: step / 30, "eval/pass1": 0.5}) for step in range(1, 31)])
     assert draw_curves(folder) == tmp_path / "curves.png"
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_pass_rates_by_allowed_calls_are_drawn_where_they_were_measured(tmp_path):
+    folder = RunFolder(tmp_path)
+    record(folder, [(1, {"eval/pass1": 0.1})])
+    assert draw_calls(folder) is None
+    rates = {f"eval/calls_{calls}/pass{k}": 0.1 * calls for calls in (0, 4, 16) for k in (1, 2)}
+    record(folder, [(step, rates) for step in (2, 3)])
+    assert draw_calls(folder) == tmp_path / "calls.png"
+    assert (tmp_path / "calls.png").read_bytes().startswith(PNG)
 
 
 def test_a_folder_without_a_curve_is_an_error_that_names_it(tmp_path):

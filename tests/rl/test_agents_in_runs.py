@@ -38,6 +38,12 @@ FLAGS = {
     "rollout__stop": None,
     "algo__kl__init_coef": 0.0,
     "train__max_epochs": 2,
+    "eval__dataset": "builtin:reverse",
+    "eval__max_samples": 2,
+    "eval__n_samples_per_prompt": 2,
+    "eval__steps": 3,
+    "eval__on_start": False,
+    "eval__max_calls": [0, 1],
 }
 
 
@@ -103,6 +109,17 @@ def test_metrics_of_episodes_are_logged(whole):
 def test_the_timeline_tells_environments_from_engines(whole):
     rows = [json.loads(line) for line in (whole / "timeline.jsonl").read_text().splitlines()]
     assert {"engines", "environments", "trainer", "driver"} <= {row["who"] for row in rows}
+
+
+def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(whole):
+    files = [sorted((whole / "evaluations" / name).glob("*.parquet"))[-1] for name in ("", "calls_0", "calls_1")]
+    usual, none, one = (pq.read_table(file).to_pylist() for file in files)
+    assert len(usual) == 4 and {row["agent/turns"] for row in none} == {1.0}
+    assert one == usual and {row["agent/turns"] for row in one} >= {2.0}
+    for first, both in zip(none, one, strict=True):
+        assert both["reward_query"].startswith(first["reward_query"])
+    (last,) = [row for row in read_rows(whole / "metrics.jsonl") if "eval/calls_0/pass1" in row]
+    assert last["eval/calls_1/pass2"] == last["eval/pass2"] and last["eval/calls_0/pass1"] == 0
 
 
 def test_an_environment_without_a_reward_ends_the_run(ranks, tmp_path):

@@ -12,7 +12,7 @@ from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.requests import LoopThread
-from rlhf_suite.rl.evaluation import Evaluator
+from rlhf_suite.rl.evaluation import Evaluator, table_of_calls
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler
 
@@ -78,6 +78,19 @@ def test_pass_rates_are_means_over_prompts_of_unbiased_estimates(evaluated):
     assert metrics["eval/pass4"] == pytest.approx(2 / 3)
     spread = ((1 / 4 - 1 / 3) ** 2 + (3 / 4 - 1 / 3) ** 2 + (1 / 3) ** 2) / 2
     assert metrics["eval/pass1_stderr"] == pytest.approx(math.sqrt(spread / 3))
+
+
+def test_the_table_has_a_row_for_each_number_of_allowed_calls():
+    metrics = {
+        f"eval/calls_{calls}/{name}": value
+        for calls, values in ((0, (0.25, 0.1, 0.5, 12)), (10, (1.0, 0.1, 1.0, 1234.5)))
+        for name, value in zip(("pass1", "pass1_stderr", "pass16", "response_length_mean"), values, strict=True)
+    }
+    assert table_of_calls(metrics).splitlines() == [
+        "allowed calls  pass1  pass16  response_length_mean",
+        "            0   0.25     0.5                    12",
+        "           10      1       1              1.23e+03",
+    ]
 
 
 def test_rewards_lengths_and_truncation_are_means_over_samples(evaluated):

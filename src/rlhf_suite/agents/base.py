@@ -166,6 +166,8 @@ class Episode:
 class Agent(Protocol):
     """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
 
+    max_turns: int  # of the model in an episode
+
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode.
 

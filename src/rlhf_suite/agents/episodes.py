@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from dataclasses import replace
 
 from rlhf_suite.agents.base import Agent, Episode, Task
@@ -22,6 +23,13 @@ class Episodes:
         self.shared = replace(shared, policy=self)
         self.slots = asyncio.Semaphore(limit)
         self.environments = Activity(Timeline(), "environments", "episodes")  # those that wait for no response
+
+    def limited(self, max_turns: int) -> Episodes:
+        """Return the episodes of the same agent with at most so many turns. They count towards the same limit."""
+        result = copy(self)
+        result.agent = copy(self.agent)
+        result.agent.max_turns = max_turns
+        return result
 
     async def run(
         self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]

@@ -5,6 +5,7 @@ A panel shows one quantity. It is drawn if the run has logged that quantity, in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PASS_BY_CALLS = re.compile(r"eval/calls_(?P<calls>\d+)/pass(?P<k>\d+)")
 REACH = 3  # steps to either side that the running mean over the raw values includes
 
 Points = list[tuple[int, float]]
@@ -70,6 +72,36 @@ def draw_curves(folder: RunFolder) -> Path:
     unit = "iteration" if folder.loop.exists() else "RL step" if REWARD in shown else "optimiser step"
     path = folder.path / "curves.png"
     draw(path, folder.path.resolve().name, unit, shown, found)
+    return path
+
+
+def draw_calls(folder: RunFolder) -> Path | None:
+    """Draw `calls.png`, pass@k by the number of allowed calls in the last evaluation, into the run folder, and return
+    its path; None if the run has not measured it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    lines: dict[int, list[tuple[int, float]]] = {}
+    for name, points in series(folder.metrics).items():
+        if (found := PASS_BY_CALLS.fullmatch(name)) is not None:
+            lines.setdefault(int(found["k"]), []).append((int(found["calls"]), points[-1][1]))
+            step = points[-1][0]
+    if not lines:
+        return None
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for k, values in sorted(lines.items()):
+        axes.plot(*zip(*sorted(values), strict=True), marker="o", label=f"pass@{k}")
+    axes.set_title(f"{folder.path.resolve().name}, step {step}")
+    axes.set_xlabel("allowed calls")
+    axes.set_ylabel("share of prompts that are solved")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = folder.path / "calls.png"
+    figure.savefig(path, dpi=130)
     return path
 
 

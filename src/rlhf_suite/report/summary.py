@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rlhf_suite.config.runs import LoopRun, TrainedRun
-from rlhf_suite.report.curves import Points, draw_curves, series
+from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
 from rlhf_suite.tracking.console import HEADLINES, evaluation_results
@@ -20,14 +20,16 @@ PASS_AT_K = re.compile(r"pass\d+")
 
 
 def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
-    """Write `curves.png`, `timeline.png` of an RL run and, where the run evaluated samples, `samples.md`; return the
-    lines of the final summary."""
+    """Write `curves.png`, `timeline.png` of an RL run, `calls.png` where the run measured that and, where the run
+    evaluated samples, `samples.md`; return the lines of the final summary."""
     if not folder.metrics.exists():  # a task that trains nothing
         return []
     found = series(folder.metrics)
     places = [f"Run folder: {folder.path}", f"Curves: {draw_curves(folder)}"]
     if (timeline := draw_timeline(folder)) is not None:
         places.append(f"Timeline: {timeline}")
+    if (calls := draw_calls(folder)) is not None:
+        places.append(f"Pass rates by allowed calls: {calls}")
     samples = before_and_after(folder.evaluations)
     if samples:
         write_samples(folder, samples)

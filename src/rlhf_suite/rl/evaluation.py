@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,9 @@ from rlhf_suite.rl.sample_metrics import PASS, by_source, response_lengths
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import Scorer
+
+CALLS = "calls_"  # begins the names of metrics of eval.max_calls, before the number
+NOT_IN_TABLE = ("pass1_stderr", "truncated_rate", "num_samples")
 
 
 class Evaluator:
@@ -36,16 +39,31 @@ class Evaluator:
     def evaluate(self, step: int) -> dict[str, float]:
         """Return `eval/pass1` and the like over all prompts, and `eval/<source>/...` where there are several sources:
         sets of eval.dataset, or values of the column `datasource`."""
-        samples, settings = self.config.n_samples_per_prompt, self.sampler.settings(self.config.temperature)
-        # the same seeds every time: what changes between evaluations is the policy
-        trajectories = self.sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0))
-        scored, _ = self.scorer.score(trajectories)
-        write_evaluation(self.folder, step, scored)
-        lengths, scored = response_lengths(scored.trajectories), scored.episodes()
+        scored, lengths = self.measured(self.sampler, self.folder, step)
         result = self.summary(scored, lengths, np.ones(len(lengths), bool), "eval")
         for source, chosen in by_source(scored, self.sources).items():
             result |= self.summary(scored, lengths, chosen, f"eval/{source}")
+        return result | self.by_allowed_calls(step)
+
+    def by_allowed_calls(self, step: int) -> dict[str, float]:
+        """Return `eval/calls_<n>/pass1` and the like for each number of eval.max_calls, and print a table of them."""
+        result: dict[str, float] = {}
+        for calls in self.config.max_calls or ():
+            name = f"{CALLS}{calls}"
+            scored, lengths = self.measured(self.sampler.limited(calls + 1), self.folder / name, step)
+            result |= self.summary(scored, lengths, np.ones(len(lengths), bool), f"eval/{name}")
+        if result:
+            self.scorer.journal.info(table_of_calls(result))
         return result
+
+    def measured(self, sampler: Sampler, folder: Path, step: int) -> tuple[ScoredTrajectories, np.ndarray]:
+        """Return the scored episodes of every prompt, and how many tokens the model wrote in each."""
+        samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
+        # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
+        trajectories = sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0))
+        scored, _ = self.scorer.score(trajectories)
+        write_evaluation(folder, step, scored)
+        return scored.episodes(), response_lengths(scored.trajectories)
 
     def summary(
         self, scored: ScoredTrajectories, lengths: np.ndarray, chosen: np.ndarray, prefix: str
@@ -71,6 +89,18 @@ class Evaluator:
             f"{prefix}/truncated_rate": float(truncated.mean()),
             f"{prefix}/num_samples": float(len(passed)),
         }
+
+
+def table_of_calls(metrics: Mapping[str, float]) -> str:
+    """Return a table of pass@k, reward and tokens by the number of allowed calls."""
+    parts = [name.removeprefix("eval/").split("/") for name in metrics]
+    rows = list(dict.fromkeys(calls for calls, _ in parts))
+    columns = [name for name in dict.fromkeys(name for _, name in parts) if name not in NOT_IN_TABLE]
+    lines = ["  ".join(["allowed calls", *columns])]
+    for calls in rows:
+        numbers = [f"{metrics[f'eval/{calls}/{name}']:>{len(name)}.3g}" for name in columns]
+        lines.append("  ".join([f"{calls.removeprefix(CALLS):>13}", *numbers]))
+    return "\n".join(lines)
 
 
 def powers_of_two(n: int) -> list[int]:

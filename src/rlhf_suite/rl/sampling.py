@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, as_completed
+from copy import copy
 from dataclasses import replace
 from itertools import chain
 
@@ -85,6 +86,13 @@ class Sampler:
         started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
         groups = [self.engines.start(self.write(prompts, [(t, sampling) for t in group], stream)) for group in started]
         return list(chain.from_iterable(group.result() for group in groups))
+
+    def limited(self, max_turns: int) -> Sampler:
+        """Return a sampler of the same episodes with at most so many turns of the model."""
+        assert self.episodes is not None, "without an agent every response is one turn"
+        result = copy(self)
+        result.episodes = self.episodes.limited(max_turns)
+        return result
 
     def begin(self, prompts: Sequence[Prompt], group: int, index: int, samples: int) -> list[Trajectory]:
         """Return ledgers that hold the prompt `index`."""

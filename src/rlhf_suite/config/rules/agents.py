@@ -63,6 +63,13 @@ def history_has_a_template(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
+    if run.eval.max_calls is not None and run.agent.kind == "single_turn":
+        what = "a response of agent.kind=single_turn is one turn, and nobody answers it"
+        yield Problem("eval.max_calls", what, "remove it, or set agent.kind")
+
+
+@rule
 def servers_of_tools_are_named(run: PPORun) -> Iterator[Problem]:
     for name in run.agent.tools:
         if not name.startswith(MCP) or not name.removeprefix(MCP).strip():
