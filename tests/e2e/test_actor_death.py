@@ -1,4 +1,5 @@
-"""An actor that is killed in mid-run ends the run at once, with its name, what it was doing, and its last words."""
+"""An actor that is killed in mid-run: an engine is started again and the run goes on as if nothing had happened; where
+that cannot be, the run ends at once, with the name of the actor, what it was doing, and its last words."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ GONE_S = 15.0
 )
 def test_the_death_of_an_actor_ends_the_run_with_its_name(runs, warm, actor, estimator, doing):
     words = [*jobs.SMALL, f"actor.model_name_or_path={warm}", f"algo.advantage.estimator={estimator}"]
-    words += ["data.max_samples=1024", "eval.steps=1000", "algo.kl.init_coef=0"]
+    words += ["data.max_samples=1024", "eval.steps=1000", "algo.kl.init_coef=0", "vllm.max_restarts=0"]
     job = jobs.Job(runs / f"death_of_{actor}", words)
     job.wait_for_step(2)
     family = job.family()
@@ -41,3 +42,55 @@ def test_the_death_of_an_actor_ends_the_run_with_its_name(runs, warm, actor, est
     assert status["state"] == "failed"
     assert first in status["error"]
     assert jobs.survivors(family, GONE_S) == []
+
+
+STEPS = 8
+LONG = [
+    *jobs.SMALL,
+    "algo.advantage.estimator=dr_grpo",
+    "algo.kl.init_coef=0",
+    "rollout.n_samples_per_prompt=16",
+    "train.batch_size=32",
+    f"train.max_steps={STEPS}",
+    "eval.steps=4",
+]
+AHEAD = ["correction=tis", "train.async_enable=true"]
+STREAM = [*AHEAD, "train.async_queue_size=2", "train.partial_rollout_enable=true"]
+
+
+def run_with_a_death(folder, words, actor):
+    """Kill an engine while the run goes on, and return what the run said at its end."""
+    job = jobs.Job(folder, words)
+    job.wait_for_step(2)
+    job.actor(actor).kill()
+    ended = job.ended()
+    assert ended.code == 0, ended.err
+    assert f"{actor} died during" in ended.err and "(restart 1 of 3, vllm.max_restarts)" in ended.err
+    rows = jobs.train_rows(folder)
+    assert [row["perf/engine_restarts"] for row in rows if row["step"] in (1, STEPS)] == [0, 1]
+    return rows
+
+
+@pytest.mark.parametrize(("mode", "engines"), [([], 1), (AHEAD, 2)])
+def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, engines):
+    words = [*LONG, *mode, f"vllm.num_engines={engines}", f"actor.model_name_or_path={warm}"]
+    whole, killed = (runs / f"{name}_{engines}_engines" for name in ("whole", "engine_killed"))
+    jobs.run(whole, words)
+    rows = run_with_a_death(killed, words, f"engine-{engines - 1}")
+    assert jobs.digest(killed) == jobs.digest(whole)
+    assert jobs.timeless(rows) == jobs.timeless(jobs.train_rows(whole))
+    assert jobs.timeless(jobs.eval_rows(killed)) == jobs.timeless(jobs.eval_rows(whole))
+    for step in range(1, STEPS + 1):
+        assert jobs.rollout(killed, step) == jobs.rollout(whole, step)
+
+
+def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm):
+    killed = runs / "stream_engine_killed"
+    run_with_a_death(killed, [*LONG, *STREAM, f"actor.model_name_or_path={warm}"], "engine-0")
+    trained = []
+    for step in range(STEPS):
+        samples = jobs.rollout(killed, step + 1)
+        trained += [sample["prompt_index"] for sample in samples if sample["sample"] == 0]
+        versions = jobs.column(samples, "weight_version")
+        assert step - 2 <= versions[versions >= 0].min() <= versions.max() <= step
+    assert len(trained) == len({*trained}) == 4 * STEPS

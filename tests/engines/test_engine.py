@@ -81,8 +81,8 @@ class Trainer:
     def port(self) -> int:
         return self.sender.port
 
-    def connect(self, world_size: int) -> None:
-        self.sender.connect(world_size)
+    def connect(self, world_size: int, meeting: int) -> None:
+        self.sender.connect(world_size, meeting)
 
     def publish(self, version: int, weights: dict[str, torch.Tensor]):
         return self.sender.send(version, weights.items())

@@ -34,7 +34,7 @@ def homes(client: EngineClient, requests: list[GenerationRequest]) -> list[int]:
 
 def client(engines: int) -> EngineClient:
     nothing: Any = [None] * engines
-    return EngineClient(nothing, nothing, 1)
+    return EngineClient(nothing, nothing, 1, lambda *_: None)
 
 
 @pytest.mark.parametrize(

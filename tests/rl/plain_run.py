@@ -40,6 +40,8 @@ FLAG = "actor.model_name_or_path"
 class PlainEngines:
     """In place of vLLM. `asked` is every request that it got; a deaf one receives weights and does not load them."""
 
+    restarts = 0
+
     def __init__(self, folder: str, is_deaf: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
@@ -60,6 +62,9 @@ class PlainEngines:
             self.version = manifest.version
         count = len(manifest.entries)
         return manifest, [SyncReport(count, count, ())]
+
+    def retire(self) -> None:
+        pass
 
     def start(self, work: Coroutine) -> Future:
         return self.loop.start(work)

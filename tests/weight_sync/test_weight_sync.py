@@ -133,7 +133,7 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
 
     thread = threading.Thread(target=receive)
     thread.start()
-    sender.connect(2)
+    sender.connect(2, 0)
     manifest = sender.send(3, weights.items())
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)

@@ -71,6 +71,13 @@ class EngineConfig:
     kv_cache_mb: int | None = flag(
         None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1, resume=FREE
     )
+    max_restarts: int = flag(
+        3,
+        "Times that each engine is started again when its process dies; its unfinished requests are made again. 0: the "
+        "run ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones",
+        ge=0,
+        resume=FREE,
+    )
     max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
     enable_prefix_caching: bool = flag(

@@ -101,9 +101,13 @@ class Engine:
         """Return the version of the last completed weight sync; 0 before the first."""
         return int(await self._call(lambda engine: engine.get_weight_version()))
 
-    async def connect(self, host: str, port: int, rank: int, world_size: int) -> None:
-        """Join the trainer's weight stream (gloo, nccl, ipc). This engine's first worker is `rank` of `world_size`."""
-        info = {"host": host, "port": port, "first_rank": rank, "world_size": world_size}
+    async def ping(self) -> None:
+        """Return at once, whatever the engine is doing."""
+
+    async def connect(self, host: str, port: int, rank: int, world_size: int, meeting: int) -> None:
+        """Join the trainer's weight stream (gloo, nccl, ipc). This engine's first worker is `rank` of `world_size` in
+        the group of number `meeting`."""
+        info = {"host": host, "port": port, "first_rank": rank, "world_size": world_size, "meeting": meeting}
         await self._call(lambda engine: engine.collective_rpc("init_weight_transfer_engine", args=(info,)))
 
     async def update_weights(self, manifest: Manifest) -> SyncReport:

@@ -1,11 +1,18 @@
 """The driver's side of the rollout engines: each request goes to one engine, weights go to all, every wait has a
-deadline."""
+deadline, and an engine that dies is started again.
+
+The engine that takes the place of a dead one has the same number, devices and settings, and gets the weights of the
+last sync before anything else. So what it samples is what the dead one would have sampled. `vllm.max_restarts` limits
+how often that happens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +22,10 @@ from numpy.typing import NDArray
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.engines.requests import EngineClient, LoopThread
 from rlhf_suite.engines.spec import EngineInfo
+from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.wait import wait_for
+from rlhf_suite.launch.wait import ActorDied, wait_for
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 T = TypeVar("T")
@@ -26,20 +35,47 @@ STREAMS = ("gloo", "nccl", "ipc")
 
 
 class EnginePool:
-    """Handles of `engines.actor.Engine` actors. members[i] is the name of handles[i] in error messages."""
+    """Handles of `engines.actor.Engine` actors. members[i] is the name of handles[i] in error messages.
 
-    def __init__(self, handles: Sequence[Any], members: Sequence[Member], timeout_s: float) -> None:
+    `create(i)` starts an actor in the place of engine i, which may happen `max_restarts` times to each.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[Any],
+        members: Sequence[Member],
+        timeout_s: float,
+        create: Callable[[int], Any] | None = None,
+        max_restarts: int = 0,
+    ) -> None:
         self._handles, self._members, self._timeout_s = list(handles), list(members), timeout_s
+        self._create, self._max_restarts = create, max_restarts
+        self._restarts = [0] * len(self._handles)
+        self._lock = threading.RLock()  # no thread replaces an engine while another one calls all of them
+        self._published: Manifest | None = None  # of the last sync; None: engines have the weights of their folder
+        self._meetings = 0
+        self._is_retired = False
+        self.send_again: Callable[[], None] | None = None  # brings the last weights to all engines by stream
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
-        self.client = EngineClient(self._handles, self._members, timeout_s)
+        self.client = EngineClient(self._handles, self._members, timeout_s, self.replacement)
         self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while it is under way
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def ready(self) -> list[EngineInfo]:
-        """Wait until every engine is running."""
-        return self._all("the start of the engines", "ready")
+        """Wait until every engine is running. One that dies while it starts is not started again."""
+        return self._ready(range(len(self)))
+
+    @property
+    def restarts(self) -> int:
+        """Return how often an engine was started again."""
+        return sum(self._restarts)
+
+    def retire(self) -> None:
+        """End what waits for a response; from now on an engine that dies is not started again. For the end of a run."""
+        self._is_retired = True
+        self.start(self.client.close(RunError("the run has ended")))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
@@ -62,14 +98,15 @@ class EnginePool:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""
         return self._all("the log-probs of the probe", "score", [list(ids) for ids in sequences])
 
-    def connect(self, host: str, port: int, meet: Callable[[int], ray.ObjectRef], trainer: Member) -> None:
-        """Connect all engines to the trainer's weight stream; `meet(world_size)` makes the trainer
-        wait for them there."""
+    def connect(self, host: str, port: int, meet: Callable[[int, int], ray.ObjectRef], trainer: Member) -> None:
+        """Connect all engines to the trainer's weight stream; `meet(world_size, meeting)` makes the trainer
+        wait for them there. Each time they meet in a new group, whose number is `meeting`."""
         workers = [info.num_workers for info in self.ready()]
         ranks = np.cumsum([1, *workers]).tolist()
-        refs = [meet(ranks[-1])]
+        self._meetings += 1
+        refs = [meet(ranks[-1], self._meetings)]
         for handle, rank in zip(self._handles, ranks, strict=False):
-            refs.append(handle.connect.remote(host, port, rank, ranks[-1]))
+            refs.append(handle.connect.remote(host, port, rank, ranks[-1], self._meetings))
         self._wait(refs, "the connection of trainer and engines", [trainer, *self._members])
 
     def sync(
@@ -77,16 +114,28 @@ class EnginePool:
     ) -> tuple[Manifest, list[SyncReport]]:
         """Bring the weights to every engine. `send()` starts the senders; the result of the first one is the manifest.
 
+        An engine that died before is started again first; a stream cannot be sent again once it has begun.
+
         Raises:
             WeightSyncError: an engine received, or holds after loading, other weights than the trainer sent.
         """
-        what = f"the weight sync of version {version}"
-        if backend in STREAMS:
-            refs = [handle.update_weights.remote(Manifest(version)) for handle in self._handles]
-            replies = self._wait([*send(), *refs], what, [*trainers, *self._members])
-            return replies[0], replies[len(trainers) :]
-        manifest = self._wait(send(), what, trainers)[0]
-        return manifest, self.update_weights(manifest)
+        with self._lock:
+            if backend in STREAMS:
+                for number, death in [*self._dead().items()][:1]:
+                    self._restart(number, death)
+                self._published = Manifest(version)
+                return self.stream(version, send, trainers)
+            self._published = self._wait(send(), f"the weight sync of version {version}", trainers)[0]
+            return self._published, self.update_weights(self._published)
+
+    def stream(
+        self, version: int, send: Callable[[], Sequence[ray.ObjectRef]], trainers: Sequence[Member]
+    ) -> tuple[Manifest, list[SyncReport]]:
+        """Let all engines receive what `send()` starts to send."""
+        refs = [handle.update_weights.remote(Manifest(version)) for handle in self._handles]
+        members = [*trainers, *self._members]
+        replies = self._wait([*send(), *refs], f"the weight sync of version {version}", members)
+        return replies[0], replies[len(trainers) :]
 
     def update_weights(self, manifest: Manifest) -> list[SyncReport]:
         """Make every engine load the weights that were written to a file."""
@@ -102,12 +151,93 @@ class EnginePool:
 
     def close(self) -> None:
         """Stop the engines."""
+        self._is_retired = True
         self._all("the engines to stop", "close")
 
+    def replacement(self, number: int, handle: Any, death: ActorDied) -> Any:
+        """Return the engine in the place of `handle`, the engine `number` that died: it has the weights of the last
+        sync. May be called on any thread.
+
+        Raises:
+            ActorDied: the engine died more often than it may be started again.
+        """
+        with self._lock:
+            if self._is_retired:
+                raise death
+            if self._handles[number] is handle:
+                self._restart(number, death)
+            return self._handles[number]
+
+    def _restart(self, number: int, death: ActorDied) -> None:
+        """Start the engine `number` again, and all others that are dead, and bring them the weights of the last
+        sync."""
+        names, started = [member.name for member in self._members], set[int]()
+        while True:
+            for one, its_death in (self._dead() | {number: death}).items():
+                self._start_again(one, its_death)
+                started.add(one)
+            try:
+                self._ready(started)
+                self._restore(started)
+                return
+            except ActorDied as another:
+                if another.name not in names:
+                    raise
+                number, death = names.index(another.name), another
+
+    def _start_again(self, number: int, death: ActorDied) -> None:
+        """Create the engine `number` again. Raise its death if that is not to be."""
+        count, limit = self._restarts[number], self._max_restarts
+        if self._is_retired or self._create is None or not limit:
+            raise death
+        if count == limit:
+            raise ActorDied(f"{death}\nIt had been started again {count} times (vllm.max_restarts={limit})", death.name)
+        self._restarts[number] += 1
+        first, *_ = str(death).splitlines()
+        show_line(f"{first} It is started again (restart {count + 1} of {limit}, vllm.max_restarts)", to_stderr=True)
+        ray.kill(self._handles[number])  # a process that only lost its connection must not stay
+        self._handles[number] = self._create(number)
+
+    def _restore(self, engines: Iterable[int]) -> None:
+        """Bring the weights of the last sync to engines that were started again."""
+        manifest = self._published
+        if manifest is None:
+            return
+        if manifest.kept is None:
+            assert self.send_again is not None
+            self.send_again()
+            return
+        kept = replace(manifest, path=manifest.kept)
+        self._some(engines, f"the weights of version {manifest.version}", "update_weights", kept)
+
+    def _dead(self) -> dict[int, ActorDied]:
+        """Return the engines whose process has ended, by number."""
+        pings, dead = [handle.ping.remote() for handle in self._handles], dict[int, ActorDied]()
+        for number, (ping, member) in enumerate(zip(pings, self._members, strict=True)):
+            try:
+                self._wait([ping], "a ping", [member])
+            except ActorDied as death:
+                dead[number] = death
+        return dead
+
+    def _ready(self, engines: Iterable[int]) -> list[EngineInfo]:
+        return self._some(engines, "the start of the engines", "ready")
+
     def _all(self, what: str, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all engines and wait for the results."""
-        refs = [getattr(handle, method).remote(*arguments) for handle in self._handles]
-        return self._wait(refs, what, self._members)
+        """Call a method of all engines and wait for the results. If one dies meanwhile, it is started again, and all
+        are called once more."""
+        with self._lock:
+            while True:
+                try:
+                    return self._some(range(len(self)), what, method, *arguments)
+                except ActorDied as death:
+                    self._restart([member.name for member in self._members].index(death.name), death)
+
+    def _some(self, engines: Iterable[int], what: str, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of some engines and wait for the results."""
+        numbers = sorted(engines)
+        refs = [getattr(self._handles[number], method).remote(*arguments) for number in numbers]
+        return self._wait(refs, what, [self._members[number] for number in numbers])
 
     def _wait(self, refs: Sequence[ray.ObjectRef], what: str, members: Sequence[Member]) -> list[Any]:
         return wait_for(refs, what, self._timeout_s, members)

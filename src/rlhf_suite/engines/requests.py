@@ -1,6 +1,8 @@
 """One awaitable for each request, over all engines. On the wire, requests and responses travel in bundles.
 
-Every request goes through here: rollouts, evaluations, files of prompts and the turns of agents.
+Every request goes through here: rollouts, evaluations, files of prompts and the turns of agents. If an engine dies, its
+unfinished requests are sent to the engine that takes its place, with the same seeds, and who waits for them notices
+nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import asyncio
 import threading
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -18,9 +21,12 @@ import ray
 
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.wait import reply
+from rlhf_suite.launch.wait import ActorDied, reply
+from rlhf_suite.tracking.console import show_line
 
 T = TypeVar("T")
+# Called with the number of an engine, its handle, and how it died; returns the handle of the engine in its place.
+Replacement = Callable[[int, Any, ActorDied], Any]
 
 HOMES = 1 << 16  # affinities that are remembered
 AHEAD = 2  # requests of a long queue that an engine has, in multiples of the number that it runs at once
@@ -29,12 +35,20 @@ AHEAD = 2  # requests of a long queue that an engine has, in multiples of the nu
 class EngineClient:
     """The engines, as one process sees them. All calls must be made on one event loop."""
 
-    def __init__(self, handles: Sequence[Any], members: Sequence[Member], timeout_s: float) -> None:
-        self.links = [Link(handle, member, timeout_s) for handle, member in zip(handles, members, strict=True)]
+    def __init__(
+        self, handles: Sequence[Any], members: Sequence[Member], timeout_s: float, replacement: Replacement
+    ) -> None:
+        self.links = [
+            Link(handle, member, timeout_s, partial(replacement, number))
+            for number, (handle, member) in enumerate(zip(handles, members, strict=True))
+        ]
         self.homes: dict[int, Link] = {}  # affinity -> engine
+        self.end: Exception | None = None
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request."""
+        if self.end is not None:
+            raise self.end
         return await self.home(request).send(request)
 
     def home(self, request: GenerationRequest) -> Link:
@@ -46,14 +60,24 @@ class EngineClient:
             self.homes[key] = min(self.links, key=lambda link: len(link.pending))
         return self.homes[key]
 
+    async def close(self, error: Exception) -> None:
+        """Raise `error` in everyone who waits for a response, or asks for one later."""
+        self.end = error
+        for link in self.links:
+            link.fail([*link.pending], error)
+
 
 class Link:
-    """The connection to one engine."""
+    """The connection to one engine, and to the one that takes its place if it dies."""
 
-    def __init__(self, handle: Any, member: Member, timeout_s: float) -> None:
-        self.handle, self.member, self.timeout_s = handle, member, timeout_s
+    def __init__(
+        self, handle: Any, member: Member, timeout_s: float, replacement: Callable[[Any, ActorDied], Any]
+    ) -> None:
+        self.handle, self.member, self.timeout_s, self.replacement = handle, member, timeout_s, replacement
+        self.is_waiting = False  # for another engine
         self.name = uuid.uuid4().hex  # of this connection, for the engine
         self.pending: dict[int, asyncio.Future[Generation]] = {}  # by the number of the request
+        self.requests: dict[int, GenerationRequest] = {}  # what the pending ones ask for
         self.outbox: list[tuple[int, GenerationRequest]] = []
         self.numbers = count()
         self.tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
@@ -63,6 +87,7 @@ class Link:
         """Send a request with all others of this turn of the event loop, and wait for its response."""
         number = next(self.numbers)
         self.pending[number] = asyncio.get_running_loop().create_future()
+        self.requests[number] = request
         if not self.outbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self.outbox.append((number, request))
@@ -71,7 +96,8 @@ class Link:
     def flush(self) -> None:
         """Send the requests that wait."""
         bundle, self.outbox = self.outbox, []
-        self.start(self.submit(bundle))
+        if bundle and not self.is_waiting:  # the next engine gets all that are pending
+            self.start(self.submit(bundle))
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -80,8 +106,12 @@ class Link:
 
     async def submit(self, bundle: list[tuple[int, GenerationRequest]]) -> None:
         """Send requests, and begin to receive if nobody does. Requests that the engine refuses fail."""
+        handle = self.handle
         try:
-            await self.call(self.handle.submit.remote(self.name, bundle), f"{len(bundle)} generations")
+            await self.call(handle.submit.remote(self.name, bundle), f"{len(bundle)} generations")
+        except ActorDied as death:
+            await self.recover(handle, death)
+            return
         except Exception as error:
             self.fail([number for number, _ in bundle], error)
             return
@@ -91,17 +121,39 @@ class Link:
 
     async def receive(self) -> None:
         """Receive responses while the engine has requests."""
+        handle = self.handle
         try:
             while self.accepted:
                 what = f"{self.accepted} generations"
-                done = await self.call(self.handle.finished.remote(self.name), what)
+                done = await self.call(handle.finished.remote(self.name), what)
                 self.accepted -= len(done)
                 for number, generation in done:
-                    if not (waiter := self.pending.pop(number)).cancelled():
+                    if not (waiter := self.taken(number)).cancelled():
                         waiter.set_result(generation)
+        except ActorDied as death:
+            await self.recover(handle, death)
         except Exception as error:
             self.accepted = 0
             self.fail([*self.pending], error)
+
+    async def recover(self, handle: Any, death: ActorDied) -> None:
+        """Send the unfinished requests to the engine that takes the place of `handle`, which died. Several calls may
+        notice one death."""
+        if handle is not self.handle or self.is_waiting:
+            return
+        self.is_waiting = True
+        try:
+            self.handle = await in_thread(lambda: self.replacement(handle, death))
+        except Exception as error:
+            self.fail([*self.pending], error)
+            return
+        finally:
+            self.is_waiting, self.accepted, self.outbox = False, 0, []
+        for number in [number for number, waiter in self.pending.items() if waiter.cancelled()]:
+            self.taken(number)
+        if self.requests:
+            show_line(f"{self.member.name} runs again: its {len(self.requests)} unfinished requests are sent again")
+            self.start(self.submit([*self.requests.items()]))
 
     async def call(self, ref: ray.ObjectRef, what: str) -> Any:
         return await reply(ref, what, self.timeout_s, self.member)
@@ -109,9 +161,27 @@ class Link:
     def fail(self, numbers: Sequence[int], error: Exception) -> None:
         """Raise `error` in everyone who waits for one of these requests."""
         for number in numbers:
-            waiter = self.pending.pop(number, None)
-            if waiter is not None and not waiter.cancelled():
+            if number in self.pending and not (waiter := self.taken(number)).cancelled():
                 waiter.set_exception(error)
+
+    def taken(self, number: int) -> asyncio.Future[Generation]:
+        """Return who waits for a request, which is over."""
+        del self.requests[number]
+        return self.pending.pop(number)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do blocking work in a thread that does not keep the process alive."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="engine-restart", daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 class LoopThread:

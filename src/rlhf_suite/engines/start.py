@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -57,11 +58,13 @@ def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: flo
     """Start one actor per engine. Does not wait."""
     environment = {"env_vars": runtime_env(spec.device) | engine_env(spec.device)}
     members = [Member(f"engine-{i}", log_dir / f"engine-{i}.log") for i in range(len(slots))]
-    handles = [
-        ray.remote(Engine).options(**slot.options(), runtime_env=environment).remote(spec, member.log.absolute())
-        for slot, member in zip(slots, members, strict=True)
-    ]
-    return EnginePool(handles, members, timeout_s)
+
+    def create(number: int) -> Any:
+        engine = ray.remote(Engine).options(**slots[number].options(), runtime_env=environment)
+        return engine.remote(spec, members[number].log.absolute())
+
+    handles = [create(number) for number in range(len(slots))]
+    return EnginePool(handles, members, timeout_s, create, spec.vllm.max_restarts)
 
 
 _QUIET = {

@@ -25,6 +25,14 @@ POLL_S = 1.0
 CAUSE_S = 2.0
 
 
+class ActorDied(RunError):
+    """The process of the actor `name` ended while a call to it was unfinished."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
 def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
     """Return the results of `refs`, in their order.
 
@@ -36,7 +44,8 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
 
     Raises:
         UserError, RunError: an actor raised this error.
-        RunError: an actor died, raised another exception, or did not answer in time.
+        ActorDied: the process of an actor ended.
+        RunError: an actor raised another exception, or did not answer in time.
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
@@ -107,7 +116,7 @@ def _explain(failures: list[tuple[Member, Exception]], what: str) -> Exception:
     if isinstance(error, UserError | RunError):
         return error
     if isinstance(error, RayActorError):
-        return RunError(f"{who.name} died during {what}: {_cause_of_death(error)}\n{who.tail()}")
+        return ActorDied(f"{who.name} died during {what}: {_cause_of_death(error)}\n{who.tail()}", who.name)
     if isinstance(error, RayTaskError):
         summary = f"{type(error.cause).__name__}: {error.cause}"
         return RunError(f"{who.name} failed during {what}: {summary}\n{_trace(error)}\nits log: {who.log}")

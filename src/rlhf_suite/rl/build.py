@@ -155,6 +155,7 @@ def connected_weight_sync(
         max_len=config.data.max_len,
         mismatch_limit=mismatch_limit,
         timeout_s=config.launch.timeout_s,
+        is_async=plan.rollouts_ahead > 0,
     )
     result.connect()
     return result

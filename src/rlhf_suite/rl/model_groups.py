@@ -60,10 +60,10 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Start one optimiser step per batch, the first one at `first_step` of the schedule."""
         return self.train(batches, first_step, kl_coef, what=what)
 
-    def open_sender(self, backend: str, check: bool, timeout_s: float) -> tuple[str, int]:
+    def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
-        tensor is sent with its digest."""
-        started = self.begin("open_sender", backend, check, timeout_s, what="preparing to send weights")
+        tensor is sent with its digest; with `keep` what was sent last stays in memory."""
+        started = self.begin("open_sender", backend, check, timeout_s, keep, what="preparing to send weights")
         address: tuple[str, int] = started.result()
         return address
 
@@ -71,13 +71,17 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
         """Prepare the other ranks to send too, each to the engine on its own GPU."""
         self.begin("join_sender", host, port, what="preparing to send weights").result()
 
-    def connect_sender(self, world_size: int) -> Pending[None]:
+    def connect_sender(self, world_size: int, meeting: int) -> Pending[None]:
         """Start to wait for the workers of the engines."""
-        return self.begin("connect_sender", world_size, what="meeting the engines")
+        return self.begin("connect_sender", world_size, meeting, what="meeting the engines")
 
     def publish(self, version: int) -> Pending[Manifest]:
         """Start to send all weights."""
         return self.begin("publish", version, what=f"sending the weights of version {version}")
+
+    def publish_again(self, version: int) -> Pending[Manifest]:
+        """Start to send the weights of the last sync, of `version`, again."""
+        return self.begin("publish_again", version, what=f"sending the weights of version {version} again")
 
     def release(self) -> Pending[None]:
         """Start to free what the last sync took."""

@@ -42,6 +42,7 @@ class Pipeline(TrainingLoop):
         try:
             return super().run()
         finally:
+            self.weights.engines.retire()
             self.rollouts.close()
 
     def begin(self, start: int) -> None:

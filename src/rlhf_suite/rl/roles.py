@@ -213,10 +213,10 @@ class PolicyRole(TrainedRole):
             with self.average.in_place():
                 super().export(path.with_name(f"{path.name}_ema"))
 
-    def open_sender(self, backend: str, check: bool, timeout_s: float) -> tuple[str, int]:
+    def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
-        tensor is sent with its digest."""
-        self.host, self.check, self.timeout_s = os.environ["MASTER_ADDR"], check, timeout_s
+        tensor is sent with its digest; with `keep` what was sent last stays in memory."""
+        self.host, self.check, self.timeout_s, self.keep = os.environ["MASTER_ADDR"], check, timeout_s, keep
         return self.host, self._open(backend, 0) if self.world.is_main else 0
 
     def join_sender(self, host: str, port: int) -> None:
@@ -227,18 +227,18 @@ class PolicyRole(TrainedRole):
     def _open(self, backend: str, port: int) -> int:
         dtype = DTYPES[self.settings.ds.param_dtype]
         if backend == "shm":
-            self.sender = ShmSender(dtype, self.check)
+            self.sender = ShmSender(dtype, self.check, self.keep)
             return 0
         if backend == "ipc":
             self.sender = IpcSender(dtype, self.check, self.host, port, self.timeout_s)
         else:
-            self.sender = StreamSender(backend, dtype, self.check, self.host, self.timeout_s)
+            self.sender = StreamSender(backend, dtype, self.check, self.host, self.timeout_s, self.keep)
         return self.sender.port
 
-    def connect_sender(self, world_size: int) -> None:
+    def connect_sender(self, world_size: int, meeting: int) -> None:
         """Wait until the workers of the engines have come."""
         if isinstance(self.sender, StreamSender):
-            self.sender.connect(world_size)
+            self.sender.connect(world_size, meeting)
 
     def publish(self, version: int) -> Manifest | None:
         """Send all weights, named as in an HF checkpoint; every rank gathers, those with a sender send."""
@@ -248,6 +248,13 @@ class PolicyRole(TrainedRole):
         for _ in weights:
             pass
         return None
+
+    def publish_again(self, version: int) -> Manifest | None:
+        """Send the weights of the last sync, of `version`, again: those that were kept, else those of the model, which
+        has not been trained since."""
+        if isinstance(self.sender, StreamSender) and (sent := self.sender.send_again(version)) is not None:
+            return sent
+        return None if self.keep and not self.world.is_main else self.publish(version)
 
     def release(self) -> None:
         """Free what the last sync took: the engines have loaded the weights."""

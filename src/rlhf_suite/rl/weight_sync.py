@@ -28,19 +28,36 @@ class WeightSync:
         max_len: int,
         mismatch_limit: float,
         timeout_s: float,
+        is_async: bool = False,
     ) -> None:
         self.config, self.policy, self.engines, self.backend = config, policy, engines, backend
         self.prompts, self.max_len, self.mismatch_limit = prompts, max_len, mismatch_limit
         self.timeout_s = timeout_s
+        # An engine that is started again needs the weights of the last sync. Where the policy trains while engines
+        # generate, it has newer ones by then; and a file needs nobody who sends it.
+        self.keeps = config.max_restarts > 0 and (backend == "shm" or is_async)
 
     def connect(self) -> None:
         """Introduce trainer and engines to each other."""
-        host, port = self.policy.open_sender(self.backend, self.config.sync_check != "off", self.timeout_s)
+        check = self.config.sync_check != "off"
+        self.address = self.policy.open_sender(self.backend, check, self.timeout_s, self.keeps)
         if self.backend == "ipc":
-            self.policy.join_sender(host, port)
+            self.policy.join_sender(*self.address)
+        self.meet()
+        self.engines.send_again = self.send_again
+
+    def meet(self) -> None:
+        """Bring trainer and engines together, for a stream of weights."""
         if self.backend != "shm":
             trainer = self.policy.group.members[0]
-            self.engines.connect(host, port, lambda size: self.policy.connect_sender(size).refs[0], trainer)
+            self.engines.connect(*self.address, lambda *asked: self.policy.connect_sender(*asked).refs[0], trainer)
+
+    def send_again(self) -> None:
+        """Bring the weights of the last sync to all engines again, since at least one of them was started again. The
+        policy does this behind what it is doing now; no response waits for anything else."""
+        self.meet()
+        version = self.version
+        self.engines.stream(version, lambda: self.policy.publish_again(version).refs, self.policy.group.members)
 
     def sync(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
         """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
@@ -52,8 +69,10 @@ class WeightSync:
             )
         finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
+        self.version = version
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
+        metrics["perf/engine_restarts"] = float(self.engines.restarts)
         if self.config.sync_check == "full":
             metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
         return metrics

@@ -57,6 +57,7 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
         stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.placement.num_actors))
         slots = reserve(plan.placement, config.launch.timeout_s)[ENGINE]
         engines = start_generators(config, path, slots, plan.device, journal.folder.logs)
+        stack.callback(engines.retire)
         scorer = None
         if has_source(config.reward):
             rewards = stack.enter_context(closing(Rewards(config.reward, journal.folder.logs / REWARD_LOG)))

@@ -43,6 +43,7 @@ class StreamInfo(WeightTransferInitInfo):
     port: int
     first_rank: int
     world_size: int
+    meeting: int  # the number of the group: a new one is made when an engine was started again
 
 
 @dataclass
@@ -128,7 +129,8 @@ class StreamReceiver(WeightReceiver):
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         self._store = dist.TCPStore(init_info.host, init_info.port, is_master=False, timeout=STORE_TIMEOUT)
         rank = init_info.first_rank + self.parallel_config.rank
-        self._group = make_group(self.backend, self._store, rank, init_info.world_size, STORE_TIMEOUT)
+        size, meeting = init_info.world_size, init_info.meeting
+        self._group = make_group(self.backend, self._store, rank, size, STORE_TIMEOUT, meeting)
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         bucket = 0

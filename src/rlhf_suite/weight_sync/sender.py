@@ -14,6 +14,7 @@ import atexit
 import errno
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -39,23 +40,25 @@ BUCKET_BYTES = 256 << 20
 END_OF_BUCKETS = "end"  # stands in place of a bucket after the last one
 
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
+Bucket = tuple[list[TensorEntry], torch.Tensor]  # tensors packed end to end into [n] uint8
 
 
 class ShmSender:
     """Sends weights through a file in /dev/shm, to engines on this node.
 
-    `dtype` is the data type of the engines; floating-point tensors are sent in it. `check`: compute digests.
+    `dtype` is the data type of the engines; floating-point tensors are sent in it. `check`: compute digests. `keep`:
+    the weights that were sent last stay in memory, for an engine that is started again.
     """
 
-    def __init__(self, dtype: torch.dtype, check: bool) -> None:
-        self._dtype, self._check = dtype, check
+    def __init__(self, dtype: torch.dtype, check: bool, keep: bool = False) -> None:
+        self._dtype, self._check, self._keep = dtype, check, keep
         self._file: IO[bytes] | None = None
         _remove_orphans()
-        atexit.register(self.release)
+        atexit.register(self.close)
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Write the file. It stays until `release`, which must be called after the engines have loaded it."""
-        self.release()
+        self.close()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
         path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
         self._file = path.open("wb")
@@ -64,14 +67,15 @@ class ShmSender:
             entries = [self._write(self._file, name, tensor) for name, tensor in weights]
             self._file.flush()
         except OSError as error:
-            self.release()
+            self.close()
             if error.errno != errno.ENOSPC:
                 raise
             raise UserError(
                 f"{SHM_FOLDER} is too small for the weights; give the machine more shared memory (docker run "
                 "--shm-size) or set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
             ) from None
-        return Manifest(version, tuple(entries), str(path))
+        kept = f"/proc/{os.getpid()}/fd/{self._file.fileno()}" if self._keep else None
+        return Manifest(version, tuple(entries), str(path), kept)
 
     def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
         """Append a tensor to the file and return its entry."""
@@ -82,48 +86,68 @@ class ShmSender:
         return entry
 
     def release(self) -> None:
-        """Remove the file. An engine that still maps it keeps the memory until it unmaps it."""
+        """Remove the file. Its memory is free when no engine maps it any more, and with `keep` not before the next
+        `send`: nothing is left behind, however this process ends."""
+        if self._file is not None:
+            Path(self._file.name).unlink(missing_ok=True)
+            if not self._keep:
+                self.close()
+
+    def close(self) -> None:
+        """Remove the file, and do not keep its memory."""
         if self._file is not None:
             Path(self._file.name).unlink(missing_ok=True)
             self._file.close()
             self._file = None
-
-    close = release
 
 
 class StreamSender:
     """Sends weights by broadcast of packed buckets to engines on any node: gloo from host memory, NCCL between GPUs.
 
     Rank 0 of the group is the trainer, the other ranks are engine workers. A header in the rendezvous store describes
-    each bucket, so an engine needs no information in advance.
+    each bucket, so an engine needs no information in advance. `keep`: what was sent last stays in host memory, to be
+    sent again while the model already has newer weights.
     """
 
-    def __init__(self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float) -> None:
-        self._backend, self._dtype, self._check = backend, dtype, check
+    def __init__(
+        self, backend: str, dtype: torch.dtype, check: bool, host: str, timeout_s: float, keep: bool = False
+    ) -> None:
+        self._backend, self._dtype, self._check, self._keep = backend, dtype, check, keep
         self._timeout = timedelta(seconds=timeout_s)
         self._store = open_store(host, self._timeout)
         self._group: Backend | None = None
         self._headers: list[str] = []
+        self._kept: list[Bucket] = []
 
     @property
     def port(self) -> int:
         """Return the port of the rendezvous store."""
         return int(self._store.port)
 
-    def connect(self, world_size: int) -> None:
-        """Wait until all `world_size` - 1 engine workers have joined the group."""
-        self._group = make_group(self._backend, self._store, 0, world_size, self._timeout)
+    def connect(self, world_size: int, meeting: int) -> None:
+        """Wait until all `world_size` - 1 engine workers have joined the group. Each group has its own number."""
+        self._group = make_group(self._backend, self._store, 0, world_size, self._timeout, meeting)
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Send all buckets, while the engines receive (`Engine.update_weights` with a Manifest without a path)."""
+        """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path)."""
+        self._kept = []
+        return self._send(version, _buckets(weights, self._dtype, self._check, self._device), self._keep)
+
+    def send_again(self, version: int) -> Manifest | None:
+        """Send what was sent last once more; return None if it was not kept."""
+        return self._send(version, self._kept, keep=False) if self._kept else None
+
+    def _send(self, version: int, buckets: Iterable[Bucket], keep: bool) -> Manifest:
         assert self._group is not None, "connect() comes first"
         for key in self._headers:
             self._store.delete_key(key)
         self._headers, sent = [], list[TensorEntry]()
-        for entries, flat in _buckets(weights, self._dtype, self._check, self._device):
+        for entries, flat in buckets:
             self._announce(version, entries)
-            broadcast(self._group, flat)
+            broadcast(self._group, flat.to(self._device))
             sent += entries
+            if keep:
+                self._kept.append((entries, flat.cpu()))
         self._announce(version, [])
         return Manifest(version, tuple(sent))
 
@@ -161,7 +185,7 @@ class IpcSender:
         """Return the port of the rendezvous store."""
         return int(self._store.port)
 
-    def connect(self, world_size: int) -> None:
+    def connect(self, world_size: int, meeting: int) -> None:
         """Do nothing: the engines use the store, so no group is formed."""
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
@@ -187,9 +211,10 @@ class IpcSender:
 Sender = ShmSender | StreamSender | IpcSender
 
 
-def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Backend:
-    """Return a process group that is separate from the process's default group."""
-    prefixed = dist.PrefixStore("weights", store)
+def make_group(backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta, meeting: int = 0) -> Backend:
+    """Return a process group that is separate from the process's default group. Groups of one store that are made one
+    after the other need different numbers (`meeting`)."""
+    prefixed = dist.PrefixStore(f"weights/{meeting}", store)
     if backend == "gloo":
         return dist.ProcessGroupGloo(prefixed, rank, size, timeout)
     options = dist.ProcessGroupNCCL.Options()
@@ -219,9 +244,7 @@ def gpu_uuid() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def _buckets(
-    weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device
-) -> Iterator[tuple[list[TensorEntry], torch.Tensor]]:
+def _buckets(weights: NamedWeights, dtype: torch.dtype, check: bool, device: torch.device) -> Iterator[Bucket]:
     """Yield tensors packed into [n] uint8 of about BUCKET_BYTES; a larger tensor gets a bucket of its own."""
     entries, parts, size = list[TensorEntry](), list[torch.Tensor](), 0
     for name, tensor in weights:
