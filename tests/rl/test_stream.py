@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import threading
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +24,11 @@ FLAGS = {
     "ckpt__save_steps": 2,
     "ckpt__load_enable": True,
     "algo__advantage__is_correction_level": "token",
+}
+FILTERED = {
+    "algo__dynamic_filtering_enable": True,
+    "algo__dynamic_filtering_range": [0.0, 1.0],
+    "rollout__temperature": 1.5,
 }
 
 
@@ -140,14 +146,8 @@ def test_a_run_that_was_stopped_makes_the_groups_that_were_running_again(ranks, 
 
 
 def test_rejected_groups_are_on_record_and_others_take_their_place(ranks, tmp_path):
-    filtered = {
-        "algo__dynamic_filtering_enable": True,
-        "algo__dynamic_filtering_range": [0.0, 1.0],
-        "rollout__temperature": 1.5,
-        "ckpt__load_enable": False,
-    }
-    ranks(1).call(run, tmp_path, small(**FLAGS | filtered))
-    rejected = [json.loads(line) for line in (tmp_path / "rollouts/rejected.jsonl").read_text().splitlines()]
+    ranks(1).call(run, tmp_path, small(**FLAGS | FILTERED | {"ckpt__load_enable": False}))
+    rejected = rejections(tmp_path)
     assert rejected and all(row["reason"].startswith("scores [") for row in rejected)
     for step in range(1, STEPS + 1):
         samples = rollout(tmp_path, step)
@@ -156,10 +156,37 @@ def test_rejected_groups_are_on_record_and_others_take_their_place(ranks, tmp_pa
             assert len({s["score"] for s in samples if s["group"] == group}) == 2
 
 
+def test_a_continued_run_lists_each_rejected_group_once(ranks, tmp_path):
+    again, words = tmp_path / "run", small(**FLAGS | FILTERED)
+    ranks(1).call(run, again, words)
+    for later in (*(again / "checkpoints").glob("step_*"), again / "model"):
+        if later.name > "step_000002" or later.name == "model":
+            shutil.rmtree(later)
+    state = json.loads((again / "checkpoints/step_000002/samples/stream.json").read_text())
+    assert len(rejections(again)) > state["rejected"]
+    ranks(1).call(run, again, words)
+    groups = [row["group"] for row in rejections(again)]
+    assert len(groups) == len({*groups}) > state["rejected"]
+
+
+def test_no_thread_of_a_run_that_ended_early_is_left(ranks, tmp_path):
+    nothing = {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": [0.99, 1.0]}
+    ranks(1).call(failing_run, tmp_path, small(**FLAGS | nothing))
+    assert not {"rewards", "rollouts"} & {*ranks(1).call(names_of_threads)[0]}
+
+
+def names_of_threads(world) -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def rejections(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rollouts/rejected.jsonl").read_text().splitlines()]
+
+
 def test_rejecting_group_after_group_ends_the_run(ranks, tmp_path):
     nothing = {"algo__dynamic_filtering_enable": True, "algo__dynamic_filtering_range": [0.99, 1.0]}
     (said,) = ranks(1).call(failing_run, tmp_path, small(**FLAGS | nothing))
-    assert "groups in a row were rejected" in said
+    assert "groups were rejected since the last step" in said
 
 
 def test_an_error_between_scoring_and_training_ends_the_run(ranks, tmp_path):

@@ -22,6 +22,7 @@ from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, read_samples, write_samples
 
 Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics
+CLOSING_S = 30.0  # how long the end of a run waits for a thread that scores: requests to engines have ended by then
 
 
 class Schedule(Protocol):
@@ -44,7 +45,7 @@ class Schedule(Protocol):
         ...
 
     def close(self) -> None:
-        """Make no further rollouts."""
+        """Make no further rollouts, and wait for the thread that makes them. The engines answer no more requests."""
         ...
 
     def save(self, folder: Path) -> None: ...
@@ -90,12 +91,14 @@ class Ahead:
         self.made = 0  # rollouts that have ended
         self.state = builder.state  # of the builder, after the last of them
         self.version, self.is_closed = 0, False
+        self.thread = threading.Thread()
 
     def begin(self, step: int) -> None:
         self.version, self.made = step, max(self.made, step)
         for k in range(self.made, self.total_steps):
             self.rollouts[k] = Future()
-        threading.Thread(target=self.work, args=(self.made,), name="rollouts", daemon=True).start()
+        self.thread = threading.Thread(target=self.work, args=(self.made,), name="rollouts", daemon=True)
+        self.thread.start()
 
     def work(self, first: int) -> None:
         """Make the rollouts from `first` on, each when its weights are there."""
@@ -135,6 +138,8 @@ class Ahead:
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
+        if self.thread.is_alive():
+            self.thread.join(CLOSING_S)
 
     def save(self, folder: Path) -> None:
         """Write the rollouts that are made and not yet trained on; one under way is made again from the same

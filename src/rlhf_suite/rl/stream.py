@@ -34,7 +34,7 @@ from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
-from rlhf_suite.rl.schedules import Rollout
+from rlhf_suite.rl.schedules import CLOSING_S, Rollout
 
 REJECTED = "rejected.jsonl"
 SAMPLES = "samples"
@@ -109,15 +109,24 @@ class Stream:
         self.rejected_since = 0
         self.failure: BaseException | None = None
         self.is_closed = False
+        self.scoring = threading.Thread()
         self.generating = ExitStack()  # open while the engines have requests
 
     def begin(self, step: int) -> None:
+        self.forget_rejections()
         with self.changed:
             self.step = step
             for index in sorted({*self.begun} - {*self.finished}):  # they were running when the checkpoint was written
                 self.start(index)
             self.dispatch()
-        threading.Thread(target=self.score, name="rewards", daemon=True).start()
+        self.scoring = threading.Thread(target=self.score, name="rewards", daemon=True)
+        self.scoring.start()
+
+    def forget_rejections(self) -> None:
+        """Remove what a run wrote about groups that it rejected after the checkpoint: they are made again."""
+        if self.rejected_file.is_file():
+            lines = self.rejected_file.read_text().splitlines(keepends=True)
+            self.rejected_file.write_text("".join(lines[: self.rejected]))
 
     def dispatch(self) -> None:
         """Begin groups as far as admission allows."""
@@ -230,8 +239,9 @@ class Stream:
         algo, size = self.builder.algo, self.order.order.batch_size
         if self.rejected_since > algo.dynamic_filtering_max_rounds * size:
             raise RunError(
-                f"{self.rejected_since} groups in a row were rejected (the reasons are in {self.rejected_file}). Widen "
-                "algo.dynamic_filtering_range, raise rollout.n_samples_per_prompt, or take other prompts"
+                f"{self.rejected_since} groups were rejected since the last step, too many for a batch (the reasons "
+                f"are in {self.rejected_file}). Widen algo.dynamic_filtering_range, raise "
+                "rollout.n_samples_per_prompt, or take other prompts"
             )
 
     def allow_sync(self, version: int) -> None:
@@ -246,6 +256,8 @@ class Stream:
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
+        if self.scoring.is_alive():
+            self.scoring.join(CLOSING_S)
 
     def save(self, folder: Path) -> None:
         """Write the finished groups that are not trained on yet, and the indices of those that are running."""
