@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from mcp_server import server
 from scripted import Scripted, chat_task, open_session, run
 
@@ -130,6 +134,28 @@ def test_an_mcp_server_over_standard_input_and_output():
 
 def test_an_mcp_server_in_this_process():
     check_mcp(*run(ask, McpTools(server)))
+
+
+@contextmanager
+def over_http():
+    """Serve the MCP server at a free port, and yield its URL."""
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        ours.listen()  # connections wait until the server answers
+        http = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="error"))
+        thread = threading.Thread(target=http.run, args=([ours],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{ours.getsockname()[1]}/mcp"
+        finally:
+            http.should_exit = True
+            thread.join()
+
+
+@pytest.mark.stack
+def test_an_mcp_server_over_http():
+    with over_http() as url:
+        check_mcp(*run(ask, McpTools(url)))
 
 
 def check_mcp(schemas, answers):

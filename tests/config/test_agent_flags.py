@@ -34,6 +34,8 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=tools train.agent_func_path=TOOLS {CHAT} {RULE} agent.tool_parser=json",
         f"agent.kind=tools 'agent.tools=[\"mcp:python server.py\"]' {CHAT} {RULE}",
         f"agent.kind=python {RULE} agent.python_style=fence",
+        f"agent.kind=python {RULE} agent.python_url=http://localhost:8080",
+        "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
     ],
 )
 def test_whole_agents_have_no_problem(checked, files, line):
@@ -54,6 +56,14 @@ def test_whole_agents_have_no_problem(checked, files, line):
         (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
         ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),
         (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
+        (
+            "agent.kind=environment train.agent_func_path=ENV agent.server_url=ws://h/ws",
+            "agent.server_url",
+            "two environments",
+        ),
+        ("agent.kind=environment agent.server_url=http://h/ws", "agent.server_url", "begins with ws:// or wss://"),
+        (f"agent.kind=python {RULE} agent.python_url=h:80", "agent.python_url", "begins with http:// or https://"),
+        ("agent.kind=environment train.agent_func_path=ENV agent.action_key=a", "agent.action_key", "server_url"),
         ("agent.kind=python", "reward", "nothing scores the samples"),
         (f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]", "eval.max_calls", "is one turn"),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),

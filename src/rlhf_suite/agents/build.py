@@ -17,8 +17,10 @@ from rlhf_suite.agents.compat import (
 )
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.episodes import Episodes
+from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.parsing import TurnReader
-from rlhf_suite.agents.python_tool import FenceAgent, PythonEnvironment, jailed
+from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
+from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.session import Limits, Policy, Shared
 from rlhf_suite.agents.tools import MCP, FunctionTools, McpTools, ToolEnvironment, Tools
 from rlhf_suite.config.agent import AgentConfig
@@ -51,6 +53,9 @@ def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], flo
     """Return what makes the environment of an episode, and the limit in seconds of each of its answers. Tools and
     Python have a limit for each call instead."""
     if config.kind == "python":
+        if config.python_url is not None:
+            servers = remote(config.python_url, config.python_memory_mb)
+            return lambda: PythonEnvironment(servers, config.tool_timeout_s, PROGRAMS), None
         try:
             sessions = jailed(config.python_memory_mb, config.python_allow_weaker)
         except SandboxError as error:
@@ -61,6 +66,8 @@ def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], flo
         if file is not None:
             tools.append(FunctionTools(imported(file, export_of(file))))
         return lambda: ToolEnvironment(tools, config.tool_timeout_s), None
+    if (url := config.server_url) is not None:
+        return lambda: OpenEnvEnvironment(url, config.action_key, config.observation_key), config.tool_timeout_s
     assert file is not None
     export = export_of(file)
     cls: type[Any] = imported(file, export)
@@ -111,7 +118,9 @@ def roles(config: AgentConfig, file: str | None) -> list[str]:
     """Return the roles of the messages with which conversations go on."""
     if config.calls_tools:
         return ["tool"]
-    if config.kind != "environment" or file is None:
+    if config.kind != "environment":
         return []
+    if file is None:
+        return ["user"]
     form = export_of(file).form
     return {TRL: ["tool"], OPENRLHF: []}.get(form, ["user"])

@@ -23,19 +23,18 @@ OPEN, CLOSE = "```python", "```"
 BEFORE, AFTER = "\n```output\n", "\n```\n"
 NO_OUTPUT = "(no output)"
 REMEDY = "set agent.python_allow_weaker=true to use it, or run where namespaces are allowed (docs/agents.md)"
-PYTHON: Schema = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Run Python code. Names persist between calls. The printed output and the value of the last "
-        "expression are returned.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "the code"}},
-            "required": ["code"],
-        },
-    },
-}
+LASTING = (
+    "Run Python code. Names persist between calls. The printed output and the value of the last expression are "
+    "returned."
+)
+PROGRAMS = "Run a Python program. The printed output is returned. Names do not persist between calls."
+
+
+def schema(description: str) -> Schema:
+    """Return the tool `python` as chat templates describe it."""
+    code = {"type": "string", "description": "the code"}
+    parameters = {"type": "object", "properties": {"code": code}, "required": ["code"]}
+    return {"type": "function", "function": {"name": "python", "description": description, "parameters": parameters}}
 
 
 class CodeSession(Protocol):
@@ -81,12 +80,12 @@ def jailed(memory_mb: int, allow_weaker: bool) -> Callable[[], CodeSession]:
 class PythonEnvironment:
     """Answers calls of the tool `python`. A turn without calls ends the episode."""
 
-    def __init__(self, make: Callable[[], CodeSession], timeout_s: float) -> None:
-        self.python = PythonSession(make, timeout_s)
+    def __init__(self, make: Callable[[], CodeSession], timeout_s: float, description: str = LASTING) -> None:
+        self.python, self.tool = PythonSession(make, timeout_s), schema(description)
 
     async def reset(self, task: Task) -> Start:
         """Tell the model about the tool."""
-        return Start(tools=(PYTHON,))
+        return Start(tools=(self.tool,))
 
     async def step(self, turn: Turn) -> Step:
         """Run the code of each call, in their order."""

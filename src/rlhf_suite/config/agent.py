@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_not, is_one_of
+from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_set
 
 KINDS = ("single_turn", "tools", "environment", "python")
 MANY_TURNS = is_not(".kind", "single_turn", "tools, environment or python")
 PYTHON = is_one_of(".kind", "python")
+SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
 @dataclass
@@ -27,6 +28,18 @@ class AgentConfig:
         "MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of "
         "train.agent_func_path",
         when=is_one_of(".kind", "tools"),
+    )
+    server_url: str | None = flag(
+        None,
+        "ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of "
+        "train.agent_func_path",
+        when=is_one_of(".kind", "environment"),
+    )
+    action_key: str | None = flag(
+        "message", "Field of an action with the text of a turn; null: a turn is the whole action, as JSON", when=SERVED
+    )
+    observation_key: str | None = flag(
+        None, "Field of an observation that the model sees; null: its only text, or all of it as JSON", when=SERVED
     )
     max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
     timeout_s: float = flag(
@@ -68,10 +81,16 @@ class AgentConfig:
         when=PYTHON,
     )
     python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64, when=PYTHON)
+    python_url: str | None = flag(
+        None,
+        "http(s) address of a SandboxFusion server that runs the code, each block as a program of its own; null: a "
+        "jail of this machine, where names last for the episode",
+        when=PYTHON,
+    )
     python_allow_weaker: bool = flag(
         False,
         "Run code also where the machine offers only a weaker jail, without namespaces",
-        when=PYTHON,
+        when=(PYTHON, is_null(".python_url")),
         resume=FREE,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from rlhf_suite.config.agent_file import ENVIRONMENTS, TOOLS, Export, export_of
 from rlhf_suite.config.problems import Problem, rule
@@ -16,8 +17,10 @@ MCP = "mcp:"
 @rule
 def agent_has_its_file(run: PPORun) -> Iterator[Problem]:
     file, kind = run.train.agent_func_path, run.agent.kind
-    if kind == "environment" and file is None:
+    if kind == "environment" and file is None and run.agent.server_url is None:
         yield Problem(FILE, "agent.kind=environment has no environment", f"add {FILE}=<file.py> (docs/agents.md)")
+    if kind == "environment" and file is not None and run.agent.server_url is not None:
+        yield Problem("agent.server_url", f"there are two environments: {FILE}={file} too", "keep one of them")
     if kind == "tools" and file is None and not run.agent.tools:
         what = "agent.kind=tools has no tools"
         yield Problem(FILE, what, f"add {FILE}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
@@ -67,6 +70,17 @@ def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
     if run.eval.max_calls is not None and run.agent.kind == "single_turn":
         what = "a response of agent.kind=single_turn is one turn, and nobody answers it"
         yield Problem("eval.max_calls", what, "remove it, or set agent.kind")
+
+
+@rule
+def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
+    for name, url, schemes in (
+        ("server_url", run.agent.server_url, ("ws", "wss")),
+        ("python_url", run.agent.python_url, ("http", "https")),
+    ):
+        if url is not None and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
+            what = f"{url!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
+            yield Problem(f"agent.{name}", what, f"write agent.{name}={schemes[0]}://<host>:<port>")
 
 
 @rule

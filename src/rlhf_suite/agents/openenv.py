@@ -1,0 +1,109 @@
+"""Environments behind a websocket, in the protocol of OpenEnv: one connection is one episode.
+
+    {"type": "reset", "data": {...}}   {"type": "step", "data": {<action>}}   {"type": "close"}
+
+are answered by {"type": "observation", "data": {"observation": {...}, "reward": ..., "done": ...}} or {"type": "error",
+"data": {"message": ..., "code": ...}}. The server runs in a Python environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+
+from rlhf_suite.agents.base import Start, Step, Task, Turn
+from rlhf_suite.agents.compat import number, with_text
+from rlhf_suite.agents.environment import EnvironmentFailure
+from rlhf_suite.foreign_text import printable
+
+LARGEST = 8 << 20  # bytes of an answer
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+WRONG_ACTION = "VALIDATION_ERROR"  # the code of an error that the model made
+
+
+class OpenEnvEnvironment:
+    """One episode at a server. `action_key` and `observation_key` are agent.action_key and agent.observation_key."""
+
+    def __init__(self, url: str, action_key: str | None, observation_key: str | None) -> None:
+        self.url, self.action_key, self.observation_key = url, action_key, observation_key
+        self.socket: ClientConnection | None = None
+        self.has_messages = False
+
+    async def reset(self, task: Task) -> Start:
+        """Connect, and reset with the label and the columns of the row; the observation is added to the prompt."""
+        proxy: Literal[True] | None = None if urlsplit(self.url).hostname in LOOPBACK else True
+        self.socket = await connect(self.url, max_size=LARGEST, proxy=proxy)
+        given = await self.asked("reset", {"label": task.label, **task.columns})
+        self.has_messages, text = bool(task.messages), self.text(given.get("observation"))
+        if not text:
+            return Start()
+        if self.has_messages:
+            return Start(tuple(with_text(task.messages, text)))
+        return Start(text=task.text + text)
+
+    async def step(self, turn: Turn) -> Step:
+        """Send a turn as an action. One that the server does not take is answered with what is wrong."""
+        try:
+            given = await self.asked("step", self.action(turn))
+        except WrongAction as error:
+            return self.said(f"Error: {error}")
+        return self.said(self.text(given.get("observation")), number(given.get("reward")), bool(given.get("done")))
+
+    def said(self, text: str, reward: float | None = None, done: bool = False) -> Step:
+        """Return a step that answers with a text, as a message if the conversation has messages."""
+        if self.has_messages:
+            return Step.say(text or "(nothing)", reward=reward, done=done)
+        return Step(text=text or "\n", reward=reward, done=done)
+
+    def action(self, turn: Turn) -> dict[str, Any]:
+        """Return what a turn says as an action: its text under `action_key`, or the JSON object that it is."""
+        if self.action_key is not None:
+            return {self.action_key: turn.content}
+        try:
+            value = json.loads(turn.content)
+        except ValueError as error:
+            raise WrongAction(f"the action is not a JSON object: {error}") from None
+        if not isinstance(value, dict):
+            raise WrongAction("the action is not a JSON object")
+        return value
+
+    async def asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the data of the answer to a message."""
+        assert self.socket is not None, "reset comes first"
+        await self.socket.send(json.dumps({"type": kind, "data": data}))
+        answer = json.loads(await self.socket.recv())
+        found = answer.get("data") or {}
+        if answer.get("type") == "error":
+            message = printable(str(found.get("message")))
+            if kind == "step" and found.get("code") == WRONG_ACTION:
+                raise WrongAction(message)
+            raise EnvironmentFailure(f"{self.url}: {found.get('code')}: {message}")
+        if answer.get("type") != "observation":
+            raise EnvironmentFailure(f"{self.url} answered {printable(str(answer.get('type')))}, not an observation")
+        return dict(found)
+
+    def text(self, observation: Any) -> str:
+        """Return the text of an observation: its field `observation_key`, its only text, or all of it as JSON."""
+        if self.observation_key is not None:
+            if not isinstance(observation, dict) or self.observation_key not in observation:
+                raise EnvironmentFailure(f"an observation has no field agent.observation_key={self.observation_key}")
+            observation = observation[self.observation_key]
+        elif isinstance(observation, dict):
+            texts = [value for value in observation.values() if isinstance(value, str)]
+            observation = texts[0] if len(texts) == 1 else observation
+        if observation is None or observation == {}:
+            return ""
+        return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
+
+    async def close(self) -> None:
+        """End the session."""
+        if self.socket is not None:
+            await self.socket.send(json.dumps({"type": "close"}))
+            await self.socket.close()
+
+
+class WrongAction(Exception):
+    """An action that the server does not take; the model is told why."""

@@ -1,0 +1,69 @@
+"""Environments at a server of the protocol of OpenEnv."""
+
+from __future__ import annotations
+
+import pytest
+from openenv_server import OpenEnvServer
+from scripted import Scripted, chat_task, open_session, run
+
+from rlhf_suite.agents.base import Task
+from rlhf_suite.agents.build import make_agent
+from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.rewards.base import RewardFailure, Scored
+
+
+@pytest.fixture
+def server():
+    with_server = OpenEnvServer()
+    yield with_server
+    with_server.close()
+
+
+def play(tokenizer, url, replies, text=False, **flags):
+    row = {"label": "5", "columns": {"level": 2}}
+    task = Task([5, 6], "a question", **row) if text else chat_task(tokenizer, **row)
+    session = open_session(tokenizer, Scripted(tokenizer, replies), task)
+    config = AgentConfig(kind="environment", server_url=url, timeout_s=50.0, tool_timeout_s=20.0, **flags)
+    episode = run(make_agent(config, None, must_score=True).run, task, session)
+    said = tokenizer.decode(episode.ledgers[0].ids)
+    return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>\n", "]")
+
+
+def test_an_episode_is_a_session_of_messages(tokenizer, server):
+    episode, said = play(tokenizer, server.url, ["3", "9", "5"])
+    assert said == (
+        "[user\nbegin Between 1 and 9, not {'level': 2}.][assistant\n3][user\ntoo low][assistant\n9]"
+        "[user\ntoo high][assistant\n5<|im_end|>"
+    )
+    assert episode.outcome == Scored(1.0, 1.0, {}) and episode.status == "done"
+    (seen,) = server.sessions
+    assert [message["type"] for message in seen] == ["reset", "step", "step", "step", "close"]
+    assert seen[0]["data"] == {"label": "5", "level": 2} and seen[1]["data"] == {"message": "3"}
+
+
+def test_without_a_chat_template_observations_are_raw_text(tokenizer, server):
+    episode, said = play(tokenizer, server.url, ["3", "5"], text=True)
+    assert said == "a question Between 1 and 9, not {'level': 2}.3<|im_end|>too low5<|im_end|>"
+    assert episode.outcome.reward == 1
+
+
+def test_a_turn_may_be_the_whole_action_and_one_that_is_refused_is_answered(tokenizer, server):
+    replies = ["no", "[1]", '{"text": "5"}', '{"message": "5"}']
+    episode, said = play(tokenizer, server.url, replies, action_key=None)
+    assert said.count("[user\nError: the action is not a JSON object") == 2
+    assert "[user\nError: Field required: message]" in said and episode.outcome == Scored(1.0, 1.0, {})
+
+
+def test_the_field_that_the_model_sees_may_be_named(tokenizer, server):
+    _, said = play(tokenizer, server.url, ["3", "5"], observation_key="turns")
+    assert "begin0]" in said and "[user\n1]" in said
+    episode, _ = play(tokenizer, server.url, ["3"], observation_key="none")
+    assert "agent.observation_key=none" in episode.outcome.reason
+
+
+def test_an_error_of_the_server_is_the_outcome(tokenizer, server):
+    episode, _ = play(tokenizer, server.url, ["break"])
+    assert isinstance(episode.outcome, RewardFailure)
+    assert episode.outcome.reason == f"{server.url}: EXECUTION_ERROR: broken"
+    gone, _ = play(tokenizer, "ws://127.0.0.1:9/ws", ["5"])
+    assert isinstance(gone.outcome, RewardFailure) and "refused" in gone.outcome.reason.lower()

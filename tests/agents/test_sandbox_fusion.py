@@ -1,0 +1,70 @@
+"""Python at a server of the protocol of SandboxFusion."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import Scripted, chat_task, open_session, run
+
+from reward_server import RewardServer
+from rlhf_suite.agents import sandbox_fusion
+from rlhf_suite.agents.build import make_agent
+from rlhf_suite.agents.sandbox_fusion import RemotePython, ServerError
+from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.sandbox.session import CallResult
+
+
+def ran(status: str, stdout: str = "", stderr: str = "", code: int = 0) -> dict:
+    overall = "Success" if status == "Finished" and code == 0 else "Failed"
+    result = {"status": status, "stdout": stdout, "stderr": stderr, "return_code": code, "execution_time": 0.1}
+    return {"status": overall, "message": "", "compile_result": None, "run_result": result}
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setattr(sandbox_fusion, "wait_s", lambda attempt: 0.0)
+    servers = []
+
+    def start(*replies):
+        left = iter(replies)
+        servers.append(RewardServer(lambda body: next(left)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "result"),
+    [
+        (ran("Finished", "4\n"), CallResult("4\n")),
+        (ran("Finished", "4\n", "ValueError: no\n", 1), CallResult("4\n", problem="ValueError: no\n")),
+        (ran("Finished", code=3), CallResult("", problem="exit code 3")),
+        (ran("TimeLimitExceeded", "1"), CallResult("1", problem="it was killed after 7 s", timed_out=True)),
+        (ran("Finished", "\x1b[2J"), CallResult("\\x1b[2J")),
+    ],
+)
+def test_a_program_prints_fails_or_takes_too_long(serve, reply, result):
+    server = serve((200, reply))
+    assert run(RemotePython(server.url, 64).run_async, "print(4)", 7.0) == result
+    body = {"code": "print(4)", "language": "python", "run_timeout": 7.0, "memory_limit_MB": 64}
+    assert server.seen[0].items() >= body.items()
+
+
+def test_a_server_that_is_busy_is_asked_again(serve):
+    sick = {"status": "SandboxError", "message": "no sandbox", "run_result": None}
+    server = serve((503, {}), (200, sick), (429, {}), (200, ran("Finished", "4")))
+    assert run(RemotePython(server.url, 64).run_async, "print(4)", 7.0) == CallResult("4")
+    server = serve(*[(200, sick)] * sandbox_fusion.TRIES)
+    with pytest.raises(ServerError, match="no sandbox, 4 times in a row"):
+        run(RemotePython(server.url, 64).run_async, "print(4)", 7.0)
+
+
+def test_an_episode_runs_its_code_at_the_server(tokenizer, serve):
+    server = serve((200, ran("Finished", "42\n")))
+    config = AgentConfig(kind="python", python_style="tool", python_url=server.url, max_turns=3)
+    call = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
+    session = open_session(tokenizer, Scripted(tokenizer, [call, "It is 42."]), chat_task(tokenizer), parser="hermes")
+    episode = run(make_agent(config, None, must_score=False).run, chat_task(tokenizer), session)
+    assert "<|im_start|>tool\n42<|im_end|>" in tokenizer.decode(episode.ledgers[0].ids)
+    assert server.seen[0]["code"] == "print(6 * 7)" and episode.extra["agent/python_calls"] == 1
