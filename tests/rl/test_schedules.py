@@ -6,10 +6,12 @@ import json
 import math
 import shutil
 
+import plain_run
 import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.metrics import read_rows
 
 STEPS = 6
@@ -93,6 +95,27 @@ def test_a_run_that_was_stopped_continues_with_the_rollouts_that_were_made(ranks
         shutil.rmtree(later)
     ranks(1).call(run, again, ahead(depth, **(FILTERED if filtered else {})))
     assert_same_run(again, folders(depth, filtered))
+
+
+def probed_while_rollouts_are_made(world, folder, config) -> list[bool]:
+    """Run with a probe that waits until the engine has been asked for the next rollout."""
+    probe, found = plain_run.PlainEngines.score, []
+
+    def score(engines, sequences):
+        made = 4 * (engines.version + 1)  # samples of the rollouts that ended before this sync
+        if 1 <= engines.version < STEPS - 1:
+            found.append(poll_until(lambda: len(engines.asked) > made, 20))
+        return probe(engines, sequences)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "score", score)
+        run(world, folder, config)
+    return found
+
+
+def test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over(ranks, tmp_path):
+    (found,) = ranks(1).call(probed_while_rollouts_are_made, tmp_path, ahead(1))
+    assert found == [True] * (STEPS - 2)
 
 
 def test_the_timeline_has_the_rollouts_beside_the_training(folders):

@@ -51,6 +51,7 @@ class Pipeline(TrainingLoop):
             forget_after(made, start)
         with self.journal.phase("weight_sync"):
             self.weights.sync(version=start)
+            self.weights.check(version=start)
         self.rollouts.begin(start)
 
     def train_step(self, step: int) -> None:
@@ -65,8 +66,10 @@ class Pipeline(TrainingLoop):
             self.credit.adapt(credit_metrics, experience.num_episodes)
         self.rollouts.allow_sync(step + 1)
         with journal.phase("weight_sync"):
-            sync_metrics = self.weights.sync(version=step + 1, probe=experience)
-        self.rollouts.synced(step + 1)
+            sync_metrics = self.weights.sync(version=step + 1)
+        self.rollouts.synced(step + 1)  # so that the engines write the next rollout while they are probed
+        with journal.phase("probe"):
+            sync_metrics |= self.weights.check(version=step + 1, batch=experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
         metrics |= staleness(scored.trajectories, step) | journal.timeline.close_window(journal.folder.timeline)
         metrics["train/tokens"] = float(experience.num_tokens)

@@ -59,8 +59,8 @@ class WeightSync:
         version = self.version
         self.engines.stream(version, lambda: self.policy.publish_again(version).refs, self.policy.group.members)
 
-    def sync(self, version: int, probe: TokenBatch | None = None) -> dict[str, float]:
-        """Bring the policy's weights, now of `version`, to every engine and prove that they are there."""
+    def sync(self, version: int) -> dict[str, float]:
+        """Bring the policy's weights, now of `version`, to every engine, and prove by digests that they are there."""
         if self.config.enable_sleep:
             self.engines.wake()
         try:
@@ -72,10 +72,13 @@ class WeightSync:
         self.version = version
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
-        metrics["perf/engine_restarts"] = float(self.engines.restarts)
-        if self.config.sync_check == "full":
-            metrics["sync/probe"] = self.probe(version, self.prompts if probe is None else probe)
-        return metrics
+        return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
+
+    def check(self, version: int, batch: TokenBatch | None = None) -> dict[str, float]:
+        """Prove by a probe that the engines compute what the trainer does (vllm.sync_check=full)."""
+        if self.config.sync_check != "full":
+            return {}
+        return {"sync/probe": self.probe(version, self.prompts if batch is None else batch)}
 
     def probe(self, version: int, batch: TokenBatch) -> float:
         """Return the largest mean |log-prob difference| of an engine and the trainer on a few sequences; past the limit
