@@ -68,7 +68,7 @@ PPO = (
 STREAM = (
     PPO.replace("data.max_samples=48", f"data.max_samples={stream_books.ROWS}")
     .replace("train.max_steps=5", f"train.max_steps={stream_books.STEPS}")
-    .replace("eval.steps=2", "eval.steps=-1")
+    .replace("eval.steps=2", f"eval.steps={stream_books.STEPS}")
     .replace("ckpt.save_steps=1", "ckpt.save_steps=2")
     + " algo.advantage.estimator=rloo algo.dynamic_filtering_enable=true train.async_enable=true "
     "train.async_queue_size=3 train.async_run_ahead=2 train.partial_rollout_enable=true correction=tis"
