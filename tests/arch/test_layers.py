@@ -33,9 +33,15 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+@pytest.fixture(scope="module")
+def imported() -> dict[str, set[str]]:
+    """What each file imports."""
+    return {str(path.relative_to(SOURCE)): {*imports(path)} for path in SOURCE.rglob("*.py")}
+
+
 @pytest.mark.parametrize("library", ROOMS)
-def test_a_heavy_library_stays_in_its_room(library):
-    users = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if library in imports(path)}
+def test_a_heavy_library_stays_in_its_room(imported, library):
+    users = {file for file, packages in imported.items() if library in packages}
     assert users, f"nobody imports {library}: take it out of ROOMS"
     assert {user for user in users if not user.startswith(ROOMS[library])} == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import rlhf_suite
@@ -25,6 +26,11 @@ def name(path: Path) -> str:
     return str(path.relative_to(SOURCE.parent))
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def num_lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
@@ -37,7 +43,7 @@ def long_functions() -> set[str]:
     return {
         f"{name(path)}:{node.name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= MAX_FUNCTION
     }
 
@@ -46,7 +52,7 @@ def importers() -> dict[str, set[str]]:
     """Return which files import a name: a module, or something in a module, with its dotted path."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:

@@ -22,6 +22,7 @@ def line(*words: str) -> dict:
     return json.loads(lines[0])
 
 
+@pytest.mark.stack
 def test_what_trains_nothing_imports_nothing_heavy():
     found = line("startup.py", "--quick")
     assert [found[name]["imported"] for name in ("help", "cfg", "mistake")] == [[], [], []]
@@ -61,6 +62,7 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
         worst("oracles", "nothing like this")
 
 
+@pytest.mark.stack
 def test_driver_prints_what_each_part_of_a_step_took():
     found = line("driver.py", "--responses", "64", "--longest", "200", "--median", "30", "--estimators", "gae", "opo")
     assert {"batch", "mismatch", "credit gae", "credit opo", "split", "rollout_file"} <= found["parts"].keys()

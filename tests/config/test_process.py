@@ -10,51 +10,62 @@ import sys
 import pytest
 
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets")
-# Runs main() and reports its exit code and what was imported on the last line of stderr.
+# Runs main() for each line of words in a list, and reports of each its exit code, what is imported by then, whether
+# Hydra is too, and what was printed.
 PROBE = f"""
-import json, sys
+import contextlib, io, json, sys
 from rlhf_suite.cli import main
-code = main(sys.argv[1:])
-print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules], "hydra" in sys.modules]), file=sys.stderr)
+said = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(words)
+    heavy = [name for name in {HEAVY!r} if name in sys.modules]
+    said.append([code, heavy, "hydra" in sys.modules, out.getvalue(), err.getvalue()])
+print(json.dumps(said))
 """
+MISTAKES = [
+    ([], "task: none is chosen"),
+    (["task=ppo", "algo.advantage.lambda=0.9", "actor.num_nodes=1e0"], "2 problems in the configuration"),
+    (["task=sft", "train.seed=1,2"], "a sweep needs -m"),
+    (["task=sft", "--cfg", "job", "ds.zero_stage=9"], "ds.zero_stage"),
+    (["-m", "task=sft", "ds.zero_stage=1,9"], "ds.zero_stage"),
+    (["task=sft", "hydra/launcher=nope"], "hydra/launcher"),
+    (["task=sft", "explain=true", "data.max_len=x"], "data.max_len"),
+]
 
 
-def run(*words, **environment):
-    """Exit code, heavy modules, whether Hydra was imported, stdout, stderr."""
+def run_lines(lines, **environment):
+    """Exit code, heavy modules, whether Hydra was imported, stdout and stderr of command lines, all in one process."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *words],
+        [sys.executable, "-c", PROBE, json.dumps(lines)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
         env={**os.environ, **environment},
     )
-    *said, last = done.stderr.strip().splitlines()
-    code, heavy, has_hydra = json.loads(last)
-    return code, heavy, has_hydra, done.stdout, "\n".join(said)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "task: none is chosen"),
-        (["task=ppo", "algo.advantage.lambda=0.9", "actor.num_nodes=1e0"], "2 problems in the configuration"),
-        (["task=sft", "train.seed=1,2"], "a sweep needs -m"),
-        (["task=sft", "--cfg", "job", "ds.zero_stage=9"], "ds.zero_stage"),
-        (["-m", "task=sft", "ds.zero_stage=1,9"], "ds.zero_stage"),
-        (["task=sft", "hydra/launcher=nope"], "hydra/launcher"),
-        (["task=sft", "explain=true", "data.max_len=x"], "data.max_len"),
-    ],
-)
-def test_a_mistake_ends_with_2_without_a_traceback_and_without_heavy_imports(words, said, tmp_path, monkeypatch):
+def run(*words, **environment):
+    """The same of one command line."""
+    (found,) = run_lines([words], **environment)
+    return found
+
+
+@pytest.mark.stack
+def test_a_mistake_ends_with_2_without_a_traceback_and_without_heavy_imports(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, heavy, _, out, err = run(*words)
-    assert (code, heavy, out) == (2, [], "")
-    assert said in err
-    assert "Traceback" not in err
+    found = run_lines([words for words, _ in MISTAKES])
+    for (words, said), (code, heavy, _, out, err) in zip(MISTAKES, found, strict=True):
+        assert (code, heavy, out) == (2, [], ""), words
+        assert said in err, words
+        assert "Traceback" not in err, words
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
+@pytest.mark.stack
 def test_cfg_job_prints_the_configuration_and_imports_nothing_heavy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, heavy, _, out, err = run("task=ppo", "--cfg", "job", "actor.adam.lr=2e-6", "experiment=grpo")
@@ -64,6 +75,7 @@ def test_cfg_job_prints_the_configuration_and_imports_nothing_heavy(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.stack
 def test_info_lists_the_presets_in_the_order_of_their_composition(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, heavy, _, out, _ = run("--info", "defaults", "experiment=rloo", "ds=zero3", "algo/advantage=group_norm")
@@ -72,6 +84,7 @@ def test_info_lists_the_presets_in_the_order_of_their_composition(tmp_path, monk
     assert places == sorted(places)
 
 
+@pytest.mark.stack
 def test_what_is_shown_is_what_hydra_composes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (
@@ -88,6 +101,7 @@ def test_what_is_shown_is_what_hydra_composes(tmp_path, monkeypatch):
     assert ours == theirs
 
 
+@pytest.mark.stack
 def test_explain_shows_arithmetic_placement_and_origins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = "rollout.batch_size=6 rollout.n_samples_per_prompt=8 train.batch_size=24 train.micro_batch_size=4"
@@ -108,6 +122,7 @@ def test_explain_shows_arithmetic_placement_and_origins(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.stack
 def test_help_needs_not_even_hydra():
     code, heavy, has_hydra, out, _ = run("--help", "task=ppo", "algo.kl")
     assert (code, heavy, has_hydra) == (0, [], False)
@@ -116,6 +131,7 @@ def test_help_needs_not_even_hydra():
     assert "algo.advantage" not in out
 
 
+@pytest.mark.stack
 def test_help_without_a_task_lists_tasks_and_presets():
     code, _, _, out, _ = run("--help")
     assert code == 0
@@ -123,6 +139,7 @@ def test_help_without_a_task_lists_tasks_and_presets():
     assert "experiment=<" in out and "dr_grpo | grpo |" in out
 
 
+@pytest.mark.stack
 def test_help_for_what_does_not_exist_offers_the_nearest():
     code, _, _, _, err = run("--help", "task=ppo", "algo.kll")
     assert code == 2
@@ -152,6 +169,7 @@ def test_completion_offers_what_fits(line, offered, absent):
     assert absent not in candidates(line)
 
 
+@pytest.mark.stack
 def test_completion_needs_not_even_hydra():
     code, heavy, has_hydra, out, _ = run("-sc", "query=bash", COMP_LINE="rlhf-suite task=ppo algo.kl.", COMP_POINT="29")
     assert (code, heavy, has_hydra) == (0, [], False)

@@ -29,6 +29,7 @@ def a_job(tmp_path, number, words=("--help",), done=None, error=None):
     return Job(number, ["task=sft", f"train.seed={number}"], str(folder), list(words))
 
 
+@pytest.mark.stack
 def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
     jobs = [
         a_job(tmp_path, 0, done={"eval/gpt_loss": 1.25}),
@@ -46,12 +47,14 @@ def test_a_failing_job_stops_no_other_and_fails_the_sweep(tmp_path, capfd):
     assert "exit code 2" in capfd.readouterr().out
 
 
+@pytest.mark.stack
 def test_a_sweep_whose_jobs_are_done_succeeds(tmp_path):
     jobs = [a_job(tmp_path, 0, done={})]
     run_here(extended(tmp_path, jobs), jobs, parallel=1, gpus_per_job=None)
     assert finish(tmp_path) == 0
 
 
+@pytest.mark.stack
 def test_parallel_jobs_have_logs_of_their_own(tmp_path):
     jobs = [a_job(tmp_path, number, words=["--help", "task=sft", "ckpt"], done={}) for number in range(2)]
     run_here(extended(tmp_path, jobs), jobs, parallel=2, gpus_per_job=None)

@@ -9,6 +9,7 @@ import pytest
 from rlhf_suite.cli import main
 from rlhf_suite.tracking.run_folder import RunFolder
 
+pytestmark = pytest.mark.stack  # a file of rewards scores in a process of its own
 FILE = """
 def reward_func(queries, prompts, labels):
     if "bad" in queries[0]:

@@ -47,6 +47,7 @@ def test_a_stage_of_another_configuration_is_refused_with_the_flags_that_differ(
         steps.run("iter_0/sft", other)
 
 
+@pytest.mark.stack
 def test_a_failed_stage_is_named_with_its_own_words_and_its_folder(tmp_path):
     with stages(tmp_path) as steps, pytest.raises(UserError) as error:
         steps.run("iter_0/sft", replace(RUN, launch=NO_GPU))
@@ -57,6 +58,7 @@ def test_a_failed_stage_is_named_with_its_own_words_and_its_folder(tmp_path):
     assert not load(tmp_path / "iter_0/sft/config.yaml").ckpt.load_enable
 
 
+@pytest.mark.stack
 def test_a_stage_that_has_begun_is_resumed(tmp_path):
     begin(tmp_path / "iter_0/sft", replace(RUN, launch=NO_GPU), done=False)
     with stages(tmp_path) as steps, pytest.raises(UserError):

@@ -23,6 +23,7 @@ from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.record import schema
 from rlhf_suite.config.runs import TASKS
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
@@ -83,7 +84,7 @@ class Schemas(Shared):
         return str(file).removesuffix(".yaml") in TASKS
 
     def __missing__(self, file: str) -> ConfigNode:
-        node = OmegaConf.structured(TASKS[file.removesuffix(".yaml")])
+        node = schema(file.removesuffix(".yaml"))
         self[file] = ConfigNode(name=file, node=node, group="_schema", package="_global_", provider="rlhf_suite")
         return self[file]
 

@@ -77,17 +77,20 @@ def all_values(section: Any, prefix: str = "") -> dict[str, Any]:
 
     Lists are those of the section, not copies.
     """
-    result: dict[str, Any] = {}
+    return {key: value for key, value, _ in with_values(section, prefix)}
+
+
+def with_values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meta]]:
+    """Yield every flag of a section and of the entries of its tables: key, value, and what its declaration says."""
     for field in fields(section):
         value = getattr(section, field.name)
         if isinstance(value, dict):
             for name, entry in value.items():
-                result |= all_values(entry, f"{prefix}{field.name}.{name}.")
+                yield from with_values(entry, f"{prefix}{field.name}.{name}.")
         elif "meta" in field.metadata:
-            result[f"{prefix}{field.name}"] = value
+            yield f"{prefix}{field.name}", value, field.metadata["meta"]
         else:
-            result |= all_values(value, f"{prefix}{field.name}.")
-    return result
+            yield from with_values(value, f"{prefix}{field.name}.")
 
 
 def values_of(flag: str, values: Mapping[str, Any]) -> list[Any]:

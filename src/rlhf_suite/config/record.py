@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf_suite.config.flags import FIXED, FREE, NAMED, flat, walk
+from rlhf_suite.config.flags import FIXED, FREE, NAMED, flat, with_values
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.reward import is_http
@@ -32,9 +33,16 @@ def load(path: Path) -> Run:
     saved = OmegaConf.load(path)
     assert isinstance(saved, DictConfig), "a table of flags"
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
-    run = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TASKS[saved.task]), saved))
+    run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
     assert isinstance(run, Run)
     return run
+
+
+@cache
+def schema(task: str) -> DictConfig:
+    """Return the typed configuration of a task with its defaults; to be copied, not changed."""
+    typed: DictConfig = OmegaConf.structured(TASKS[task])
+    return typed
 
 
 def recorded_values(run: Run) -> dict[str, Any]:
@@ -45,13 +53,10 @@ def recorded_values(run: Run) -> dict[str, Any]:
 def own_code(section: Any) -> list[str]:
     """Return the file and digest of each of the user's own functions that a section names, tables included."""
     found = []
-    for info in walk(section):
-        name = info.default
-        if isinstance(name, dict):
-            found += [each for entry in name.values() for each in own_code(entry)]
-        elif info.key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
+    for key, name, meta in with_values(section):
+        if key.endswith(("remote_url", "agent_func_path")) and name is not None and not is_http(name):
             found.append(digest(absolute(f"{name}:reward_func")))
-        elif info.meta.algorithms is not None and name is not None and is_own(name):
+        elif meta.algorithms is not None and name is not None and is_own(name):
             found.append(digest(name))
     return list(dict.fromkeys(found))
 
