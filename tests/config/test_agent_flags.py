@@ -13,6 +13,8 @@ RULE, CHAT = "reward.rule=exact_match data.label_key=label", "data.apply_chat_te
 def files(tmp_path):
     """Paths by the names in command lines."""
     texts = {"ENV": "class Environment: ...", "TOOLS": "tools = []", "NONE": "x = 1"}
+    texts["PROGRAM"] = "async def run_agent(task, base_url, api_key): ..."
+    texts["SHORT"] = "def run_agent(task): ..."
     texts["TRL"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ..."
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -36,6 +38,8 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=python {RULE} agent.python_style=fence",
         f"agent.kind=python {RULE} agent.python_url=http://localhost:8080",
         "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
+        f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2",
+        f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} agent.tool_parser=json",
     ],
 )
 def test_whole_agents_have_no_problem(checked, files, line):
@@ -66,6 +70,25 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=ENV agent.action_key=a", "agent.action_key", "server_url"),
         ("agent.kind=python", "reward", "nothing scores the samples"),
         (f"{RULE} eval.dataset=builtin:reverse eval.steps=1 eval.max_calls=[0]", "eval.max_calls", "is one turn"),
+        (f"agent.kind=endpoint {CHAT}", "train.agent_func_path", "has no program"),
+        (
+            f"agent.kind=endpoint train.agent_func_path=SHORT {CHAT}",
+            "train.agent_func_path",
+            "takes 1 arguments, not 3",
+        ),
+        (f"agent.kind=endpoint train.agent_func_path=ENV {CHAT}", "train.agent_func_path", "is not for agent.kind"),
+        ("agent.kind=environment train.agent_func_path=PROGRAM", "train.agent_func_path", "is not for agent.kind"),
+        ("agent.kind=endpoint train.agent_func_path=PROGRAM", "data.apply_chat_template", "need a chat template"),
+        (
+            f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} algo.advantage.estimator=reinforce",
+            "algo.advantage.estimator",
+            "needs the order of all tokens",
+        ),
+        (
+            f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.tool_timeout_s=3",
+            "agent.tool_timeout_s",
+            "agent.kind",
+        ),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),
         (f"{RULE} train.agent_func_path=ENV", "train.agent_func_path", "agent.kind"),
     ],

@@ -50,6 +50,7 @@ class Bridge:
         self.stops = {stop: str(tokenizer.convert_ids_to_tokens(stop)) for stop in stop_ids}
         self.begin = begin_ids(tokenizer)  # of a prompt of raw text
         self.closings: dict[tuple[str, int], str | None] = {}
+        self.tried: dict[str, bool] = {}  # by role
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
         """Return the ids of a whole conversation, with the generation prompt."""
@@ -62,6 +63,23 @@ class Bridge:
         """
         text = self.text_after(stop, answers, tools)
         return None if text is None else tokens(self.tokenizer, text)
+
+    def on_from(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int] | None:
+        """Return what `after` returns, or None where the template does not let a conversation go on with such
+        messages, which may be of any role."""
+        roles = {str(message["role"]) for message in answers}
+        if not answers or not all(role in AFTER and self.goes_on_with(role) for role in roles):
+            return None
+        return self.after(stop, answers, tools)
+
+    def goes_on_with(self, role: str) -> bool:
+        """Return whether a conversation can go on with messages of a role."""
+        if role not in self.tried:
+            try:
+                self.tried[role] = self.problem(role) is None
+            except RowError:
+                self.tried[role] = False
+        return self.tried[role]
 
     def text_after(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> str | None:
         """Return the text of the bridge, or None; see `after`."""

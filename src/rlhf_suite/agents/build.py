@@ -15,6 +15,7 @@ from rlhf_suite.agents.compat import (
     TRLEnvironment,
     openrlhf_bases,
 )
+from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.episodes import Episodes
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
@@ -92,9 +93,14 @@ def imported(file: str, export: Export) -> Any:
 
 
 def make_episodes(
-    run: PPORun, policy: Policy, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+    run: PPORun,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
+    serve: Callable[[str], Sessions],
 ) -> Episodes | None:
-    """Return what runs the episodes of a run; None if nobody answers the model's turns.
+    """Return what runs the episodes of a run; None if nobody answers the model's turns. `serve` makes a server of
+    sessions at an address.
 
     Raises:
         UserError: a conversation cannot go on with this chat template, the user's file cannot be imported, or this
@@ -107,15 +113,26 @@ def make_episodes(
     if run.data.apply_chat_template:
         bridge.check(roles(config, file))
     reader = TurnReader(tokenizer, stop_ids, config.tool_parser)
-    limits = Limits(run.data.max_len, run.rollout.max_new_tokens, config.max_feedback_tokens)
-    choice = Choice(run.reward.reward_key, run.reward.combine)
-    agent = make_agent(config, file, not has_source(run.reward), choice)
+    must_score, feedback = not has_source(run.reward), config.max_feedback_tokens
+    agent: Agent
+    if config.kind == "endpoint":
+        assert file is not None
+        program, feedback = imported(file, export_of(file)), None  # a message that was cut is not known again
+        most = run.data.max_len * max(map(len, tokenizer.get_vocab()))
+        agent = EndpointAgent(
+            program, serve(config.host), config.max_turns, config.timeout_s, most, must_score=must_score
+        )
+    else:
+        agent = make_agent(config, file, must_score, Choice(run.reward.reward_key, run.reward.combine))
+    limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback)
     shared = Shared(policy, bridge, reader, limits, config.history == "template")
     return Episodes(agent, shared, config.max_concurrent)
 
 
 def roles(config: AgentConfig, file: str | None) -> list[str]:
     """Return the roles of the messages with which conversations go on."""
+    if config.kind == "endpoint":
+        return ["user"]
     if config.calls_tools:
         return ["tool"]
     if config.kind != "environment":

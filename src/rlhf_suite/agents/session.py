@@ -7,7 +7,7 @@ tokens once, behind it. So the prompt of every request is the ledger at that mom
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
@@ -122,7 +122,13 @@ class Session:
     async def reply(self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None) -> Turn:
         """Let the model write the next turn, of at most `max_new_tokens`. `stop`: strings that end it; None: those of
         rollout.stop."""
-        branch, ledger = self.open, self.open.ledger
+        return await self.start(stop, max_new_tokens)
+
+    def start(
+        self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None
+    ) -> Coroutine[None, None, Turn]:
+        """Do as `reply` does, with the open ledger as it is at this call, whatever is opened before the turn ends."""
+        ledger = self.open.ledger
         assert not self.is_full, "there is no room for a token"
         request = GenerationRequest(
             id=next(REQUESTS),
@@ -133,9 +139,13 @@ class Session:
             affinity=self.affinity,
         )
         self.num_turns += 1
+        return self.written(self.open, request)
+
+    async def written(self, branch: Branch, request: GenerationRequest) -> Turn:
+        """Return the turn that the model writes in a branch."""
         # An episode that ends while it waits leaves its request alone: others may be in the same bundle.
         generation = await asyncio.shield(self.policy.generate(request))
-        turn = self.reader.turn(generation, request.prompt_ids, branch.tools)
+        turn, ledger = self.reader.turn(generation, request.prompt_ids, branch.tools), branch.ledger
         ledger.append_model(generation.ids, generation.log_probs, generation.versions)
         ledger.finish_reason = generation.finish_reason
         branch.messages.append(turn.message())
@@ -200,34 +210,38 @@ class Session:
         share = None if limit is None else max(1, limit // max(1, len(answers)))
         return [{**message, "content": self.cut(str(message["content"]), share)} for message in answers]
 
-    def continue_from(self, messages: Sequence[Message]) -> bool:
-        """Continue the conversation `messages` where it is known, and return whether a turn fits behind it.
+    def continue_from(self, messages: Sequence[Message], tools: Sequence[Schema] | None = None) -> bool:
+        """Continue the conversation `messages` where it is known, and return whether a turn fits behind it. If none
+        does, nothing changes. `tools`: those of the conversation; None: those of the open ledger.
 
         The longest known beginning that ends with a turn of the model keeps its tokens. If that turn is the last one of
         a ledger, the rest is appended; otherwise a new ledger begins, whose prompt holds these tokens. Where nothing is
-        known, the new ledger begins with a rendering of all messages.
-        """
-        if not self.num_turns:
-            return self.begin(messages, None)
-        branch, end, length = self.known(messages)
-        if branch is None:
-            return self.fork(self.bridge.prompt(messages, self.open.tools), messages, self.open.tools)
-        rest = self.cut_all(messages[end:])
-        ids = self.bridge.after(int(branch.ledger.ids[length - 1]), rest, branch.tools)
-        if length == len(branch.ledger.ids):
-            self.open = branch
-            return self.append(ids, rest)
-        if ids is None:
-            self.is_full = True
-            return False
-        return self.fork([*branch.ledger.ids[:length].tolist(), *ids], [*messages[:end], *rest], branch.tools)
+        known, or what is known cannot be continued, the new ledger begins with a rendering of all messages.
 
-    def known(self, messages: Sequence[Message]) -> tuple[Branch | None, int, int]:
+        Raises:
+            RowError: the chat template does not render the conversation.
+        """
+        tools = self.open.tools if tools is None else tuple(tools)
+        branch, end, length = self.known(messages, tools)
+        rest = self.cut_all(messages[end:])
+        ids = None if branch is None else self.bridge.on_from(int(branch.ledger.ids[length - 1]), rest, tools)
+        if branch is None or ids is None:
+            return self.fork(self.bridge.prompt(messages, tools), messages, tools)
+        if length < len(branch.ledger.ids):
+            return self.fork([*branch.ledger.ids[:length].tolist(), *ids], [*messages[:end], *rest], tools)
+        before, self.open = self.open, branch
+        if not self.append(ids, rest):
+            self.open = before
+        return not self.is_full
+
+    def known(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[Branch | None, int, int]:
         """Return the branch that knows the longest beginning of a conversation, how many messages that is, and the
         number of its tokens."""
         found: tuple[Branch | None, int, int] = (None, 0, 0)
         asked = [normal(message) for message in messages]
         for branch in self.branches:
+            if branch.tools != tuple(tools):
+                continue
             said = [normal(message) for message in branch.messages]
             for end, length in branch.ends:
                 if end > found[1] and end < len(asked) and said[:end] == asked[:end]:
@@ -239,12 +253,21 @@ class Session:
         sampled."""
         first = self.branches[0].ledger
         ledger = Trajectory.start(first.prompt, first.group, first.sample, ids)
-        ledger.fork, ledger.greedy = len(self.branches), first.greedy
+        ledger.fork, ledger.greedy = len(self.branches) if self.num_turns else 0, first.greedy
         self.is_full = self.limits.room(len(ids), len(ids)) < 1
         if not self.is_full:
             self.open = Branch(ledger, list(messages), tools, len(ids))
+            if not self.num_turns:  # it replaces the prompt of the task
+                self.branches, self.latest = [], self.open
             self.branches.append(self.open)
         return not self.is_full
+
+    def forget(self, branch: Branch, end: tuple[int, int]) -> None:
+        """Remove the last turn of a branch, `end` of its `ends`, from what is trained on."""
+        assert branch.ends[-1] == end and branch is not self.latest, "a turn that something follows"
+        branch.ends.pop()
+        if branch.ends:
+            branch.ledger = branch.ledger.begin(branch.ends[-1][1])
 
     def episode(
         self, outcome: Outcome | None = None, status: Status = "done", extra: dict[str, float] | None = None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_set
 
-KINDS = ("single_turn", "tools", "environment", "python")
-MANY_TURNS = is_not(".kind", "single_turn", "tools, environment or python")
+KINDS = ("single_turn", "tools", "environment", "python", "endpoint")
+MANY_TURNS = is_not(".kind", "single_turn", "tools, environment, python or endpoint")
+ANSWERED = is_one_of(".kind", "tools", "environment", "python")
 PYTHON = is_one_of(".kind", "python")
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
@@ -19,8 +20,8 @@ class AgentConfig:
 
     kind: str = flag(
         "single_turn",
-        "Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; or a Python "
-        "interpreter",
+        "Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python "
+        "interpreter; or a program of your own that asks for turns over HTTP, as chat completions",
         choices=KINDS,
     )
     tools: list[str] = flag(
@@ -58,13 +59,13 @@ class AgentConfig:
         "What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat "
         "template shows of it, in a new sequence after each turn for which that differs",
         choices=("append", "template"),
-        when=MANY_TURNS,
+        when=ANSWERED,
     )
     tool_timeout_s: float = flag(
-        30.0, "Longest call of a tool, of Python code or of the environment, in seconds", gt=0, when=MANY_TURNS
+        30.0, "Longest call of a tool, of Python code or of the environment, in seconds", gt=0, when=ANSWERED
     )
     max_feedback_tokens: int | None = flag(
-        512, "Longest answer to a turn in tokens; more is cut off; null: no limit", ge=16, when=MANY_TURNS
+        512, "Longest answer to a turn in tokens; more is cut off; null: no limit", ge=16, when=ANSWERED
     )
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
     tool_parser: str = flag(
@@ -72,6 +73,12 @@ class AgentConfig:
         "How calls of tools are read from the text of a turn",
         algorithms=registry.tool_parser,
         when=MANY_TURNS,
+    )
+    host: str = flag(
+        "127.0.0.1",
+        "Address of this machine at which the program reaches its endpoint, on a free port",
+        when=is_one_of(".kind", "endpoint"),
+        resume=FREE,
     )
     python_style: str = flag(
         "fence",
@@ -102,4 +109,4 @@ class AgentConfig:
     @property
     def needs_stop_strings(self) -> bool:
         """Whether turns end with strings, which the engines must look for in the text."""
-        return self.kind == "python" and self.python_style == "fence"
+        return self.kind == "endpoint" or (self.kind == "python" and self.python_style == "fence")

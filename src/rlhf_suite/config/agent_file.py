@@ -7,15 +7,17 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.python_source import FunctionDef, SourceError, bound_names, parsed
+from rlhf_suite.python_source import FunctionDef, SourceError, bound_names, functions, parsed, wrong_count
 
 OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL, TOOLS = "environment", "openrlhf", "skyrl", "gymnasium", "trl", "tools"
+PROGRAM = "program"
 ENVIRONMENTS = (OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL)
 FORMS = (
     "a class Environment with async reset(task), step(turn) and close(); a class AgentInstance (OpenRLHF); a class "
     "derived from BaseTextEnv (SkyRL) or from gymnasium.Env with texts; a class with reset(self, **row) and methods "
-    "that are tools (TRL); or tools = [functions]"
+    "that are tools (TRL); tools = [functions]; or a function run_agent(task, base_url, api_key)"
 )
+RUN_AGENT = "run_agent"
 FIX = "define one of these: " + FORMS + " (docs/agents.md)"
 
 
@@ -39,6 +41,9 @@ def export_of(file: str) -> Export:
     tree = parsed(path)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     names = bound_names(tree)
+    if RUN_AGENT in names:
+        check_program(path, tree)
+        return Export(PROGRAM, RUN_AGENT)
     tests: list[tuple[str, Callable[[ast.ClassDef], bool]]] = [
         (OURS, lambda node: node.name == "Environment"),
         (OPENRLHF, lambda node: node.name == "AgentInstance"),
@@ -55,6 +60,14 @@ def export_of(file: str) -> Export:
     if "tools" in names:
         return Export(TOOLS, "tools")
     raise refusal(path, names)
+
+
+def check_program(path: Path, tree: ast.Module) -> None:
+    """Raise SourceError if run_agent, defined in this file, takes other arguments than it is called with."""
+    node = next((each for each in functions(tree) if each.name == RUN_AGENT), None)
+    if node is not None and not node.decorator_list and (count := wrong_count(node, 3)) is not None:
+        what = f"{path}:{node.lineno}: {RUN_AGENT} takes {count} arguments, not 3"
+        raise SourceError(what, f"write def {RUN_AGENT}(task, base_url, api_key)")
 
 
 def refusal(path: Path, names: Container[str]) -> SourceError:

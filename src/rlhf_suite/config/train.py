@@ -42,7 +42,7 @@ class RLTrainConfig(TrainConfig):
     agent_func_path: str | None = flag(
         None,
         "Your .py file with the environment or the tools of agents (docs/agents.md)",
-        when=is_one_of("agent.kind", "tools", "environment"),
+        when=is_one_of("agent.kind", "tools", "environment", "endpoint"),
     )
     enable_ema: bool = flag(
         False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED

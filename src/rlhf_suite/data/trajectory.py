@@ -7,7 +7,7 @@ for display. Masks, lengths and turn boundaries are views of the ledger.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,12 @@ class Trajectory:
     def append_environment(self, ids: Sequence[int]) -> None:
         """Append tokens that an environment or a tool wrote; they are never trained on."""
         self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)
+
+    def begin(self, length: int) -> Trajectory:
+        """Return the ledger as it was when it had `length` tokens, the last of which ended a turn."""
+        names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
+        cut = {name: getattr(self, name)[:length] for name in names}
+        return replace(self, **cut, finish_reason="stop")
 
     def reward_turn(self, reward: float) -> None:
         """Add a reward to the last token that the model wrote."""

@@ -31,6 +31,7 @@ from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.rl.stream import GroupOrder, Stream
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.rl.weight_sync import PROBE_SEQUENCES, WeightSync
+from rlhf_suite.serving.chat_server import ChatServer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Activity, Timeline
@@ -63,7 +64,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = watched(make_episodes(config, actors.engines, tokenizer, stop_ids), actors.engines, journal.timeline)
+    episodes = make_episodes(config, actors.engines, tokenizer, stop_ids, ChatServer)
+    episodes = watched(episodes, actors.engines, journal.timeline)
     sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)

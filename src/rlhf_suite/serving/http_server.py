@@ -16,9 +16,10 @@ import hmac
 import json
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import h11
 import uvicorn
@@ -27,6 +28,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+T = TypeVar("T")
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -97,7 +100,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     return given
 
 
-async def while_connected(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
+async def while_connected(request: Request, answer: Awaitable[T]) -> T | None:
     """Return the awaited answer. If the client closes its connection first, cancel the work and return None."""
     work = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(request.receive())  # after the whole body, the next message is a disconnect
@@ -137,6 +140,14 @@ class Guard:
 
     def refusal(self, scope: Scope) -> Response | None:
         """Return the response that refuses a request, or None if the request may pass."""
+        if (refused := self.unauthorised(scope)) is not None:
+            return refused
+        if self.under_way >= MAX_CONNECTIONS:
+            return JSONResponse({"error": "too many requests are under way"}, 503, {"retry-after": "1"})
+        return None
+
+    def unauthorised(self, scope: Scope) -> Response | None:
+        """Return the response to a request without the token, or under a strange name."""
         headers = dict(scope["headers"])
         if self.expected is None:
             host = headers.get(b"host", b"").decode("latin-1")
@@ -144,8 +155,6 @@ class Guard:
                 return JSONResponse({"error": "the Host header names another machine; ask for 127.0.0.1"}, 421)
         elif scope["path"] != "/health" and not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
             return JSONResponse({"error": "a bearer token is needed"}, 401)
-        if self.under_way >= MAX_CONNECTIONS:
-            return JSONResponse({"error": "too many requests are under way"}, 503, {"retry-after": "1"})
         return None
 
 
@@ -223,6 +232,9 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are those of the main thread
+            return
         before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from rlhf_suite.config.agent_file import ENVIRONMENTS, TOOLS, Export, export_of
+from rlhf_suite import registry
+from rlhf_suite.config.agent_file import ENVIRONMENTS, PROGRAM, TOOLS, Export, export_of
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.python_source import SourceError
@@ -24,7 +25,10 @@ def agent_has_its_file(run: PPORun) -> Iterator[Problem]:
     if kind == "tools" and file is None and not run.agent.tools:
         what = "agent.kind=tools has no tools"
         yield Problem(FILE, what, f"add {FILE}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
-    if kind not in ("environment", "tools") or file is None:
+    if kind == "endpoint" and file is None:
+        what = "agent.kind=endpoint has no program"
+        yield Problem(FILE, what, f"add {FILE}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)")
+    if kind not in ("environment", "tools", "endpoint") or file is None:
         return
     try:
         export = export_of(file)
@@ -42,7 +46,9 @@ def export_fits(run: PPORun, export: Export) -> Iterator[Problem]:
     if run.agent.kind == "tools" and export.form != TOOLS:
         yield Problem(FILE, what, "write agent.kind=environment, or define tools = [functions]")
     if run.agent.kind == "environment" and export.form not in ENVIRONMENTS:
-        yield Problem(FILE, what, "write agent.kind=tools")
+        yield Problem(FILE, what, f"write agent.kind={'endpoint' if export.form == PROGRAM else 'tools'}")
+    if run.agent.kind == "endpoint" and export.form != PROGRAM:
+        yield Problem(FILE, what, "define run_agent(task, base_url, api_key), or write another agent.kind")
     if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
         what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
         yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
@@ -81,6 +87,19 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
         if url is not None and (urlsplit(url).scheme not in schemes or not urlsplit(url).hostname):
             what = f"{url!r} is not an address that begins with {schemes[0]}:// or {schemes[1]}://"
             yield Problem(f"agent.{name}", what, f"write agent.{name}={schemes[0]}://<host>:<port>")
+
+
+@rule
+def endpoint_fits(run: PPORun) -> Iterator[Problem]:
+    if run.agent.kind != "endpoint":
+        return
+    if not run.data.apply_chat_template:
+        what = "the endpoint speaks in messages, which need a chat template"
+        yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
+    name = run.algo.advantage.estimator
+    if name in registry.estimator.that_read("gamma"):
+        what = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
+        yield Problem("algo.advantage.estimator", what, "write algo.advantage.estimator=group_norm, rloo or the like")
 
 
 @rule

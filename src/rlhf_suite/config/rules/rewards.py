@@ -47,8 +47,8 @@ def given(key: str, source: SourceConfig) -> list[str]:
 
 @rule
 def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
-    if run.agent.kind == "environment" and not has_source(run.reward):
-        return  # the environment scores its episodes; one that does not is found in the first rollout
+    if run.agent.kind in ("environment", "endpoint") and not has_source(run.reward):
+        return  # the environment or program scores its episodes; one that does not is found in the first rollout
     if has_source(run.reward) or run.algo.advantage.needs("rewards"):
         yield from one_reward(run)
     elif run.eval.dataset is not None:

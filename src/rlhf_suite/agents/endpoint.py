@@ -1,0 +1,292 @@
+"""The agent of a program that speaks chat completions: it gets a URL and a key for each episode, and reports a reward.
+
+A request is matched with what the model has written in the episode. Where it continues that, the tokens are kept and
+the rest is appended; where the program edited or replaced the history, a new ledger begins (`session.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlhf_suite.agents.base import Episode, Status, Task, Turn
+from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_send
+from rlhf_suite.agents.environment import called
+from rlhf_suite.agents.session import Branch, Session, normal
+from rlhf_suite.data.row import RowError
+from rlhf_suite.rewards.base import Outcome, RewardFailure, Scored
+
+Key = tuple[Any, ...]
+RESULT = ("reward", "score", "metrics", "error")
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that the model answers, or has answered."""
+
+    branch: Branch
+    work: asyncio.Task[Completion] | None = None
+    end: tuple[int, int] | None = None  # of the turn in its branch; None: it is being written
+    is_continued: bool = False  # a later request has the turn in its history
+
+
+class ChatSession:
+    """The conversations of an episode. All calls but those of `address` must be made on the event loop of the engines.
+
+    `max_characters`: a longer conversation has more tokens than a ledger, and is not even tokenised.
+    """
+
+    def __init__(self, session: Session, max_turns: int, max_characters: int) -> None:
+        self.session, self.max_turns, self.max_characters = session, max_turns, max_characters
+        self.id, self.key = secrets.token_hex(8), secrets.token_urlsafe(24)
+        self.loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self.loop.create_future()  # of the engines: it ends the run
+        self.asked: dict[Key, list[Asked]] = {}
+        self.limit: Status | None = None  # that made a request fail
+        self.report: Scored | RewardFailure | None = None
+        self.is_over, self.refused = False, ""  # why the last request that was refused was so
+        self.retries = self.calls = self.problems = 0
+
+    async def answer(self, request: ChatRequest, is_retry: bool) -> Completion:
+        """Return the turn that follows a conversation. A request that the client sends again gets the same answer.
+
+        Raises:
+            Refused: there is no room for a turn, or the episode is over.
+        """
+        key: Key = (tuple(map(normal, request.messages)), request.tools, request.max_tokens, request.stop)
+        key = (*key[:1], repr(key[1:]))
+        if is_retry and (before := self.asked.get(key)):
+            self.retries += 1
+            asked = before[-1]
+        else:
+            asked = self.begin(request)
+            self.asked.setdefault(key, []).append(asked)
+        assert asked.work is not None
+        return await asyncio.shield(asked.work)
+
+    def begin(self, request: ChatRequest) -> Asked:
+        """Let the model write a turn behind a conversation."""
+        session = self.session
+        if self.is_over:
+            raise Refused("the episode is over", 410, "episode_over")
+        if session.num_turns >= self.max_turns:
+            self.limit = "turns"
+            raise Refused(f"the episode has had agent.max_turns={self.max_turns} turns", 400, "max_turns")
+        branch, end, _ = session.known(request.messages, request.tools)
+        try:
+            fits = self.is_short(request) and session.continue_from(request.messages, request.tools)
+        except RowError as error:
+            raise Refused(f"the chat template does not render this conversation: {error.reason}") from error
+        if not fits:
+            self.limit = "truncated"
+            what = "the conversation leaves no room for a turn in data.max_len, or rollout.max_new_tokens"
+            raise Refused(what, 400, "context_length_exceeded")
+        for each in (each for several in self.asked.values() for each in several):
+            if each.branch is branch and each.end is not None and each.end[0] == end:
+                each.is_continued = True
+        self.limit, self.refused = None, ""  # the program has found a way to go on
+        asked = Asked(session.open)
+        prompt_ids = session.open.ledger.ids.tolist()
+        writing = session.start(request.stop, request.max_tokens)
+        asked.work = asyncio.create_task(self.write(asked, request, prompt_ids, writing))
+        return asked
+
+    def is_short(self, request: ChatRequest) -> bool:
+        """Return whether a conversation may fit into a ledger, by its characters."""
+        return sum(len(str(message["content"])) for message in request.messages) <= self.max_characters
+
+    async def write(
+        self, asked: Asked, request: ChatRequest, prompt_ids: Sequence[int], writing: Coroutine[None, None, Turn]
+    ) -> Completion:
+        """Return the turn that is being written. A failure of the engines fails the whole run."""
+        try:
+            turn = await writing
+        except Exception as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            raise Refused("the run has failed", 410, "run_failed") from None
+        branch = asked.branch
+        asked.end = branch.ends[-1]
+        stop = self.session.sampling.stop if request.stop is None else request.stop
+        message = message_to_send(turn, request, stop, self.calls)
+        branch.messages[-1] = message
+        is_call = "tool_calls" in message
+        self.calls += len(message.get("tool_calls", ()))
+        self.problems += sum(call.problem is not None for call in turn.calls)
+        return Completion(
+            self.session.num_turns,
+            message,
+            "length" if turn.is_cut else "tool_calls" if is_call else "stop",
+            prompt_ids,
+            turn.ids.tolist(),
+            branch.ledger.engine_log_probs[-len(turn.ids) :].tolist() if len(turn.ids) else [],
+        )
+
+    def complete(self, result: Mapping[str, Any]) -> None:
+        """Take the result that a program reports over HTTP."""
+        if self.is_over:
+            raise Refused("the episode is over", 410, "episode_over")
+        try:
+            self.report = outcome_of(dict(result))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def end(self) -> int:
+        """End the conversations, and return the number of orphans: turns of requests that were sent several times,
+        of which the program used another one. They are not trained on."""
+        self.is_over = True
+        orphans = [each for several in self.asked.values() for each in self.unused(several)]
+        for each in (each for several in self.asked.values() for each in several):
+            if each.work is not None:
+                each.work.cancel()
+        for orphan in orphans:
+            assert orphan.end is not None
+            self.session.forget(orphan.branch, orphan.end)
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()
+        return len(orphans)
+
+    def unused(self, siblings: Sequence[Asked]) -> list[Asked]:
+        """Return which turns of equal requests the program did not go on with. Where it did with none, the last one
+        counts as used."""
+        written = [each for each in siblings if each.end is not None]
+        last = self.session.latest
+        used = [each for each in written if each.is_continued or (each.branch is last and each.end == last.ends[-1])]
+        used = used or written[-1:]
+        return [each for each in written if each not in used]
+
+
+class Sessions(Protocol):
+    """Where programs reach the sessions."""
+
+    def open(self, chat: ChatSession) -> str:
+        """Return the base URL of a session."""
+        ...
+
+    def close(self, chat: ChatSession) -> None:
+        """Answer no further request of a session."""
+        ...
+
+
+@dataclass
+class EndpointAgent:
+    """Runs the episodes of a user's program, `run_agent(task, base_url, api_key)`."""
+
+    program: Callable[[Task, str, str], Any]
+    sessions: Sessions
+    max_turns: int
+    timeout_s: float
+    max_characters: int
+    must_score: bool = field(default=False, kw_only=True)  # nobody else does
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Run one episode. An error of the program is its outcome; an error of the policy is raised."""
+        chat = ChatSession(session, self.max_turns, self.max_characters)
+        url = self.sessions.open(chat)
+        status: Status = "done"
+        outcome: Outcome | None
+        try:
+            async with asyncio.timeout(self.timeout_s) as deadline:
+                outcome = self.checked(await self.returned(task, url, chat), chat)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = f"the episode was not finished after agent.timeout_s={self.timeout_s:g}"
+            status, outcome = "timeout", RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
+        except ProgramFailure as error:
+            status, outcome = chat.limit or "error", None
+            if self.must_score or chat.limit is None:
+                outcome = RewardFailure(str(error), "error")
+        finally:
+            self.sessions.close(chat)
+            orphans = chat.end()
+        counts = {
+            "turns": session.num_turns,
+            "calls": chat.calls,
+            "malformed_calls": chat.problems,
+            "ledgers": sum(bool(branch.ends) for branch in session.branches),
+            "orphans": orphans,
+            "retries": chat.retries,
+        }
+        metrics = {f"agent/{name}": float(value) for name, value in counts.items()}
+        return session.episode(outcome, status, (outcome.extra if isinstance(outcome, Scored) else {}) | metrics)
+
+    async def returned(self, task: Task, url: str, chat: ChatSession) -> Any:
+        """Return what the program returns. It runs in a thread of its own, with an event loop of its own if it is a
+        coroutine function: one that blocks stops no other.
+
+        Raises:
+            ProgramFailure: the program raised an error.
+        """
+
+        def work() -> Any:
+            found = self.program(task, url, chat.key)
+            return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+        running = asyncio.ensure_future(called(work))
+        try:
+            await asyncio.wait((running, chat.failed), return_when=asyncio.FIRST_COMPLETED)
+            if chat.failed.done():
+                chat.failed.result()
+            return running.result()
+        except Exception as error:
+            if chat.failed.done():
+                raise
+            why = f" (the endpoint had said: {chat.refused})" if chat.refused else ""
+            raise ProgramFailure(f"run_agent raised {type(error).__name__}: {error}{why}") from error
+        finally:
+            running.cancel()
+
+    def checked(self, returned: Any, chat: ChatSession) -> Outcome | None:
+        """Return the outcome of an episode: what the program returned, else what it reported, else None."""
+        try:
+            outcome = chat.report if returned is None else outcome_of(returned)
+        except ValueError as error:
+            raise ProgramFailure(f"run_agent returned {error}") from error
+        if outcome is None and self.must_score:
+            raise ProgramFailure("run_agent returned no reward, and the run has no reward source")
+        return outcome
+
+
+class ProgramFailure(Exception):
+    """An error of the user's program. It becomes the outcome of the episode."""
+
+
+def outcome_of(result: Any) -> Scored | RewardFailure | None:
+    """Return the outcome in a reward, or in {reward, score, metrics, error}; None without a reward.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    given = result if isinstance(result, dict) else {"reward": result}
+    if unknown := [name for name in given if name not in RESULT]:
+        raise ValueError(f"{unknown[0]!r}; the names are {', '.join(RESULT)}")
+    if given.get("error"):
+        return RewardFailure(str(given["error"]), "error")
+    metrics = given.get("metrics") or {}
+    if not isinstance(metrics, dict):
+        raise ValueError(f"metrics={metrics!r}, not an object of numbers")
+    extra = {str(name): number(value, str(name)) for name, value in metrics.items()}
+    if given.get("reward") is None:
+        if given.get("score") is not None or extra:
+            raise ValueError("a score or metrics without a reward")
+        return None
+    reward = number(given["reward"], "reward")
+    score = given.get("score")
+    return Scored(reward, reward if score is None else number(score, "score"), extra)
+
+
+def number(value: Any, name: str) -> float:
+    """Return a finite number."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if isinstance(value, str) or not math.isfinite(found):
+        raise ValueError(f"{name}={value!r}, not a finite number")
+    return found

@@ -1,0 +1,164 @@
+"""The endpoint of agents over HTTP: a URL and a key for each episode (docs/agents.md).
+
+    POST /sessions/{id}/v1/chat/completions    a turn of the model, also as a stream
+    GET  /sessions/{id}/v1/models              the name of the model
+    POST /sessions/{id}/complete               {reward, score, metrics, error}: the result of the episode
+    GET  /health
+
+The server has a thread and an event loop of its own. What touches a session runs on the event loop of the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Scope
+
+from rlhf_suite.agents.chat import MODEL, Refused, read_request
+from rlhf_suite.agents.endpoint import ChatSession
+from rlhf_suite.errors import UserError
+from rlhf_suite.serving.http_server import (
+    CLIENT_GONE,
+    BadRequest,
+    Guard,
+    TooLarge,
+    body_of,
+    listening,
+    parsed,
+    server_of,
+    while_connected,
+)
+
+T = TypeVar("T")
+
+MAX_BYTES = 16 << 20  # of a request
+RETRIES = "x-stainless-retry-count"  # how often clients of OpenAI have sent a request before
+Handler = Callable[[Request, ChatSession], Awaitable[Response]]
+
+
+class ChatServer:
+    """Serves the sessions that are open. It begins to listen at the first one, on a free port of `host`."""
+
+    def __init__(self, host: str) -> None:
+        self.host, self.address = host, ""
+        self.sessions: dict[str, ChatSession] = {}
+
+    def open(self, chat: ChatSession) -> str:
+        """Return the base URL of a session.
+
+        Raises:
+            UserError: this machine does not have the address `host`.
+        """
+        if not self.address:
+            self.start()
+        self.sessions[chat.id] = chat
+        return f"{self.address}/sessions/{chat.id}/v1"
+
+    def close(self, chat: ChatSession) -> None:
+        """Answer no further request of a session."""
+        self.sessions.pop(chat.id, None)
+
+    def start(self) -> None:
+        """Listen, in a thread that ends with the process."""
+        try:
+            listener = listening(self.host, 0)
+        except OSError as error:
+            what = f"agent.host={self.host}: {error.strerror or error}"
+            raise UserError(f"{what}; write an address of this machine, such as 127.0.0.1") from error
+        server = server_of(SessionGuard(self.app(), None))
+        threading.Thread(target=server.run, args=([listener],), name="agent endpoint", daemon=True).start()
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.address = f"http://{host}:{listener.getsockname()[1]}"
+
+    def app(self) -> FastAPI:
+        """Return the routes."""
+        app = FastAPI(openapi_url=None)
+        app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
+        session = "/sessions/{id}"
+        app.add_route(f"{session}/v1/chat/completions", self.of_session(chat_completion), methods=["POST"])
+        app.add_route(f"{session}/v1/models", self.of_session(models), methods=["GET"])
+        app.add_route(f"{session}/complete", self.of_session(complete), methods=["POST"])
+        return app
+
+    def of_session(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Return a route that answers by `handler`, for those who have the key of the session."""
+
+        async def answer(request: Request) -> Response:
+            chat = None
+            try:
+                chat = self.let_in(request)
+                return await handler(request, chat)
+            except ClientDisconnect:
+                return CLIENT_GONE
+            except Refused as error:
+                refused = error
+            except TooLarge as error:
+                refused = Refused(str(error), 413)
+            except BadRequest as error:
+                refused = Refused(str(error))
+            if chat is not None:
+                chat.refused = refused.message
+            return JSONResponse(
+                refused.body(), refused.status, {"connection": "close"} if refused.status == 413 else {}
+            )
+
+        return answer
+
+    def let_in(self, request: Request) -> ChatSession:
+        """Return the session of a request that has its key."""
+        chat = self.sessions.get(request.path_params["id"])
+        if chat is None:
+            raise Refused("there is no such session, or its episode is over", 404, "no_session")
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {chat.key}".encode()):
+            raise Refused("the key of this session is needed as a bearer token", 401, "wrong_key")
+        return chat
+
+
+class SessionGuard(Guard):
+    """Bounds the requests that are under way. Each session has a key of its own, so no other check is needed here."""
+
+    def unauthorised(self, scope: Scope) -> Response | None:
+        return None
+
+
+async def chat_completion(request: Request, chat: ChatSession) -> Response:
+    """Answer with a turn of the model. It is written to its end also if the client goes away: it may ask again."""
+    given = read_request(parsed(await body_of(request, MAX_BYTES)), chat.session.sampling)
+    retries = request.headers.get(RETRIES, "0")
+    is_retry = retries.isdecimal() and int(retries[:9]) > 0
+    found = await while_connected(request, on_its_loop(chat, chat.answer(given, is_retry)))
+    if found is None:
+        return CLIENT_GONE
+    tokenizer = chat.session.bridge.tokenizer
+    if given.streams:
+        return StreamingResponse(found.chunks(given, tokenizer), media_type="text/event-stream")
+    return JSONResponse(found.body(given, tokenizer))
+
+
+async def models(request: Request, chat: ChatSession) -> Response:
+    """Answer with the one model there is."""
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlhf_suite"}]})
+
+
+async def complete(request: Request, chat: ChatSession) -> Response:
+    """Take the result of an episode."""
+    result = parsed(await body_of(request, MAX_BYTES))
+
+    async def take() -> None:
+        chat.complete(result)
+
+    await on_its_loop(chat, take())
+    return JSONResponse({"status": "ok"})
+
+
+def on_its_loop(chat: ChatSession, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    """Return the result of a coroutine that runs on the event loop of a session."""
+    return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, chat.loop))

@@ -1,0 +1,543 @@
+"""The endpoint, over HTTP with the client of OpenAI: turns, tools, streams, retries, rewritten histories, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from scripted import chat_task, open_session
+
+from rlhf_suite.agents.chat import Refused, read_request
+from rlhf_suite.agents.endpoint import EndpointAgent, outcome_of
+from rlhf_suite.agents.episodes import with_outcome
+from rlhf_suite.data.generation import Generation, SamplingSettings
+from rlhf_suite.data.trajectory import MODEL, to_batch
+from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.serving import chat_server, http_server
+from rlhf_suite.serving.chat_server import ChatServer
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+class Model:
+    """Writes `reply(prompt)`, each token with a log-prob that no other token has. `gate` holds it back."""
+
+    def __init__(self, tokenizer, reply) -> None:
+        self.tokenizer, self.reply, self.gate = tokenizer, reply, None
+        self.written: list[float] = []
+        self.asked: list[list[int]] = []
+
+    async def generate(self, request) -> Generation:
+        self.asked.append(list(request.prompt_ids))
+        if self.gate is not None:
+            await self.gate.wait()
+        text = self.reply(self.tokenizer.decode(request.prompt_ids))
+        ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], request.sampling.stop_token_ids[0]]
+        reason = "stop" if len(ids) <= request.max_new_tokens else "length"
+        ids = ids[: request.max_new_tokens]
+        log_probs = np.array([-(len(self.written) + n + 1) / 1024 for n in range(len(ids))], np.float32)
+        self.written += log_probs.tolist()
+        return Generation(request.id, np.array(ids, np.int32), log_probs, reason, np.zeros(len(ids), np.int32))
+
+
+@pytest.fixture(scope="module")
+def server():
+    return ChatServer("127.0.0.1")
+
+
+@pytest.fixture
+def play(tokenizer, server):
+    """Run an episode of a program; return it and its ledgers as they are trained on."""
+
+    def played(program, model, *, max_turns=50, timeout_s=60.0, must_score=False, **limits):
+        async def episode():
+            agent = EndpointAgent(program, server, max_turns, timeout_s, 10**5, must_score=must_score)
+            return await agent.run(task, open_session(tokenizer, model, task, parser="hermes", **limits))
+
+        task = chat_task(tokenizer)
+        found = asyncio.run(asyncio.wait_for(episode(), 60))
+        return found, with_outcome(found)
+
+    return played
+
+
+def echo(prompt: str) -> str:
+    return f"answer {prompt.count('user')}"
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def client(base_url: str, api_key: str, **more) -> openai.OpenAI:
+    return openai.OpenAI(base_url=base_url, api_key=api_key, **more)
+
+
+def ask(base_url: str, api_key: str, messages: list, headers=None, **more) -> httpx.Response:
+    body = {"model": "policy", "messages": messages, **more}
+    head = {"authorization": f"Bearer {api_key}"} | (headers or {})
+    return httpx.post(f"{base_url}/chat/completions", json=body, headers=head, timeout=30)
+
+
+def trained(ledgers) -> list[float]:
+    batch = to_batch(ledgers)
+    return sorted(batch.engine_log_probs[batch.mask.bool()].tolist())
+
+
+def test_a_conversation_is_one_ledger_and_its_tokens_are_those_of_the_engine(play, tokenizer):
+    answers = []
+
+    def run_agent(task, base_url, api_key):
+        messages = list(task.messages)
+        for _ in range(3):
+            answer = client(base_url, api_key).chat.completions.create(
+                model="any", messages=messages, logprobs=True, max_tokens=40
+            )
+            answers.append(answer)
+            messages += [answer.choices[0].message.model_dump(exclude_none=True), user("go on")]
+        return 0.5
+
+    model = Model(tokenizer, echo)
+    episode, ledgers = play(run_agent, model)
+    assert [a.choices[0].message.content for a in answers] == ["answer 1", "answer 2", "answer 3"]
+    (ledger,) = ledgers
+    assert (ledger.reward, ledger.score, len(ledger.turns)) == (0.5, 0.5, 3)
+    for answer, prompt, turn in zip(answers, model.asked, ledger.turns, strict=True):
+        assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == turn.tolist()
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.prompt_tokens == len(prompt)
+    said = [token.logprob for answer in answers for token in answer.choices[0].logprobs.content]
+    assert said == model.written == ledger.engine_log_probs[ledger.owner == MODEL].tolist()
+    assert list(model.asked[2]) == ledger.ids[: len(model.asked[2])].tolist()
+    metrics = {name.removeprefix("agent/"): value for name, value in ledger.extra.items()}
+    assert metrics == {"turns": 3, "calls": 0, "malformed_calls": 0, "ledgers": 1, "orphans": 0, "retries": 0}
+    assert episode.status == "done"
+
+
+def test_tools_are_called_and_their_answers_follow_in_the_same_ledger(play, tokenizer):
+    seen = []
+
+    async def run_agent(task, base_url, api_key):
+        messages = list(task.messages)
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as model:
+            first = await model.chat.completions.create(model="m", messages=messages, tools=[TOOL], tool_choice="auto")
+            message = first.choices[0].message
+            (call,) = message.tool_calls
+            seen.append((first.choices[0].finish_reason, call.function.name, json.loads(call.function.arguments)))
+            messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+            second = await model.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+            seen.append(second.choices[0].message.content)
+        return {"reward": 1, "score": 0.25, "metrics": {"sum": 3}}
+
+    model = Model(tokenizer, lambda prompt: "done" if "tool\n" in prompt else f"so <think>\n{CALL}")
+    _, (ledger,) = play(run_agent, model)
+    assert seen == [("tool_calls", "add", {"a": 1, "b": 2}), "done"]
+    assert (ledger.reward, ledger.score, ledger.extra["sum"], ledger.extra["agent/calls"]) == (1.0, 0.25, 3.0, 1.0)
+    assert "<|im_start|>tool\n3<|im_end|>" in tokenizer.decode(ledger.ids) and len(ledger.turns) == 2
+
+
+def test_calls_that_cannot_be_read_or_may_not_be_made_are_text(play, tokenizer):
+    seen = []
+
+    def run_agent(task, base_url, api_key):
+        for more in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL]}):
+            choice = ask(base_url, api_key, [*task.messages, user(str(len(seen)))], **more).json()["choices"][0]
+            seen.append((choice["message"].get("tool_calls"), choice["message"]["content"]))
+            again = [*task.messages, user(str(len(seen) - 1)), {"role": "assistant", "content": seen[-1][1]}, user("?")]
+            ask(base_url, api_key, again, **more)
+        return 1.0
+
+    model = Model(tokenizer, lambda prompt: CALL if prompt.count("user") == 2 and "\n0<" in prompt else "<tool_call>{x")
+    _, ledgers = play(run_agent, model)
+    assert seen == [(None, CALL), (None, "<tool_call>{x")]
+    assert [len(ledger.turns) for ledger in ledgers] == [2, 2], "what was sent is known again"
+    assert ledgers[-1].extra["agent/malformed_calls"] == 3
+
+
+@pytest.mark.parametrize("reply", ["hello", CALL])
+def test_a_stream_says_what_an_answer_says(play, tokenizer, reply):
+    found = []
+
+    def run_agent(task, base_url, api_key):
+        stream = client(base_url, api_key).chat.completions.create(
+            model="m", messages=task.messages, tools=[TOOL], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        found.append(chunks)
+        return 0.0
+
+    _, (ledger,) = play(run_agent, Model(tokenizer, lambda prompt: reply))
+    first, last, usage = found[0]
+    assert usage.usage.completion_tokens == len(ledger.turns[0])
+    assert first.choices[0].token_ids == ledger.turns[0].tolist()
+    assert last.choices[0].finish_reason == ("stop" if reply == "hello" else "tool_calls")
+    if reply == "hello":
+        assert first.choices[0].delta.content == "hello"
+    else:
+        assert json.loads(first.choices[0].delta.tool_calls[0].function.arguments) == {"a": 1, "b": 2}
+
+
+def edited(task, base_url, api_key):
+    """Go on from the first turn twice, and then with a summary in place of the history."""
+    first = ask(base_url, api_key, task.messages).json()["choices"][0]["message"]
+    ask(base_url, api_key, [*task.messages, first, user("one")])
+    ask(base_url, api_key, [*task.messages, first, user("two")])
+    ask(base_url, api_key, [user("what happened so far: nothing")])
+    return 1.0
+
+
+def test_a_rewritten_history_is_a_new_ledger_and_each_token_is_trained_on_once(play, tokenizer):
+    model = Model(tokenizer, echo)
+    _, ledgers = play(edited, model)
+    assert [len(ledger.turns) for ledger in ledgers] == [2, 1, 1]
+    assert trained(ledgers) == sorted(model.written)
+    shared = len(model.asked[0]) + len(ledgers[0].turns[0])
+    assert list(model.asked[2])[:shared] == ledgers[0].ids[:shared].tolist(), "the first turn as it was sampled"
+
+
+def test_sub_agents_at_the_same_time_are_trained_on_once(play, tokenizer):
+    def sub_agent(base_url, api_key, name):
+        messages = [user(f"you are {name}")]
+        for _ in range(3):
+            messages.append(ask(base_url, api_key, messages).json()["choices"][0]["message"])
+            messages.append(user("more"))
+
+    def run_agent(task, base_url, api_key):
+        first = ask(base_url, api_key, task.messages).json()["choices"][0]["message"]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: sub_agent(base_url, api_key, name), ["a", "b", "c", "d"]))
+        ask(base_url, api_key, [*task.messages, first, user("all are done")])
+        return 1.0
+
+    model = Model(tokenizer, echo)
+    _, ledgers = play(run_agent, model)
+    assert trained(ledgers) == sorted(model.written)
+    assert sorted(len(ledger.turns) for ledger in ledgers) == [2, 3, 3, 3, 3]
+    assert "all are done" in tokenizer.decode(ledgers[-1].ids), "the last turn is in the last ledger"
+    assert len({tuple(ledger.ids.tolist()) for ledger in ledgers}) == 5
+
+
+def test_a_request_that_is_sent_again_gets_the_same_answer(play, tokenizer):
+    seen = []
+
+    def run_agent(task, base_url, api_key):
+        for count in ("0", "1", "2"):
+            seen.append(ask(base_url, api_key, task.messages, {"x-stainless-retry-count": count}).json())
+        return 1.0
+
+    model = Model(tokenizer, echo)
+    _, (ledger,) = play(run_agent, model)
+    assert len(model.asked) == 1 and len({str(each["choices"]) for each in seen}) == 1
+    assert ledger.extra["agent/retries"] == 2 and ledger.extra["agent/orphans"] == 0
+
+
+def test_the_client_of_openai_gets_its_answer_after_a_cut_connection(play, tokenizer):
+    """The connection is cut after the whole answer has come: the client sends the request again by itself."""
+    cuts = []
+
+    class Cut(httpx.HTTPTransport):
+        def handle_request(self, request):
+            response = super().handle_request(request)
+            if not cuts:
+                cuts.append(response.read())
+                raise httpx.ReadError("the connection was cut", request=request)
+            return response
+
+    answers = []
+
+    def run_agent(task, base_url, api_key):
+        model = client(base_url, api_key, http_client=httpx.Client(transport=Cut()))
+        answers.append(model.chat.completions.create(model="m", messages=task.messages))
+        return 1.0
+
+    model = Model(tokenizer, echo)
+    _, (ledger,) = play(run_agent, model)
+    assert len(cuts) == len(model.asked) == len(ledger.turns) == 1 and ledger.extra["agent/retries"] == 1
+    assert answers[0].choices[0].token_ids == json.loads(cuts[0])["choices"][0]["token_ids"]
+
+
+def test_a_retry_joins_the_request_that_is_under_way(play, tokenizer):
+    model = Model(tokenizer, echo)
+    seen = []
+
+    def run_agent(task, base_url, api_key):
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(
+                f"{base_url}/chat/completions",
+                json={"messages": list(task.messages)},
+                headers={"authorization": f"Bearer {api_key}"},
+                timeout=httpx.Timeout(10, read=0.2),
+            )
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(ask, base_url, api_key, task.messages, {"x-stainless-retry-count": "1"})
+            while not model.asked:
+                pass
+            model.loop.call_soon_threadsafe(model.gate.set)
+            seen.append(again.result().json()["choices"][0]["message"]["content"])
+        return 1.0
+
+    async def generate(request):
+        model.loop = model.loop or asyncio.get_running_loop()
+        model.gate = model.gate or asyncio.Event()
+        return await Model.generate(model, request)
+
+    model.loop, model.generate = None, generate
+    _, (ledger,) = play(run_agent, model)
+    assert seen == ["answer 1"] and len(model.asked) == 1 and len(ledger.turns) == 1
+
+
+def test_equal_requests_are_samples_and_those_that_are_not_used_are_not_trained_on(play, tokenizer):
+    def run_agent(task, base_url, api_key):
+        tries = [ask(base_url, api_key, task.messages).json()["choices"][0]["message"] for _ in range(3)]
+        ask(base_url, api_key, [*task.messages, tries[1], user("the second is good")])
+        return 1.0
+
+    model = Model(tokenizer, lambda prompt: f"try {len(model.asked)}")
+    _, ledgers = play(run_agent, model)
+    assert len(model.asked) == 4 and ledgers[-1].extra["agent/orphans"] == 2
+    turns = [tokenizer.decode(turn[:-1]) for ledger in ledgers for turn in ledger.turns]
+    assert turns == ["try 2", "try 4"] and len(trained(ledgers)) == sum(len(t) for x in ledgers for t in x.turns)
+
+
+def test_of_equal_requests_behind_a_turn_the_unused_one_leaves_the_rest_of_its_ledger(play, tokenizer):
+    def run_agent(task, base_url, api_key):
+        first = ask(base_url, api_key, task.messages).json()["choices"][0]["message"]
+        then = [*task.messages, first, user("again")]
+        ask(base_url, api_key, then)
+        ask(base_url, api_key, then)
+        return 1.0
+
+    model = Model(tokenizer, lambda prompt: f"try {len(model.asked)}")
+    _, ledgers = play(run_agent, model)
+    turns = [[tokenizer.decode(turn[:-1]) for turn in ledger.turns] for ledger in ledgers]
+    assert turns == [["try 1"], ["try 3"]] and ledgers[-1].extra["agent/orphans"] == 1
+    assert ledgers[0].ids.tolist() == ledgers[1].ids[: len(ledgers[0].ids)].tolist()
+
+
+def status_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"temperature": 0.3}, "temperature=0.3: this run samples with 1 (rollout.temperature"),
+        ({"top_p": 0.5}, "rollout.top_p"),
+        ({"n": 2}, "n=2"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"seed": 3}, "seed is not supported"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"stop": [""]}, "stop must be"),
+        ({"tools": [{"name": "x"}]}, "each of tools"),
+        ({"messages": []}, "messages must be a list"),
+        ({"messages": [{"role": "function", "content": ""}]}, "messages[0] must have the role"),
+        ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, "is of the assistant"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "images"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
+    ],
+)
+def test_a_request_that_asks_for_something_else_is_refused_by_name(more, said):
+    with pytest.raises(Refused) as refused:
+        read_request({"messages": [user("x")], **more}, SamplingSettings())
+    assert said in refused.value.message and refused.value.status == 400
+
+
+def test_what_does_nothing_may_be_in_a_request():
+    body = {"temperature": 1.0, "top_k": 0, "n": 1, "logit_bias": {}, "seed": None, "user": "me", "stop": "x"}
+    request = read_request({"messages": [user("x")], **body}, SamplingSettings())
+    assert (request.stop, request.max_tokens, request.streams) == (("x",), None, False)
+
+
+def test_errors_reach_the_client_as_those_of_openai(play):
+    found = []
+
+    def run_agent(task, base_url, api_key):
+        for key, more in ((api_key, {"temperature": 0.5}), ("wrong", {})):
+            try:
+                client(base_url, key).chat.completions.create(model="m", messages=task.messages, **more)
+            except openai.APIStatusError as error:
+                found.append((type(error), error.status_code))
+        found.append(status_of(httpx.post(f"{base_url}/chat/completions", content=b"{", headers=head(api_key))))
+        missing = base_url.replace(base_url.split("/")[4], "0" * 16)
+        found.append(status_of(ask(missing, api_key, task.messages))[0])
+        return 1.0
+
+    _, (ledger,) = play(run_agent, None)
+    assert found[:2] == [(openai.BadRequestError, 400), (openai.AuthenticationError, 401)]
+    assert found[2][0] == 400 and "not JSON" in found[2][1] and found[3] == 404
+    assert not ledger.model_mask.any()
+
+
+def head(api_key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}"}
+
+
+def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
+    found = []
+
+    def run_agent(task, base_url, api_key):
+        with pytest.raises(Exception, match=r"413|[Bb]roken|reset|disconnect"):
+            huge = httpx.post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
+            raise AssertionError(huge.status_code)
+        found.append(ask(base_url, api_key, [user("x" * 200_000)]).json()["error"]["code"])
+        found.append(ask(base_url, api_key, [user("word " * 9000)]).json()["error"]["code"])
+        return 1.0
+
+    assert chat_server.MAX_BYTES == 16 << 20
+    play(run_agent, Model(tokenizer, echo))
+    assert found == ["context_length_exceeded"] * 2
+
+
+def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenizer, monkeypatch):
+    monkeypatch.setattr(http_server, "READ_S", 0.5)
+    found = []
+
+    def run_agent(task, base_url, api_key):
+        host, port = base_url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as slow:
+            slow.sendall(b"POST /sessions/x/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n")
+            found.append(ask(base_url, api_key, task.messages).status_code)
+            found.append(slow.recv(100))
+        return 1.0
+
+    play(run_agent, Model(tokenizer, echo))
+    assert found == [200, b""]
+
+
+def test_64_sessions_at_the_same_time_keep_their_conversations_apart(tokenizer, server):
+    def run_agent(task, base_url, api_key):
+        messages = [user(f"number {task.label}")]
+        for _ in range(3):
+            messages.append(ask(base_url, api_key, messages).json()["choices"][0]["message"])
+            messages.append(user("go on"))
+        return float(task.label)
+
+    def reply(prompt: str) -> str:
+        return f"{prompt.split('number ')[1].split('<', maxsplit=1)[0]}.{prompt.count('user')}"
+
+    async def all_of_them():
+        agent = EndpointAgent(run_agent, server, 9, 60.0, 10**5)
+        tasks = [chat_task(tokenizer, label=str(number)) for number in range(64)]
+        sessions = [open_session(tokenizer, Model(tokenizer, reply), task) for task in tasks]
+        return await asyncio.gather(*map(agent.run, tasks, sessions))
+
+    episodes = asyncio.run(asyncio.wait_for(all_of_them(), 120))
+    for number, episode in enumerate(episodes):
+        (ledger,) = episode.ledgers
+        assert [tokenizer.decode(turn[:-1]) for turn in ledger.turns] == [f"{number}.{n}" for n in (1, 2, 3)]
+        assert episode.outcome == Scored(number, number)
+    assert not server.sessions
+
+
+def test_a_result_may_come_over_http(play, tokenizer):
+    found = []
+
+    def run_agent(task, base_url, api_key):
+        url = base_url.removesuffix("/v1") + "/complete"
+        found.append(status_of(httpx.post(url, json={"reward": "much"}, headers=head(api_key))))
+        found.append(httpx.post(url, json={"reward": 2, "metrics": {"x": 1}}, headers=head(api_key)).status_code)
+        found.append(httpx.get(f"{base_url}/models", headers=head(api_key)).json()["data"][0]["id"])
+        found.append(httpx.get(base_url.split("/sessions")[0] + "/health").json())
+
+    episode, _ = play(run_agent, None, must_score=True)
+    assert found == [(400, "reward='much', not a finite number"), 200, "policy", {"status": "ok"}]
+    assert isinstance(episode.outcome, Scored) and episode.outcome.reward == 2 and episode.outcome.extra == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        (True, Scored(1.0, 1.0)),
+        (None, None),
+        ({"reward": 2, "score": 0.5}, Scored(2.0, 0.5)),
+        ({"error": "no container"}, RewardFailure("no container", "error")),
+    ],
+)
+def test_results(result, outcome):
+    assert outcome_of(result) == outcome
+
+
+@pytest.mark.parametrize("result", [{"rewrad": 1}, float("nan"), "1", {"score": 1}, {"reward": 1, "metrics": 3}])
+def test_results_that_are_none(result):
+    with pytest.raises(ValueError):
+        outcome_of(result)
+
+
+def test_an_error_of_the_program_is_a_failure_and_no_reward_is_one_where_nobody_else_scores(play, tokenizer):
+    def broken(task, base_url, api_key):
+        raise KeyError("x")
+
+    def silent(task, base_url, api_key):
+        ask(base_url, api_key, task.messages)
+
+    episode, _ = play(broken, None)
+    assert episode.outcome == RewardFailure("run_agent raised KeyError: 'x'", "error")
+    assert play(silent, Model(tokenizer, echo))[0].outcome is None
+    episode, _ = play(silent, Model(tokenizer, echo), must_score=True)
+    assert isinstance(episode.outcome, RewardFailure) and "no reward" in episode.outcome.reason
+
+
+@pytest.mark.parametrize(("more", "status"), [({"max_turns": 2}, "turns"), ({"max_len": 60}, "truncated")])
+def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more, status):
+    """Where reward sources score it. One that catches the error may go on, for example with a shorter history."""
+
+    def run_agent(task, base_url, api_key):
+        messages = list(task.messages)
+        while True:
+            answer = client(base_url, api_key).chat.completions.create(model="m", messages=messages)
+            messages += [answer.choices[0].message.model_dump(exclude_none=True), user("go on")]
+
+    episode, ledgers = play(run_agent, Model(tokenizer, echo), **more)
+    assert (episode.status, episode.outcome) == (status, None) and len(ledgers[-1].turns) >= 1
+    assert ledgers[-1].truncated is (status == "truncated")
+    failure = play(run_agent, Model(tokenizer, echo), must_score=True, **more)[0].outcome
+    assert isinstance(failure, RewardFailure) and "BadRequestError" in failure.reason
+
+
+def test_a_program_that_goes_on_behind_a_limit_may_still_fail(play, tokenizer):
+    def run_agent(task, base_url, api_key):
+        assert ask(base_url, api_key, [user("word " * 9000)]).status_code == 400
+        assert ask(base_url, api_key, task.messages).status_code == 200
+        raise ValueError("something else")
+
+    failure = play(run_agent, Model(tokenizer, echo))[0].outcome
+    assert failure == RewardFailure("run_agent raised ValueError: something else", "error")
+
+
+def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(play, tokenizer):
+    late = []
+
+    def run_agent(task, base_url, api_key):
+        ask(base_url, api_key, task.messages)
+        with socket.create_server(("127.0.0.1", 0)) as never:
+            never.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                never.accept()
+        late.append(ask(base_url, api_key, task.messages).status_code)
+
+    episode, _ = play(run_agent, Model(tokenizer, echo), timeout_s=0.5)
+    assert isinstance(episode.outcome, RewardFailure) and episode.outcome.kind == "timeout"
+    assert "agent.timeout_s=0.5 (1 turns)" in episode.outcome.reason
+    while not late:
+        pass
+    assert late == [404]
+
+
+def test_a_failure_of_the_engines_ends_the_run(play, tokenizer):
+    class Broken(Exception):
+        pass
+
+    def reply(prompt):
+        raise Broken("the engine is gone")
+
+    with pytest.raises(Broken):
+        play(lambda task, base_url, api_key: ask(base_url, api_key, task.messages), Model(tokenizer, reply))

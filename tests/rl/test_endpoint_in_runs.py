@@ -1,0 +1,128 @@
+"""Whole runs in one process with a program that rewrites its history: synchronous, as a stream, and continued."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from plain_run import run, small
+
+from rlhf_suite.data.trajectory import MODEL
+from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.tracking.metrics import read_rows
+
+# Three turns, the third behind an edited history, or behind another one. Most turns end with a token that the template
+# does not write there, so that each has a ledger of its own.
+CODE = """
+import httpx
+
+def run_agent(task, base_url, api_key):
+    def ask(messages):
+        headers = {"authorization": f"Bearer {api_key}"}
+        body = {"messages": messages, "max_tokens": 12}
+        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60)
+        answer.raise_for_status()
+        return answer.json()["choices"][0]
+
+    messages = list(task.messages)
+    first = ask(messages)
+    ask([*messages, first["message"], {"role": "user", "content": "go on"}])
+    edited = [*messages, first["message"], {"role": "user", "content": "once more"}]
+    last = ask(edited if len(task.label) % 2 else [{"role": "user", "content": "so far: nothing"}])
+    return {"reward": len(last["token_ids"]) / 4, "metrics": {"first": len(first["token_ids"])}}
+"""
+FLAGS = {
+    "agent__kind": "endpoint",
+    "data__apply_chat_template": True,
+    "data__max_len": 400,
+    "reward__rule": None,
+    "reward__stop_properly_penalty_coef": None,
+    "rollout__max_new_tokens": 60,
+    "actor__loss_agg_mode": "seq-mean-token-mean",
+    "train__max_epochs": 2,
+    "train__batch_size": 2,
+    "algo__advantage__is_correction_level": "token",
+    "ckpt__save_steps": 1,
+    "ckpt__load_enable": True,
+}
+SAMPLES = {"synchronous": {}, "stream": {"train__async_enable": True, "train__partial_rollout_enable": True}}
+SAMPLES["ahead"] = {"train__async_enable": True}
+
+
+def settings(folder: Path, **more):
+    """Return a run with this program, of a model that ends its turns with any of 55 tokens that no template has."""
+    folder.mkdir(exist_ok=True)
+    (folder / "program.py").write_text(CODE)
+    if not (folder / "start").exists():
+        create_tiny(folder / "start")
+        file = folder / "start" / "generation_config.json"
+        stops = json.loads(file.read_text())["eos_token_id"]
+        stops = stops if isinstance(stops, list) else [stops]
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [*stops, *range(200, 255)]}))
+    files = {"train__agent_func_path": str(folder / "program.py"), "actor__model_name_or_path": f"{folder}/start"}
+    return small(**files, **FLAGS, **more)
+
+
+@pytest.fixture(scope="module")
+def folders(ranks, tmp_path_factory):
+    """The folder of a run of each kind, made when it is first asked for."""
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            path = made[kind] = tmp_path_factory.mktemp(kind)
+            ranks(1).call(run, path / "run", settings(path / "files", **SAMPLES[kind]))
+        return made[kind] / "run"
+
+    return folder
+
+
+def rows_of(folder: Path, step: int) -> list[dict]:
+    return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet").to_pylist()
+
+
+def episodes_of(folder: Path, step: int) -> list[list[dict]]:
+    found: dict[tuple[int, int], list[dict]] = {}
+    for row in rows_of(folder, step):
+        found.setdefault((row["group"], row["sample"]), []).append(row)
+    return [*found.values()]
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_ledgers_of_an_episode_share_its_reward_and_its_advantage(folders, kind):
+    folder = folders(kind)
+    steps = [row for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
+    assert len(steps) == 2
+    for number, metrics in enumerate(steps, start=1):
+        episodes = episodes_of(folder, number)
+        assert len(episodes) == metrics["rollout/num_samples"] == 4
+        rewards = [episode[0]["reward"] for episode in episodes]
+        assert metrics["train/reward"] == pytest.approx(np.mean(rewards))
+        assert metrics["agent/ledgers"] == np.mean([len(episode) for episode in episodes]) > 1.5
+        for place, episode in enumerate(episodes):
+            assert [row["ledger"] for row in episode] == [*range(len(episode))]
+            assert {row["reward"] for row in episode} == {rewards[place]}
+            other = rewards[place ^ 1]  # of the other sample of the prompt
+            for row in episode:
+                own = np.array(row["owner"]) == MODEL
+                if number == 1:  # the policy is the reference, so there is no penalty
+                    assert np.array(row["advantages"])[own] == pytest.approx(rewards[place] - other, abs=1e-4)
+                if kind == "synchronous":
+                    gap = np.array(row["engine_log_probs"])[own] - np.array(row["old_log_probs"])[own]
+                    assert own.any() and np.abs(gap).max() < 1e-4
+
+
+def test_a_run_that_was_stopped_continues_with_the_same_numbers(ranks, folders, tmp_path):
+    """Rollouts that are made ahead wait in the checkpoint, with their forks."""
+    whole = folders("ahead")
+    shutil.copytree(whole, tmp_path / "run")
+    for later in (tmp_path / "run" / "checkpoints" / "step_000002", tmp_path / "run" / "model"):
+        shutil.rmtree(later)
+    ranks(1).call(run, tmp_path / "run", settings(whole.parent / "files", **SAMPLES["ahead"]))
+    for mine, theirs in zip(rows_of(tmp_path / "run", 2), rows_of(whole, 2), strict=True):
+        for name in ("ids", "owner", "engine_log_probs", "advantages", "reward", "ledger", "sample"):
+            assert mine[name] == theirs[name], name
