@@ -18,7 +18,7 @@ from rlhf_suite.agents.endpoint import EndpointAgent, outcome_of
 from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.data.generation import Generation, SamplingSettings
 from rlhf_suite.data.trajectory import MODEL, to_batch
-from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.serving import chat_server, http_server
 from rlhf_suite.serving.chat_server import ChatServer
 
@@ -321,6 +321,19 @@ def test_of_equal_requests_behind_a_turn_the_unused_one_leaves_the_rest_of_its_l
     assert ledgers[0].ids.tolist() == ledgers[1].ids[: len(ledgers[0].ids)].tolist()
 
 
+def test_of_equal_requests_that_nothing_continues_the_last_one_is_trained_on(play, tokenizer):
+    def run_agent(task, base_url, api_key):
+        for _ in range(2):
+            ask(base_url, api_key, [user("sum up")])
+        ask(base_url, api_key, task.messages)
+        return 1.0
+
+    model = Model(tokenizer, lambda prompt: f"try {len(model.asked)}")
+    _, ledgers = play(run_agent, model)
+    assert [tokenizer.decode(ledger.turns[0][:-1]) for ledger in ledgers] == ["try 2", "try 3"]
+    assert ledgers[-1].extra["agent/orphans"] == 1
+
+
 def status_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["message"]
 
@@ -460,16 +473,23 @@ def test_a_result_may_come_over_http(play, tokenizer):
         (None, None),
         ({"reward": 2, "score": 0.5}, Scored(2.0, 0.5)),
         ({"error": "no container"}, RewardFailure("no container", "error")),
+        ({"reward": {"right": 1, "short": 0.5}, "score": 1}, Scored(1.5, 1.0, {"right": 1.0, "short": 0.5})),
     ],
 )
 def test_results(result, outcome):
-    assert outcome_of(result) == outcome
+    assert outcome_of(result, Choice()) == outcome
+
+
+def test_one_part_of_a_reward_may_be_chosen():
+    assert outcome_of({"reward": {"right": 1, "short": 0.5}}, Choice("short")).reward == 0.5
+    with pytest.raises(ValueError, match=r"reward.reward_key=long"):
+        outcome_of({"reward": {"right": 1}}, Choice("long"))
 
 
 @pytest.mark.parametrize("result", [{"rewrad": 1}, float("nan"), "1", {"score": 1}, {"reward": 1, "metrics": 3}])
 def test_results_that_are_none(result):
     with pytest.raises(ValueError):
-        outcome_of(result)
+        outcome_of(result, Choice())
 
 
 def test_an_error_of_the_program_is_a_failure_and_no_reward_is_one_where_nobody_else_scores(play, tokenizer):

@@ -114,16 +114,16 @@ def make_episodes(
         bridge.check(roles(config, file))
     reader = TurnReader(tokenizer, stop_ids, config.tool_parser)
     must_score, feedback = not has_source(run.reward), config.max_feedback_tokens
+    choice = Choice(run.reward.reward_key, run.reward.combine)
     agent: Agent
     if config.kind == "endpoint":
         assert file is not None
         program, feedback = imported(file, export_of(file)), None  # a message that was cut is not known again
         most = run.data.max_len * max(map(len, tokenizer.get_vocab()))
-        agent = EndpointAgent(
-            program, serve(config.host), config.max_turns, config.timeout_s, most, must_score=must_score
-        )
+        given = (program, serve(config.host), config.max_turns, config.timeout_s, most)
+        agent = EndpointAgent(*given, must_score=must_score, choice=choice)
     else:
-        agent = make_agent(config, file, must_score, Choice(run.reward.reward_key, run.reward.combine))
+        agent = make_agent(config, file, must_score, choice)
     limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback)
     shared = Shared(policy, bridge, reader, limits, config.history == "template")
     return Episodes(agent, shared, config.max_concurrent)

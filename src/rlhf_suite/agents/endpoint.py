@@ -19,7 +19,7 @@ from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_
 from rlhf_suite.agents.environment import called
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.row import RowError
-from rlhf_suite.rewards.base import Outcome, RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 
 Key = tuple[Any, ...]
 RESULT = ("reward", "score", "metrics", "error")
@@ -41,8 +41,9 @@ class ChatSession:
     `max_characters`: a longer conversation has more tokens than a ledger, and is not even tokenised.
     """
 
-    def __init__(self, session: Session, max_turns: int, max_characters: int) -> None:
+    def __init__(self, session: Session, max_turns: int, max_characters: int, choice: Choice) -> None:
         self.session, self.max_turns, self.max_characters = session, max_turns, max_characters
+        self.choice = choice  # of the parts of a reward
         self.id, self.key = secrets.token_hex(8), secrets.token_urlsafe(24)
         self.loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self.loop.create_future()  # of the engines: it ends the run
@@ -132,7 +133,7 @@ class ChatSession:
         if self.is_over:
             raise Refused("the episode is over", 410, "episode_over")
         try:
-            self.report = outcome_of(dict(result))
+            self.report = outcome_of(dict(result), self.choice)
         except ValueError as error:
             raise Refused(str(error)) from error
 
@@ -183,10 +184,11 @@ class EndpointAgent:
     timeout_s: float
     max_characters: int
     must_score: bool = field(default=False, kw_only=True)  # nobody else does
+    choice: Choice = field(default_factory=Choice, kw_only=True)  # of the parts of a reward
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the program is its outcome; an error of the policy is raised."""
-        chat = ChatSession(session, self.max_turns, self.max_characters)
+        chat = ChatSession(session, self.max_turns, self.max_characters, self.choice)
         url = self.sessions.open(chat)
         status: Status = "done"
         outcome: Outcome | None
@@ -245,7 +247,7 @@ class EndpointAgent:
     def checked(self, returned: Any, chat: ChatSession) -> Outcome | None:
         """Return the outcome of an episode: what the program returned, else what it reported, else None."""
         try:
-            outcome = chat.report if returned is None else outcome_of(returned)
+            outcome = chat.report if returned is None else outcome_of(returned, self.choice)
         except ValueError as error:
             raise ProgramFailure(f"run_agent returned {error}") from error
         if outcome is None and self.must_score:
@@ -257,8 +259,9 @@ class ProgramFailure(Exception):
     """An error of the user's program. It becomes the outcome of the episode."""
 
 
-def outcome_of(result: Any) -> Scored | RewardFailure | None:
-    """Return the outcome in a reward, or in {reward, score, metrics, error}; None without a reward.
+def outcome_of(result: Any, choice: Choice) -> Scored | RewardFailure | None:
+    """Return the outcome in a reward, or in {reward, score, metrics, error}; None without a reward. A reward is a
+    number, or an object of named parts.
 
     Raises:
         ValueError: it is something else.
@@ -268,17 +271,23 @@ def outcome_of(result: Any) -> Scored | RewardFailure | None:
         raise ValueError(f"{unknown[0]!r}; the names are {', '.join(RESULT)}")
     if given.get("error"):
         return RewardFailure(str(given["error"]), "error")
-    metrics = given.get("metrics") or {}
-    if not isinstance(metrics, dict):
-        raise ValueError(f"metrics={metrics!r}, not an object of numbers")
-    extra = {str(name): number(value, str(name)) for name, value in metrics.items()}
-    if given.get("reward") is None:
-        if given.get("score") is not None or extra:
+    extra, reward, score = numbers(given.get("metrics") or {}, "metrics"), given.get("reward"), given.get("score")
+    if reward is None:
+        if score is not None or extra:
             raise ValueError("a score or metrics without a reward")
         return None
-    reward = number(given["reward"], "reward")
-    score = given.get("score")
-    return Scored(reward, reward if score is None else number(score, "score"), extra)
+    parts = numbers(reward, "reward") if isinstance(reward, dict) else number(reward, "reward")
+    try:
+        return choice.scored(parts, None if score is None else number(score, "score"), extra)
+    except NoSuchPart as error:
+        raise ValueError(str(error)) from error
+
+
+def numbers(given: Any, name: str) -> dict[str, float]:
+    """Return an object of finite numbers."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{name}={given!r}, not an object of numbers")
+    return {str(key): number(value, str(key)) for key, value in given.items()}
 
 
 def number(value: Any, name: str) -> float:
