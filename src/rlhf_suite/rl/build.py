@@ -64,8 +64,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = make_episodes(config, actors.engines, tokenizer, stop_ids, ChatServer)
-    episodes = watched(episodes, actors.engines, journal.timeline)
+    episodes = watched_episodes(config, actors.engines, tokenizer, stop_ids, journal.timeline)
     sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
@@ -104,9 +103,17 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     )
 
 
-def watched(episodes: Episodes | None, engines: EnginePool, timeline: Timeline) -> Episodes | None:
-    """Have the timeline record when engines and environments are busy, and return the episodes."""
+def watched_episodes(
+    config: PPORun,
+    engines: EnginePool,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
+    timeline: Timeline,
+) -> Episodes | None:
+    """Have the timeline record when engines and environments are busy, and return what runs the episodes, if the run
+    has an agent."""
     engines.busy = Activity(timeline, "engines", "generation")
+    episodes = make_episodes(config, engines, tokenizer, stop_ids, ChatServer)
     if episodes is not None:
         episodes.environments.timeline = timeline
     return episodes
