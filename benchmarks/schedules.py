@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from common import Run, publish, scratch, suite_run
 from rlhf_suite.models.load import model_folder
@@ -66,6 +67,7 @@ def measured(run: Run) -> dict[str, Any]:
     cpu = run.usage.cpu_by_name(begin, end)
     return {
         "steps_per_s": round(len(rows) / (end - begin), 3),
+        "load_average": round(psutil.getloadavg()[0], 1),
         **found,
         "driver_idle": round(1 - cpu.get("run.py", 0.0) / (end - begin), 3),
         "cpu_s_per_step": round(sum(cpu.values()) / len(rows), 2),
