@@ -62,7 +62,7 @@ def measured(run: Run) -> dict[str, Any]:
     rows = run.steps[:-TAIL]
     begin, end = run.steps[WARMUP - 1]["time"], rows[-1]["time"]
     rows = rows[WARMUP:]
-    names = ("perf/overlap", "perf/engine_idle", "perf/trainer_idle", "async/staleness_mean", "mismatch/mean")
+    names = ("perf/overlap", "perf/engine_idle", "perf/trainer_idle", "async/staleness_mean")
     found = {name.partition("/")[2]: round(float(np.mean([row.get(name, 0.0) for row in rows])), 3) for name in names}
     cpu = run.usage.cpu_by_name(begin, end)
     return {

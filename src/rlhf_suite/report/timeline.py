@@ -39,6 +39,7 @@ LANES = (
         "driver waits",
         {
             "weight_sync": "#D55E00",
+            "probe": "#F2B08A",
             "waiting_for_rollout": "#999999",
             "waiting_for_batch": "#999999",
             "waiting_for_deadline": "#444444",
