@@ -11,7 +11,8 @@ from mutation_list_rl import RL
 from mutation_list_rl_step import RL_STEP
 from mutation_list_rollout import ROLLOUT
 from mutation_list_sandbox import SANDBOX
+from mutation_list_schedules import SCHEDULES
 from mutation_list_steps import STEPS
 from mutation_list_train import TRAIN
 
-MUTATIONS = [*STEPS, *RL, *ROLLOUT, *RL_STEP, *REWARDS, *SANDBOX, *DATA, *TRAIN, *LAUNCH, *CONFIG, *AGENTS]
+MUTATIONS = [*STEPS, *RL, *ROLLOUT, *RL_STEP, *REWARDS, *SANDBOX, *DATA, *TRAIN, *LAUNCH, *CONFIG, *AGENTS, *SCHEDULES]
