@@ -119,8 +119,8 @@ RL_STEP = [
     Mutation(
         "weights are published with the version of the step before",
         "rl/pipeline.py",
-        "sync(version=step + 1,",
-        "sync(version=step,",
+        "sync(version=step + 1)",
+        "sync(version=step)",
         PIPELINE,
     ),
     Mutation(
@@ -168,8 +168,8 @@ RL_STEP = [
     Mutation(
         "the probe of a sync is left out",
         "rl/weight_sync.py",
-        'self.config.sync_check == "full"',
-        'self.config.sync_check == "off"',
+        'self.config.sync_check != "full"',
+        'self.config.sync_check != "off"',
         PIPELINE,
     ),
     Mutation(

@@ -31,10 +31,10 @@ SCHEDULES = [
         TIMELINE,
     ),
     Mutation(
-        "engines are busy only until the first of several requests is done",
+        "each of several requests begins an interval of its own",
         "tracking/timeline.py",
-        "if self.count == 0 and self.interval is not None:",
-        "if self.interval is not None:",
+        "if self.count != 1:",
+        "if self.count < 1:",
         TIMELINE,
     ),
 ]
