@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import httpx
 import numpy as np
@@ -17,7 +18,7 @@ from rlhf_suite.agents.chat import Refused, read_request
 from rlhf_suite.agents.endpoint import EndpointAgent, outcome_of
 from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.data.generation import Generation, SamplingSettings
-from rlhf_suite.data.trajectory import MODEL, to_batch
+from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, to_batch
 from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.serving import chat_server, http_server
 from rlhf_suite.serving.chat_server import ChatServer
@@ -182,6 +183,37 @@ def test_a_stream_says_what_an_answer_says(play, tokenizer, reply):
         assert first.choices[0].delta.content == "hello"
     else:
         assert json.loads(first.choices[0].delta.tool_calls[0].function.arguments) == {"a": 1, "b": 2}
+
+
+def test_other_tools_are_another_prompt_and_so_another_ledger(play, tokenizer):
+    def run_agent(task, base_url, api_key):
+        first = ask(base_url, api_key, task.messages, tools=[TOOL]).json()["choices"][0]["message"]
+        ask(base_url, api_key, [*task.messages, first, user("one")], tools=[TOOL])
+        ask(base_url, api_key, [*task.messages, first, user("two"), user("three")])
+        return 1.0
+
+    _, ledgers = play(run_agent, Model(tokenizer, echo))
+    assert [len(ledger.turns) for ledger in ledgers] == [2, 1]
+    assert not (ledgers[1].owner == ENVIRONMENT).any() and MODEL not in ledgers[1].owner[: -len(ledgers[1].turns[0])]
+
+
+def test_a_coroutine_function_that_blocks_stops_nobody(tokenizer, server):
+    """The first program waits, without awaiting, until the second one has had its turn."""
+    done = Event()
+
+    async def run_agent(task, base_url, api_key):
+        if task.label == "blocks":
+            return float(done.wait(20))
+        ask(base_url, api_key, task.messages)
+        done.set()
+        return 1.0
+
+    async def both():
+        agent = EndpointAgent(run_agent, server, 9, 60.0, 10**5)
+        tasks = [chat_task(tokenizer, label=label) for label in ("blocks", "asks")]
+        return await asyncio.gather(*(agent.run(t, open_session(tokenizer, Model(tokenizer, echo), t)) for t in tasks))
+
+    assert [episode.outcome.reward for episode in asyncio.run(both())] == [1.0, 1.0]
 
 
 def edited(task, base_url, api_key):
@@ -401,13 +433,14 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
         with pytest.raises(Exception, match=r"413|[Bb]roken|reset|disconnect"):
             huge = httpx.post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
             raise AssertionError(huge.status_code)
-        found.append(ask(base_url, api_key, [user("x" * 200_000)]).json()["error"]["code"])
-        found.append(ask(base_url, api_key, [user("word " * 9000)]).json()["error"]["code"])
+        for text in ("x" * 200_000, "word " * 9000):
+            error = ask(base_url, api_key, [user(text)]).json()["error"]
+            found.append((error["code"], "200000 characters" in error["message"]))
         return 1.0
 
     assert chat_server.MAX_BYTES == 16 << 20
     play(run_agent, Model(tokenizer, echo))
-    assert found == ["context_length_exceeded"] * 2
+    assert found == [("context_length_exceeded", True), ("context_length_exceeded", False)]
 
 
 def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenizer, monkeypatch):

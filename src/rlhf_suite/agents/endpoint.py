@@ -79,14 +79,13 @@ class ChatSession:
             self.limit = "turns"
             raise Refused(f"the episode has had agent.max_turns={self.max_turns} turns", 400, "max_turns")
         branch, end, _ = session.known(request.messages, request.tools)
+        self.check_characters(request)
         try:
-            fits = self.is_short(request) and session.continue_from(request.messages, request.tools)
+            fits = session.continue_from(request.messages, request.tools)
         except RowError as error:
             raise Refused(f"the chat template does not render this conversation: {error.reason}") from error
         if not fits:
-            self.limit = "truncated"
-            what = "the conversation leaves no room for a turn in data.max_len, or rollout.max_new_tokens"
-            raise Refused(what, 400, "context_length_exceeded")
+            raise self.too_long("the conversation leaves no room for a turn in data.max_len, or rollout.max_new_tokens")
         for each in (each for several in self.asked.values() for each in several):
             if each.branch is branch and each.end is not None and each.end[0] == end:
                 each.is_continued = True
@@ -97,9 +96,16 @@ class ChatSession:
         asked.work = asyncio.create_task(self.write(asked, request, prompt_ids, writing))
         return asked
 
-    def is_short(self, request: ChatRequest) -> bool:
-        """Return whether a conversation may fit into a ledger, by its characters."""
-        return sum(len(str(message["content"])) for message in request.messages) <= self.max_characters
+    def check_characters(self, request: ChatRequest) -> None:
+        """Refuse a conversation that is too long even if each token were the longest one."""
+        count = sum(len(str(message["content"])) for message in request.messages)
+        if count > self.max_characters:
+            raise self.too_long(f"the conversation has {count} characters, too many for the tokens of data.max_len")
+
+    def too_long(self, message: str) -> Refused:
+        """Return the answer to a conversation without room for a turn."""
+        self.limit = "truncated"
+        return Refused(message, 400, "context_length_exceeded")
 
     async def write(
         self, asked: Asked, request: ChatRequest, prompt_ids: Sequence[int], writing: Coroutine[None, None, Turn]
