@@ -149,8 +149,8 @@ AGENTS = [
     Mutation(
         "the first ledger of an episode is scored",
         "rl/scoring.py",
-        "scored = [samples[last] for last in rows.lasts]",
-        "scored = [samples[last] for last in rows.starts]",
+        "in zip(rows.lasts, episodes, strict=True)",
+        "in zip(rows.starts, episodes, strict=True)",
         FORKS,
     ),
     Mutation(

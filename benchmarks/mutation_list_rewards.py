@@ -24,15 +24,15 @@ REWARDS = [
     Mutation(
         "the weights of several sources are ignored",
         "rewards/sources.py",
-        "reward + weight * outcome.reward",
-        "reward + outcome.reward",
+        "(weight * outcome.reward, ",
+        "(outcome.reward, ",
         ROUTES,
     ),
     Mutation(
         "scores of several sources are added up, not averaged",
         "rewards/sources.py",
-        "Scored(reward, score / weights, extra, retries, steps)",
-        "Scored(reward, score, extra, retries, steps)",
+        "score / weights, extra, retries, steps)",
+        "score, extra, retries, steps)",
         ROUTES,
     ),
     Mutation(
@@ -52,8 +52,8 @@ REWARDS = [
     Mutation(
         "a source of weight 0 is one that trains",
         "rewards/sources.py",
-        "if source.weight > 0]",
-        "if source.weight >= 0]",
+        "if source.weight > 0 and",
+        "if source.weight >= 0 and",
         ROUTES,
     ),
     Mutation(
@@ -101,8 +101,8 @@ REWARDS = [
     Mutation(
         "without scores of its own a file's scores are 0",
         "rewards/reply.py",
-        'scores = rewards if given.get("scores") is None',
-        'scores = [0.0] * count if given.get("scores") is None',
+        'number("score", score[0]) if score else None',
+        'number("score", score[0]) if score else 0.0',
         FILE,
     ),
     Mutation(
