@@ -15,14 +15,16 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
 OPENED = "<|im_start|>assistant\n<think>\n"
 
 
-def read(tokenizer, text: str, parser: str | None, prompt: str = "<|im_start|>assistant\n", finish: str = "stop"):
+def read(
+    tokenizer, text: str, parser: str | None, prompt: str = "<|im_start|>assistant\n", finish: str = "stop", **more
+):
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     sampled = np.array(ids(text) + [tokenizer.eos_token_id] * (finish == "stop"), np.int32)
     numbers = np.zeros(len(sampled), np.float32)
     generation = Generation(0, sampled, numbers, finish, numbers.astype(np.int32))
-    return TurnReader(tokenizer, [tokenizer.eos_token_id], parser).turn(generation, ids(prompt), [])
+    return TurnReader(tokenizer, [tokenizer.eos_token_id], parser, **more).turn(generation, ids(prompt), [])
 
 
 def calls(turn) -> list[tuple]:
@@ -101,3 +103,21 @@ def test_the_template_of_a_tokenizer(tokenizer):
             TurnReader(tokenizer, [1], "response_template")
     finally:
         del tokenizer.response_template
+
+
+@pytest.mark.stack
+def test_parsers_of_vllm(tokenizer):
+    """In one test, since vLLM takes long to import."""
+    turn = read(tokenizer, f"<think>hm</think>So.<tool_call>{CALL}</tool_call>", "vllm", of_vllm="hermes")
+    assert (turn.reasoning, turn.content) == ("hm", "So.")
+    assert calls(turn) == [("call00001", "add", {"a": 1}, None)]
+    assert read(tokenizer, "So.", "vllm", of_vllm="hermes").content == "So."
+    written = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+    assert calls(read(tokenizer, written, "vllm", of_vllm="qwen3_coder"))[0][1] == "add"
+    assert read(tokenizer, f"<tool_call>{CALL}</tool_call>", "vllm", finish="length", of_vllm="hermes").calls[0].problem
+    with pytest.raises(UserError, match=r"agent\.vllm_tool_parser=none is not a parser of vLLM; write .*hermes"):
+        TurnReader(tokenizer, [1], "vllm", "none")
+    with pytest.raises(UserError, match=r"vllm_tool_parser=deepseek_v3 is not for this tokenizer \(RuntimeError"):
+        TurnReader(tokenizer, [1], "vllm", "deepseek_v3")
+    with pytest.raises(UserError, match=r"vllm_tool_parser=openai reads streams alone"):
+        TurnReader(tokenizer, [1], "vllm", "openai")

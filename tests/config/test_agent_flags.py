@@ -61,6 +61,16 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),
         (f"agent.kind=tools agent.tools=[server.py] {RULE} {CHAT}", "agent.tools", "not a server of tools"),
         (
+            f"agent.kind=tools train.agent_func_path=TOOLS agent.tool_parser=vllm {RULE} {CHAT}",
+            "agent.vllm_tool_parser",
+            "needs the name",
+        ),
+        (
+            f"agent.kind=tools train.agent_func_path=TOOLS agent.vllm_tool_parser=hermes {RULE} {CHAT}",
+            "agent.vllm_tool_parser",
+            "tool_parser",
+        ),
+        (
             "agent.kind=environment train.agent_func_path=ENV agent.server_url=ws://h/ws",
             "agent.server_url",
             "two environments",

@@ -112,7 +112,7 @@ def make_episodes(
     bridge = Bridge(tokenizer, run.data, stop_ids)
     if run.data.apply_chat_template:
         bridge.check(roles(config, file))
-    reader = TurnReader(tokenizer, stop_ids, config.tool_parser)
+    reader = TurnReader(tokenizer, stop_ids, config.tool_parser, config.vllm_tool_parser)
     must_score, feedback = not has_source(run.reward), config.max_feedback_tokens
     choice = Choice(run.reward.reward_key, run.reward.combine)
     agent: Agent

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rlhf_suite.agents.base import Schema, ToolCall, Turn
 from rlhf_suite.agents.bridge import CALL_ID
+from rlhf_suite.agents.vllm_parsers import CallReader, call_reader
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.template import OPENED
 from rlhf_suite.errors import UserError
@@ -40,6 +41,7 @@ class Written:
     ids: Sequence[int]
     prompt_ids: Sequence[int]
     tokenizer: PreTrainedTokenizerBase
+    read_calls: CallReader | None = None  # the parser agent.vllm_tool_parser
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,18 @@ Parser = Callable[[Written, Sequence[Schema]], Parsed]
 
 
 class TurnReader:
-    """Makes turns of responses. `parser` is the name of one, in agent.tool_parser; None: turns have no calls."""
+    """Makes turns of responses. `parser` is the name of one, in agent.tool_parser; None: turns have no calls.
+    `of_vllm`: agent.vllm_tool_parser."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], parser: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Sequence[int],
+        parser: str | None = None,
+        of_vllm: str | None = None,
+    ) -> None:
         self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
+        self.read_calls = call_reader(of_vllm, tokenizer) if parser == vllm.__name__ else None
         self.parse: Parser = plain if parser is None else tool_parser.load(parser)
         if parser == response_template.__name__:
             check_response_template(tokenizer)
@@ -67,7 +77,7 @@ class TurnReader:
         """Return a response as a turn. Calls of one that was cut off have that as their problem."""
         ids = generation.ids.astype(np.int64)
         said = ids[:-1] if len(ids) and int(ids[-1]) in self.stop_ids else ids
-        written = Written(self.decode(said, False), ids.tolist(), prompt_ids, self.tokenizer)
+        written = Written(self.decode(said, False), ids.tolist(), prompt_ids, self.tokenizer, self.read_calls)
         parsed = self.parse(written, tools)
         is_cut = generation.finish_reason == "length"
         calls = tuple(
@@ -131,6 +141,20 @@ def response_template(written: Written, tools: Sequence[Schema]) -> Parsed:
     calls = tuple(call_of_value(each.get("function", each)) for each in found.get("tool_calls") or ())
     thinking = found.get("reasoning_content") or found.get("thinking") or ""
     return Parsed(str(found.get("content") or "").strip(), calls, str(thinking).strip())
+
+
+@tool_parser(reads=("vllm_tool_parser",))
+def vllm(written: Written, tools: Sequence[Schema]) -> Parsed:
+    """Calls as one of vLLM's own parsers reads them, agent.vllm_tool_parser."""
+    assert written.read_calls is not None, "the reader of turns loads it"
+    reasoning, text = without_reasoning(written)
+    try:
+        content, found = written.read_calls(text, tools)
+    except Exception as error:  # whatever a foreign parser makes of what a model wrote
+        problem = f"the call cannot be read: {type(error).__name__}: {error}"
+        return Parsed(text, (ToolCall("", "", problem=problem),), reasoning)
+    calls = tuple(call_of_value({"name": name, "arguments": arguments}) for name, arguments in found)
+    return Parsed(content.strip(), calls, reasoning)
 
 
 def check_response_template(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -74,6 +74,9 @@ class AgentConfig:
         algorithms=registry.tool_parser,
         when=MANY_TURNS,
     )
+    vllm_tool_parser: str | None = flag(
+        None, "The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2", when=MANY_TURNS
+    )
     host: str = flag(
         "127.0.0.1",
         "Address of this machine at which the program reaches its endpoint, on a free port",

@@ -79,6 +79,13 @@ def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
+    if run.agent.kind != "single_turn" and run.agent.tool_parser == "vllm" and run.agent.vllm_tool_parser is None:
+        what = "agent.tool_parser=vllm needs the name of a parser"
+        yield Problem("agent.vllm_tool_parser", what, "add agent.vllm_tool_parser=<name>, such as hermes")
+
+
+@rule
 def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
     for name, url, schemes in (
         ("server_url", run.agent.server_url, ("ws", "wss")),
