@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
+from foreign_agents import BASES, FILES
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent, make_episodes
 from rlhf_suite.config.agent import AgentConfig
@@ -19,94 +20,6 @@ from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.rewards.base import RewardFailure, Scored
 
-OPENRLHF = """
-import random
-from typing import Any, Dict
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
-
-class AgentInstance(AgentInstanceBase):
-    def __init__(self, *args, **kwargs):
-        self.step_idx = 0
-
-    async def reset(self, states: dict, **kwargs):
-        return {"observation": states["observation"]}
-
-    async def step(self, states: dict, **kwargs) -> Dict[str, Any]:
-        self.step_idx += 1
-        done = states["action_text"] == states["label"] or self.step_idx == 3
-        return {
-            "rewards": [1.0] if done else [0.25],
-            "scores": 1.0 if done else 0.0,
-            "environment_feedback": "" if done else "\\n\\nHuman: no\\nAssistant: ",
-            "done": done,
-            "sampling_params": states.get("sampling_params", None),
-            "extra_logs": {"steps": self.step_idx},
-        }
-
-class AgentExecutor(MultiTurnAgentExecutor):
-    def __init__(self):
-        super().__init__(AgentInstance)
-"""
-TRL = '''
-class Counter:
-    def __init__(self):
-        self.value = 0
-
-    def reset(self, label, **kwargs) -> str | None:
-        self.label = label
-        return " The counter begins at 0."
-
-    def increment(self, step: int) -> int:
-        """
-        Increment the counter.
-
-        Args:
-            step: by how much
-
-        Returns:
-            The value after it.
-        """
-        self.value += step
-        return self.value
-
-    def get_reward(self) -> float:
-        return float(self.value == int(self.label))
-'''
-SKYRL = """
-from bases import BaseTextEnv
-
-class Echo(BaseTextEnv):
-    def __init__(self, env_config=None, extras={}):
-        super().__init__()
-        self.wanted = extras["reward_spec"]["ground_truth"]
-
-    def init(self, prompt):
-        return [*prompt, {"role": "user", "content": "begin now"}], {}
-
-    def step(self, action):
-        done = action == self.wanted
-        return {"observations": [] if done else [{"role": "user", "content": "again"}], "reward": float(done),
-                "done": done, "metadata": {}}
-
-    def close(self):
-        self.closed = True
-"""
-GYM = """
-import bases as gymnasium
-
-class Corridor(gymnasium.Env):
-    def reset(self, *, seed=None, options=None):
-        self.place = 0
-        return " You are at 0.", {}
-
-    def step(self, action):
-        self.place += 1 if action == "right" else -1
-        return f"You are at {self.place}.", float(self.place == 2), self.place == 2, False, {}
-
-    def close(self): ...
-"""
-BASES = "class BaseTextEnv: ...\nclass Env: ...\n"
-FILES = {"openrlhf": OPENRLHF, "trl": TRL, "skyrl": SKYRL, "gymnasium": GYM}
 CALL = '<tool_call>{"name": "increment", "arguments": {"step": %d}}</tool_call>'
 
 
@@ -213,11 +126,11 @@ def test_a_run_has_episodes_of_its_agent(tokenizer, written):
     stop = tokenizer.eos_token_id
     ledger = Trajectory.start(0, 0, 0, prompt.ids)
 
-    async def play_one() -> Trajectory:
+    async def play_one() -> list[Trajectory]:
         episodes = make_episodes(config, policy, tokenizer, [stop])
         return await episodes.run(prompt, ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
 
-    done = run(play_one)
+    (done,) = run(play_one)
     assert (done.reward, done.score, done.failure, done.extra["agent/turns"]) == (1.0, 1.0, "", 2.0)
 
 
