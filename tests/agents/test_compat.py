@@ -120,14 +120,14 @@ def test_a_run_has_episodes_of_its_agent(tokenizer, written):
     config.data.apply_chat_template = True
     config.data.label_key = "label"
     policy = Scripted(tokenizer, [CALL % 5, "done"])
-    assert make_episodes(config, policy, tokenizer, [tokenizer.eos_token_id]) is None
+    assert make_episodes(config, policy, tokenizer, [tokenizer.eos_token_id], None) is None
     config.agent.kind, config.train.agent_func_path = "environment", written(FILES["trl"])
     prompt = PromptEncoder(tokenizer, config.data, keeps_chat=True).encode(Row({"input": "go", "label": "5"}, "f", 1))
     stop = tokenizer.eos_token_id
     ledger = Trajectory.start(0, 0, 0, prompt.ids)
 
     async def play_one() -> list[Trajectory]:
-        episodes = make_episodes(config, policy, tokenizer, [stop])
+        episodes = make_episodes(config, policy, tokenizer, [stop], None)
         return await episodes.run(prompt, ledger, SamplingSettings(stop_token_ids=(stop,)), (1, 2))
 
     (done,) = run(play_one)
@@ -140,4 +140,4 @@ def test_a_template_that_cannot_show_tools_is_refused_at_the_start(written):
     config.agent.kind, config.train.agent_func_path = "environment", written(FILES["trl"])
     plain = byte_tokenizer()
     with pytest.raises(UserError, match="cannot go on with the answer of a tool: the chat template does not render"):
-        make_episodes(config, None, plain, [plain.eos_token_id])
+        make_episodes(config, None, plain, [plain.eos_token_id], None)

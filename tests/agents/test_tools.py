@@ -177,6 +177,6 @@ def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
     run_flags.data.apply_chat_template, run_flags.reward.rule = True, "exact_match"
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (folder / "tools.jinja").read_text()
-    episodes = make_episodes(run_flags, None, tokenizer, [tokenizer.eos_token_id])
+    episodes = make_episodes(run_flags, None, tokenizer, [tokenizer.eos_token_id], None)
     (tools,) = episodes.agent.make().tools
     assert tools.known[0]["function"]["name"] == "add"
