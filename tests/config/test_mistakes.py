@@ -54,6 +54,7 @@ SLURM = "-m hydra/launcher=slurm "
 SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 
 ASYNC = PPO + "train.async_enable=true "
+SHARED_STREAM = PPO + "train.colocate_all=true train.partial_rollout_enable=true"
 
 MISTAKES = [
     # asynchronous training
@@ -66,6 +67,20 @@ MISTAKES = [
         "write train.async_queue_size=2 or more",
     ),
     (PPO + "train.partial_rollout_enable=true", "train.partial_rollout_enable", "add train.async_enable=true"),
+    (PPO + "train.partial_rollout_enable=true", "train.partial_rollout_enable", "or train.colocate_all=true"),
+    (SHARED_STREAM, "train.partial_rollout_enable", "add correction=tis"),
+    (
+        SHARED_STREAM + " correction=tis train.async_enable=true",
+        "train.colocate_all",
+        "the engines stop for each update",
+    ),
+    (PPO + "ds.enable_sleep=true", "ds.enable_sleep", "or train.colocate_all=true"),
+    (
+        SHARED_STREAM + " correction=tis ds.enable_sleep=true ds.zero_stage=3",
+        "ds.enable_sleep",
+        "write ds.zero_stage=2",
+    ),
+    (SHARED_STREAM + " correction=tis ds.enable_sleep=true ds.adam_offload=true", "ds.enable_sleep", "always in host"),
     (PPO + "train.async_queue_size=2", "train.async_queue_size", "add train.async_enable=true"),
     # tasks and presets
     ("", "task", "add task=sft or task=rm"),

@@ -318,6 +318,45 @@ def test_tokens_after_a_sync_in_mid_rollout_come_from_the_new_weights(tied):
         assert np.abs(expected - answer.log_probs).mean() < 1e-6
 
 
+def pause_when_under_way(pool: EnginePool, asked: list[GenerationRequest]):
+    """Start requests and pause when all of them are under way; return who waits for them."""
+    waiting = [pool.submit(request) for request in asked]
+    pool.submit(requests(1, tokens=2)[0]).result()  # the last one to start, and the first to end
+    pool.pause()
+    assert not any(each.done() for each in waiting)
+    return waiting
+
+
+def test_paused_responses_keep_their_tokens_and_go_on_with_the_weights_of_the_sync_between(tied):
+    asked = requests(32, tokens=80)
+    before, after = make_model("tied", 1), make_model("tied", 5)
+    waiting = pause_when_under_way(tied, asked)
+    late = tied.submit(requests(1, tokens=20)[0])
+    tied.sleep()  # refused while a request is under way
+    sync(tied, after, version=9)
+    assert not late.done() and not any(each.done() for each in waiting)
+    tied.resume()
+    assert {*late.result().versions} == {9}
+    for request, answer in zip(asked[:8], [each.result() for each in waiting], strict=False):
+        ids, start = [*request.prompt_ids, *answer.ids.tolist()], len(request.prompt_ids)
+        switch = int((answer.versions == 1).sum())
+        assert 0 < switch < 80 and answer.finish_reason == "length"
+        assert answer.versions.tolist() == [1] * switch + [9] * (80 - switch)
+        expected = np.concatenate(
+            [log_probs_of(before, ids)[start:][:switch], log_probs_of(after, ids)[start:][switch:]]
+        )
+        assert np.abs(expected - answer.log_probs).mean() < 1e-6
+
+
+def test_a_response_that_waits_for_a_stop_string_begins_again_after_a_pause(tied):
+    asked = requests(32, tokens=80, stop=("\N{SNOWMAN}",))
+    expected = tied.generate_all(asked)
+    waiting = pause_when_under_way(tied, asked)
+    tied.resume()
+    for each, other in zip(waiting, expected, strict=True):
+        assert each.result().ids.tolist() == other.ids.tolist()
+
+
 def test_twenty_syncs_do_not_grow_the_engine(tied):
     (handle,) = tied._handles
     models = [make_model("tied", seed) for seed in (5, 6)]

@@ -3,6 +3,7 @@ transformers model one token at a time. All the rest is the suite's own."""
 
 from __future__ import annotations
 
+from asyncio import Event
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -45,7 +46,8 @@ class PlainEngines:
     def __init__(self, folder: str, is_deaf: bool = False) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
-        self.lock = Lock()
+        self.lock, self.running, self.pauses = Lock(), Event(), 0
+        self.running.set()
         self.busy: AbstractContextManager[None] = nullcontext()
         self.asked: list[GenerationRequest] = []
 
@@ -66,13 +68,24 @@ class PlainEngines:
     def retire(self) -> None:
         pass
 
+    def pause(self) -> None:
+        self.running.clear()
+        with self.lock:  # a response that is being written ends first
+            self.pauses += 1
+
+    def resume(self) -> None:
+        self.loop.loop.call_soon_threadsafe(self.running.set)
+
     def start(self, work: Coroutine) -> Future:
         return self.loop.start(work)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
-        with self.busy, self.lock:
-            return self.answer(request)
+        while True:
+            await self.running.wait()
+            with self.busy, self.lock:
+                if self.running.is_set():
+                    return self.answer(request)
 
     @torch.no_grad()
     def answer(self, request: GenerationRequest) -> Generation:

@@ -25,6 +25,7 @@ FLAGS = {
     "ckpt__load_enable": True,
     "algo__advantage__is_correction_level": "token",
 }
+SHARED = FLAGS | {"train__async_enable": False, "train__colocate_all": True}
 FILTERED = {
     "algo__dynamic_filtering_enable": True,
     "algo__dynamic_filtering_range": [0.0, 1.0],
@@ -129,6 +130,33 @@ def assert_sound(folder) -> None:
 
 def test_a_run_trains_on_every_prompt_once_an_epoch_within_the_bound(whole):
     assert_sound(whole)
+
+
+@pytest.fixture(scope="module")
+def shared(ranks, tmp_path_factory):
+    """A run whose engines pause while the models train."""
+    folder = tmp_path_factory.mktemp("shared")
+    ranks(1).call(run, folder, small(**SHARED))
+    return folder
+
+
+def test_engines_that_share_their_devices_write_nothing_while_the_models_train(shared):
+    assert_sound(shared)
+    lines = [json.loads(line) for line in (shared / "timeline.jsonl").read_text().splitlines()]
+    training = [each for each in lines if each["who"] == "trainer"]
+    generating = [each for each in lines if each["who"] == "engines"]
+    assert generating and training
+    assert not any(a["begin"] < b["end"] and b["begin"] < a["end"] for a in training for b in generating)
+
+
+def test_a_run_on_shared_devices_that_was_stopped_trains_on_every_prompt_once_an_epoch(ranks, shared, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(shared, again)
+    for later in (*(again / "checkpoints").glob("step_*"), again / "model"):
+        if later.name > "step_000002" or later.name == "model":
+            shutil.rmtree(later)
+    ranks(1).call(run, again, small(**SHARED))
+    assert_sound(again)
 
 
 @pytest.mark.parametrize("step", [2, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Setup:
     lr: float = 1e-2
     objective: str = "next token"
     on_nonfinite: str = "skip"
+    sleeps: bool = False  # whether the optimiser state is in host memory between steps
 
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
@@ -102,10 +104,13 @@ def train(world: World, folder: Path, setup: Setup, batches: Sequence[TokenBatch
     """Step i trains on batches[i]; none there: the step is left out."""
     torch.manual_seed(0)
     model, outcome = build(world, folder, setup), Outcome()
+    if setup.sleeps:
+        model.optimizer_to_host()
     try:
         for step, batch in enumerate(batches):
             if batch is not None:
-                outcome.metrics.append(one_step(model, batch, step, setup))
+                with model.optimizer_on_device() if setup.sleeps else nullcontext():
+                    outcome.metrics.append(one_step(model, batch, step, setup))
     except RunError as error:
         outcome.error = str(error)
     outcome.weights = weights_on_cpu(model.module, model.gathered)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gradients import gradient, reference
 from plain_models import relative_error
 from splits import Split
-from steps import Setup, one_step, train
+from steps import Setup, build, one_step, same, train
 
 from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
@@ -162,3 +164,46 @@ def test_each_parameter_group_keeps_a_rate_of_its_own(ranks, folder, batch):
     ((embedding, hidden),) = ranks(1).call(moved, folder, batch)
     assert embedding == pytest.approx(0.5e-4, rel=1e-2)
     assert hidden > 1e-3
+
+
+SLEEPING = [Setup(2, "fp32"), Setup(2, "bf16"), Setup(2, "bf16", optim="muon")]
+
+
+@pytest.mark.parametrize("setup", SLEEPING, ids=str)
+def test_an_optimiser_state_that_leaves_the_device_between_updates_changes_no_number(ranks, folder, batch, setup):
+    ranks = ranks(2)
+    awake, sleeping = (
+        ranks.call(train, folder, replace(setup, sleeps=sleeps), [batch] * 3)[0] for sleeps in (False, True)
+    )
+    assert same(sleeping.weights, awake.weights)
+    assert sleeping.metrics == awake.metrics
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (Setup(0), "has no attribute 'offload_states'"),
+        (Setup(1, "bf16"), "'BF16_Optimizer' object has no attribute 'offload_states'"),
+        (Setup(3), "Offloading is supported only for DeepSpeed FusedAdam"),
+    ],
+    ids=str,
+)
+def test_deepspeed_moves_no_states_of_other_stages(ranks, folder, batch, setup, reason):
+    """Why a rule refuses them; where DeepSpeed learns it, the rule can go."""
+    with pytest.raises(AssertionError, match=reason):
+        ranks(1).call(train, folder, replace(setup, sleeps=True), [batch])
+
+
+@pytest.mark.gpu
+def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(ranks, folder, batch):
+    (freed,) = ranks(1).call(freed_bytes, folder, batch)
+    assert freed > 0
+
+
+def freed_bytes(world, folder, batch) -> int:
+    """How much less memory of the GPU is in use after the states have left it."""
+    model = build(world, folder, Setup(zero=2, dtype="bf16"))
+    one_step(model, batch, 0, Setup())
+    before = torch.cuda.memory_allocated()
+    model.optimizer_to_host()
+    return before - torch.cuda.memory_allocated()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group, is_positive
+from rlhf_suite.config.flags import FIXED, flag, group, is_positive, is_true
 
 ADAPTED = is_positive(".rank", "<rank>")
 
@@ -93,3 +93,15 @@ class DeepSpeedConfig(ForwardConfig):
         False, "QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
     )
     lora: LoRAConfig = group(LoRAConfig)
+
+
+@dataclass
+class RLDeepSpeedConfig(DeepSpeedConfig):
+    """DeepSpeed, precision, attention"""
+
+    enable_sleep: bool = flag(
+        False,
+        "Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2",
+        when=is_true("train.colocate_all"),
+        strict="a model that shares no GPU has no reason to leave it",
+    )

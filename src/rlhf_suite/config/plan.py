@@ -27,6 +27,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
 )
 from rlhf_suite.config.sources import BUILTIN
+from rlhf_suite.config.train import RLTrainConfig
 
 PlannedRun = AnyTrainedRun | GenerateRun | ScoreRun
 
@@ -193,10 +194,15 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
         models=models(run),
         placement=Placement(machine.device, pools(run, together)),
         engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
-        rollouts_ahead=run.train.async_queue_size if run.train.async_enable else 0,
+        rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
     )
+
+
+def makes_rollouts_ahead(train: RLTrainConfig) -> bool:
+    """Return whether a response may be trained on by later steps than the one in which it began."""
+    return train.async_enable or (train.partial_rollout_enable and bool(train.colocate_all))
 
 
 def model_sections(run: Run) -> dict[str, ModelSection]:

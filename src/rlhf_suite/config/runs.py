@@ -35,6 +35,7 @@ from rlhf_suite.config.ds import (
     OwnPrecisionConfig,
     PrecisionConfig,
     RewardModelConfig,
+    RLDeepSpeedConfig,
     ServedModelConfig,
 )
 from rlhf_suite.config.eval import (
@@ -248,6 +249,7 @@ class PPORun(TrainedRun):
     rollout: RolloutConfig = group(RolloutConfig)
     agent: AgentConfig = group(AgentConfig)
     vllm: VLLMConfig = group(VLLMConfig)
+    ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
     data: PromptDataConfig = group(PromptDataConfig)
     train: RLTrainConfig = group(RLTrainConfig)
     eval: RLEvalConfig = group(RLEvalConfig)

@@ -57,14 +57,15 @@ class RLTrainConfig(TrainConfig):
         "train.partial_rollout_enable: at most); 0: as without train.async_enable",
         ge=0,
         resume=FIXED,
-        when=is_true(".async_enable"),
+        when=is_true(".async_enable") | is_true(".partial_rollout_enable"),
     )
     partial_rollout_enable: bool = flag(
         False,
         "Sync weights while responses are unfinished, and train on groups as they end, so that no step waits for long "
-        "responses; not the same numbers each time",
+        "responses; not the same numbers each time. With train.colocate_all the engines stop while the models train, "
+        "and continue the responses afterwards",
         resume=FIXED,
-        when=is_true(".async_enable"),
+        when=is_true(".async_enable") | is_true(".colocate_all"),
     )
     async_run_ahead: int = flag(
         1,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.config.rollout import SamplingConfig
+
+INTERRUPTED = "abort"  # vLLM's word for it
 
 
 @dataclass(frozen=True)
@@ -61,5 +63,32 @@ class Generation:
     ids: NDArray[np.int32]  # [n]
     # [n], at the sampling temperature and, with top_p/top_k/min_p, over the kept tokens; [0] with log_probs=False
     log_probs: NDArray[np.float32]
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop" or "length"; INTERRUPTED: the engine was paused, and the response is a part
     versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between
+
+
+def continued(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
+    """Return the request for what follows the parts of a response: its prompt holds their tokens, and its seed depends
+    on their number too, since a seed that is used again gives the same random numbers again."""
+    written = [token for part in parts for token in part.ids.tolist()]
+    if not written:
+        return request
+    return replace(
+        request,
+        prompt_ids=[*request.prompt_ids, *written],
+        max_new_tokens=request.max_new_tokens - len(written),
+        seed=sample_seed(request.seed, len(written)),
+    )
+
+
+def whole(parts: Sequence[Generation]) -> Generation:
+    """Return the response that consists of these parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return Generation(
+        parts[-1].id,
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.log_probs for part in parts]),
+        parts[-1].finish_reason,
+        np.concatenate([part.versions for part in parts]),
+    )

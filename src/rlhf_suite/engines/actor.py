@@ -64,7 +64,7 @@ class Engine:
         loop, outbox = asyncio.get_running_loop(), self._outboxes.setdefault(client, asyncio.Queue())
         jobs = []
         for number, request in requests:
-            job = Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id))
+            job = Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id), is_divisible=True)
             job.result.add_done_callback(partial(_hand_over, loop, outbox, number))
             jobs.append(job)
         self._loop.run(jobs)
@@ -76,6 +76,10 @@ class Engine:
         while not outbox.empty():
             done.append(outbox.get_nowait())
         return [(number, result.result()) for number, result in done]
+
+    async def interrupt(self) -> None:
+        """End all requests that are under way: their responses are what they have so far, finished by INTERRUPTED."""
+        await self._call(self._loop.interrupt)
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """Return log p(token | earlier tokens) of each sequence at temperature 1; the first token has 0.
@@ -126,14 +130,18 @@ class Engine:
         return await self._call(_attest)
 
     async def sleep(self) -> None:
-        """Free the GPU memory for the trainer: move weights to host memory and drop the KV cache."""
+        """Free the GPU memory for the trainer: move weights to host memory and drop the KV cache.
+
+        No request may be under way: vLLM would drop it without a response.
+        """
+        assert not self._loop.unfinished, f"{self._loop.unfinished} requests are unfinished"
         if self._spec.enable_sleep and self._spec.device == "cuda":
             await self._call(lambda engine: engine.sleep(level=1))
 
-    async def wake(self) -> None:
-        """Take the GPU memory back."""
+    async def wake(self, part: str | None = None) -> None:
+        """Take the GPU memory back: that of a part ("weights", "kv_cache"), or all."""
         if self._spec.enable_sleep and self._spec.device == "cuda":
-            await self._call(lambda engine: engine.wake_up())
+            await self._call(lambda engine: engine.wake_up(None if part is None else [part]))
 
     async def close(self) -> None:
         """Stop the engine and its workers."""

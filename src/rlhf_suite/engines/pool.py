@@ -58,7 +58,7 @@ class EnginePool:
         self.send_again: Callable[[], None] | None = None  # brings the last weights to all engines by stream
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
         self.client = EngineClient(self._handles, self._members, timeout_s, self.replacement)
-        self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while it is under way
+        self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while an engine has it
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -79,8 +79,7 @@ class EnginePool:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
-        with self.busy:
-            return await self.client.generate(request)
+        return await self.client.generate(request, self.busy)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""
@@ -93,6 +92,14 @@ class EnginePool:
     def generate_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one response per request, in order."""
         return [future.result() for future in [self.submit(request) for request in requests]]
+
+    def pause(self) -> None:
+        """Interrupt what is under way and return when no engine has a request. Later requests wait for `resume`."""
+        self.start(self.client.pause()).result()
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self.start(self.client.resume()).result()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""
@@ -145,9 +152,9 @@ class EnginePool:
         """Free the engines' GPU memory for the trainer. Does nothing without vllm.enable_sleep, or on the CPU."""
         self._all("the engines to sleep", "sleep")
 
-    def wake(self) -> None:
-        """Take the GPU memory back."""
-        self._all("the engines to wake", "wake")
+    def wake(self, part: str | None = None) -> None:
+        """Take the GPU memory back: that of a part ("weights", "kv_cache"), or all."""
+        self._all("the engines to wake", "wake", part)
 
     def close(self) -> None:
         """Stop the engines."""

@@ -13,13 +13,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 import ray
 
-from rlhf_suite.data.generation import Generation, GenerationRequest
+from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, continued, whole
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.wait import ActorDied, reply
 from rlhf_suite.tracking.console import show_line
@@ -28,6 +29,7 @@ T = TypeVar("T")
 # Called with the number of an engine, its handle, and how it died; returns the handle of the engine in its place.
 Replacement = Callable[[int, Any, ActorDied], Any]
 
+NOTHING = nullcontext()
 HOMES = 1 << 16  # affinities that are remembered
 AHEAD = 2  # requests of a long queue that an engine has, in multiples of the number that it runs at once
 
@@ -43,13 +45,36 @@ class EngineClient:
             for number, (handle, member) in enumerate(zip(handles, members, strict=True))
         ]
         self.homes: dict[int, Link] = {}  # affinity -> engine
+        self.running = asyncio.Event()  # unset while the engines are paused
+        self.running.set()
         self.end: Exception | None = None
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Return the response to a request."""
-        if self.end is not None:
-            raise self.end
-        return await self.home(request).send(request)
+    async def generate(
+        self, request: GenerationRequest, busy: AbstractContextManager[None] = NOTHING
+    ) -> Generation:
+        """Return the response to a request. `busy` is entered while an engine has it.
+
+        If the engines are paused meanwhile, it is continued later from the tokens that it has. One with stop strings
+        begins again, under the same seed: an engine does not see a string of which it wrote only the end.
+        """
+        parts: list[Generation] = []
+        while not parts or parts[-1].finish_reason == INTERRUPTED:
+            await self.running.wait()
+            if self.end is not None:
+                raise self.end
+            kept = [] if request.sampling.stop else parts
+            with busy:
+                parts = [*kept, await self.home(request).send(continued(request, kept))]
+        return whole(parts)
+
+    async def pause(self) -> None:
+        """Let no engine work until `resume`: what is under way is interrupted, and keeps its tokens."""
+        self.running.clear()
+        await asyncio.gather(*(link.interrupt() for link in self.links))
+
+    async def resume(self) -> None:
+        """Let the engines continue what `pause` interrupted, and begin what was asked for since."""
+        self.running.set()
 
     def home(self, request: GenerationRequest) -> Link:
         """Return the engine for a request: that of its affinity, else the one with the fewest requests."""
@@ -63,6 +88,7 @@ class EngineClient:
     async def close(self, error: Exception) -> None:
         """Raise `error` in everyone who waits for a response, or asks for one later."""
         self.end = error
+        self.running.set()
         for link in self.links:
             link.fail([*link.pending], error)
 
@@ -135,6 +161,18 @@ class Link:
         except Exception as error:
             self.accepted = 0
             self.fail([*self.pending], error)
+
+    async def interrupt(self) -> None:
+        """End what the engine has or is about to get, and wait for the responses. The loop ends: while it runs nothing
+        new is sent."""
+        while self.pending:
+            handle = self.handle
+            try:
+                await self.call(handle.interrupt.remote(), "the pause of the engines")
+            except ActorDied as death:
+                await self.recover(handle, death)
+            if self.pending:
+                await asyncio.wait([*self.pending.values()], return_when=asyncio.FIRST_COMPLETED)
 
     async def recover(self, handle: Any, death: ActorDied) -> None:
         """Send the unfinished requests to the engine that takes the place of `handle`, which died. Several calls may

@@ -27,7 +27,18 @@ class Job(Generic[T]):
     prompt_ids: Sequence[int]
     params: Any  # vllm.SamplingParams
     read: Callable[[Any], T]  # vllm.RequestOutput -> result
+    is_divisible: bool = False  # whether it may end early with what it has
     result: Future[T] = field(default_factory=Future)
+
+
+class Ended:
+    """Receives from vLLM the outputs of requests that are aborted."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+
+    def put(self, output: Any) -> None:
+        self.outputs.append(output)
 
 
 class StepLoop:
@@ -55,6 +66,19 @@ class StepLoop:
         """Add jobs to the engine, all of them or none; each one's `result` is set when it is finished."""
         if jobs:
             self.call(lambda engine: self._submit(engine, jobs)).add_done_callback(lambda added: _fail(jobs, added))
+
+    def interrupt(self, engine: Any) -> None:
+        """End the divisible jobs now: the result of each is what it has so far. This must run on the loop's thread."""
+        names = [name for name, job in self._waiting.items() if job.is_divisible]
+        ended = Ended()
+        processor = engine.output_processor
+        for name in names:
+            for state in processor.external_req_ids[name]:
+                processor.request_states[state].queue = ended  # an engine without queues drops the output of an abort
+        engine.abort_request(names)
+        for output in ended.outputs:
+            job = self._waiting.pop(output.request_id)
+            job.result.set_result(job.read(output))
 
     @property
     def unfinished(self) -> int:

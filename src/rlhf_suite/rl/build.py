@@ -126,7 +126,8 @@ def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: in
     if not config.train.partial_rollout_enable:
         return Ahead(builder, plan.rollouts_ahead, steps)
     order = GroupOrder(builder.order, steps, config.algo.dynamic_filtering_enable)
-    return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder)
+    pauses = not config.train.async_enable
+    return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder, pauses)
 
 
 def make_sampler(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.config.data import PromptDataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import RLDeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.config.rollout import RolloutConfig
@@ -44,7 +45,7 @@ STEP_RESULTS = ("lr", "grad_norm", "skipped", "aux_loss")  # names that policy a
 class WorkerSettings:
     """The sections of flags that the workers of every model read."""
 
-    ds: DeepSpeedConfig
+    ds: RLDeepSpeedConfig
     train: RLTrainConfig
     rollout: RolloutConfig
     data: PromptDataConfig
@@ -130,6 +131,20 @@ class TrainedRole(Role, TrainedWorker):
         self.tokenizer = load_tokenizer(settings.tokenizer, settings.data)
         seed = settings.train.seed
         self.model = load_trained(model, section, settings.ds, self.world, total_steps=total_steps, seed=seed)
+        if settings.ds.enable_sleep:
+            self.model.optimizer_to_host()
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Return a context in which the whole state of the model is on its device (ds.enable_sleep)."""
+        return self.model.optimizer_on_device() if self.settings.ds.enable_sleep else nullcontext()
+
+    def save_state(self, folder: Path) -> None:
+        with self.awake():
+            super().save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        with self.awake():
+            super().load_state(folder)
 
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
@@ -144,17 +159,19 @@ class TrainedRole(Role, TrainedWorker):
     def updated(self) -> None:
         """Do what follows an optimiser step that has changed the weights."""
 
+    def train_step(self, batch: Experience, step: int) -> dict[str, float]:
+        """Take an optimiser step and return its metrics."""
+        groups = micro_groups(batch.lengths.tolist(), self.settings.train)
+        micro_batches = [take(batch, group) for group in groups]
+        row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
+        if not row["skipped"]:
+            self.updated()
+        return row
+
     def train(self, batches: list[Experience], first_step: int) -> dict[str, float]:
         """Take one optimiser step per batch, and return the mean of each metric over them."""
-        rows = []
-        for offset, batch in enumerate(batches):
-            groups = micro_groups(batch.lengths.tolist(), self.settings.train)
-            micro_batches = [take(batch, group) for group in groups]
-            step = first_step + offset
-            row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
-            rows.append(row)
-            if not row["skipped"]:
-                self.updated()
+        with self.awake():
+            rows = [self.train_step(batch, first_step + offset) for offset, batch in enumerate(batches)]
         found = {name: [row[name] for row in rows if name in row] for row in rows for name in row}
         means = {name: sum(values) / len(values) for name, values in found.items()}
         result = {f"train/{self.prefix}{k}" if k in STEP_RESULTS else f"train/{k}": v for k, v in means.items()}

@@ -63,12 +63,23 @@ class Sampler:
     def sleep(self) -> None:
         """Lend the engines' memory to the models that come next (vllm.enable_sleep)."""
         if self.sleeps:
+            self.pause()
+
+    def pause(self) -> None:
+        """Interrupt the responses under way, which keep their tokens, and lend the engines' memory to the models."""
+        self.engines.pause()
+        if self.sleeps:
             self.engines.sleep()
+
+    def resume(self) -> None:
+        """Continue after `pause`; a weight sync has taken the memory back."""
+        self.engines.resume()
 
     def wake(self) -> None:
         """Take the memory back for another round of sampling: the engines still have their weights."""
         if self.sleeps:
             self.engines.wake()
+            self.engines.resume()
 
     def settings(self, temperature: float) -> SamplingSettings:
         """Return the flags of `rollout` at a given temperature."""

@@ -10,10 +10,12 @@ D = train.async_run_ahead:
                 groups due by d that it leaves fit into steps t + 1 to d; it waits for a group only if that needs one
 
 A weight sync falls between two steps of the engines: unfinished responses go on with the new weights, and each token
-has its version. No group is dropped but those that dynamic filtering or a failed reward rejects, and `rejected.jsonl`
-in the folder of rollouts has those. Selection always finds a batch: the groups due by d that are left never exceed what
-the steps up to d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit
-(D <= S).
+has its version. Where engines and models share their devices, the engines pause as soon as a batch can be selected, and
+unfinished responses are continued from their tokens after the sync: all else is the same.
+
+No group is dropped but those that dynamic filtering or a failed reward rejects, and `rejected.jsonl` in the folder of
+rollouts has those. Selection always finds a batch: the groups due by d that are left never exceed what the steps up to
+d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit (D <= S).
 """
 
 from __future__ import annotations
@@ -96,7 +98,16 @@ class GroupOrder:
 class Stream:
     """A schedule of single groups. Groups end on other threads; `changed` guards all that they touch."""
 
-    def __init__(self, builder: RolloutBuilder, order: GroupOrder, bound: int, run_ahead: int, folder: Path) -> None:
+    def __init__(
+        self,
+        builder: RolloutBuilder,
+        order: GroupOrder,
+        bound: int,
+        run_ahead: int,
+        folder: Path,
+        pauses: bool = False,
+    ) -> None:
+        self.pauses, self.is_paused = pauses, False  # whether the engines stop while the models train, and do so now
         self.builder, self.order, self.bound, self.run_ahead = builder, order, bound, run_ahead
         self.rejected_file = folder / REJECTED
         self.changed = threading.Condition()
@@ -110,7 +121,8 @@ class Stream:
         self.failure: BaseException | None = None
         self.is_closed = False
         self.scoring = threading.Thread()
-        self.generating = ExitStack()  # open while the engines have requests
+        self.generating = ExitStack()  # open while the engines work
+        self.is_generating = False
 
     def begin(self, step: int) -> None:
         self.forget_rejections()
@@ -134,10 +146,18 @@ class Stream:
             self.next += 1
             self.start(self.next - 1)
 
-    def start(self, index: int) -> None:
-        if len(self.begun) == len(self.finished):
+    def measure(self) -> None:
+        """Keep the record of whether the engines work."""
+        works = len(self.begun) > len(self.finished) and not self.is_paused
+        if works and not self.is_generating:
             self.generating.enter_context(self.builder.phase("generation", None))
+        elif self.is_generating and not works:
+            self.generating.close()
+        self.is_generating = works
+
+    def start(self, index: int) -> None:
         self.begun[index] = self.step
+        self.measure()
         prompt, stream = self.order.prompt(index)
         self.builder.sampler.start(index, prompt, stream).add_done_callback(self.generated)
 
@@ -191,9 +211,8 @@ class Stream:
                     self.reject(index, f"scores {by_index[index].scores.tolist()}")
                 else:
                     self.finished[index] = by_index[index]
-            if len(self.begun) == len(self.finished):
-                self.generating.close()
             self.dispatch()
+            self.measure()
             self.changed.notify_all()
 
     def reject(self, index: int, reason: str) -> None:
@@ -213,6 +232,11 @@ class Stream:
                 why = "deadline" if len(self.finished) >= size else "batch"
                 with self.builder.wait(f"waiting_for_{why}"):
                     self.changed.wait()
+        if self.pauses:
+            self.builder.sampler.pause()
+        with self.changed:
+            self.is_paused = self.pauses
+            self.measure()
             groups = [self.finished.pop(index) for index in sorted(chosen)]
             for index in chosen:
                 del self.begun[index]
@@ -249,8 +273,11 @@ class Stream:
 
     def synced(self, version: int) -> None:
         with self.changed:
-            self.step = version
+            self.step, self.is_paused = version, False
             self.dispatch()
+            self.measure()
+        if self.pauses:
+            self.builder.sampler.resume()
 
     def close(self) -> None:
         with self.changed:

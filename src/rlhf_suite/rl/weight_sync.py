@@ -61,14 +61,18 @@ class WeightSync:
 
     def sync(self, version: int) -> dict[str, float]:
         """Bring the policy's weights, now of `version`, to every engine, and prove by digests that they are there."""
+        # The cache comes last: while weights are sent, the trainer has them too, and more of its own.
         if self.config.enable_sleep:
-            self.engines.wake()
+            self.engines.wake("weights")
         try:
             manifest, reports = self.engines.sync(
                 self.backend, version, lambda: self.policy.publish(version).refs, self.policy.group.members
             )
         finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
+        if self.config.enable_sleep:
+            self.engines.wake("kv_cache")
+            self.engines.resume()
         self.version = version
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}

@@ -6,8 +6,8 @@ import logging
 import math
 import pickle
 import re
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,23 @@ class TrainedModel:
         if self.ds.adam_offload and self.ds.zero_stage < 3:
             for group in self.optimizer.averaged_gradients:
                 self.optimizer.averaged_gradients[group] = None
+
+    @contextmanager
+    def optimizer_on_device(self) -> Iterator[None]:
+        """Have the optimiser state, the fp32 weights and the gradients on the device within the block alone; after it
+        they are in host memory."""
+        self.engine.reload_states()
+        try:
+            yield
+        finally:
+            self.optimizer_to_host()
+
+    def optimizer_to_host(self) -> None:
+        """Move all that only an update needs to host memory. The weights that a forward pass reads stay."""
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as States
+
+        moved = [States.optim_states, States.hp_params, States.lp_grads, States.contiguous_grad_buffer]
+        self.engine.offload_states(include=moved, pin_memory=self.world.device.type == "cuda")
 
     @property
     def needs_equal_micro_batches(self) -> bool:

@@ -10,7 +10,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
+from rlhf_suite.config.plan import Ranked, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
@@ -116,13 +116,15 @@ def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
 @rule
 def older_rollouts_are_corrected(run: PPORun) -> Iterator[Problem]:
     """Old rollouts come from another policy than the one that the loss compares with."""
-    stale = run.train.async_enable and run.train.async_queue_size > 0
-    if stale and run.algo.advantage.is_correction_level == "off":
+    if not makes_rollouts_ahead(run.train) or run.train.async_queue_size == 0:
+        return
+    if run.algo.advantage.is_correction_level == "off":
         what = (
             f"rollouts by weights that are {run.train.async_queue_size} steps old are trained on as if the policy had "
             "written them, which makes training collapse"
         )
-        yield Problem("train.async_enable", what, "add correction=tis (or icepop), or write train.async_queue_size=0")
+        asked = "async_enable" if run.train.async_enable else "partial_rollout_enable"
+        yield Problem(f"train.{asked}", what, "add correction=tis (or icepop), or write train.async_queue_size=0")
 
 
 @rule
@@ -139,7 +141,22 @@ def groups_are_trained_in_time(run: PPORun) -> Iterator[Problem]:
 def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
     if run.train.async_enable and run.train.colocate_all:
         what = "engines that share their devices with the models cannot generate while the policy trains"
-        yield Problem("train.colocate_all", what, "write train.colocate_all=false, or train.async_enable=false")
+        fix = "write train.colocate_all=false, or train.async_enable=false"
+        if run.train.partial_rollout_enable:
+            fix += ": with train.partial_rollout_enable=true the engines stop for each update, and continue"
+        yield Problem("train.colocate_all", f"{what} (train.async_enable=true)", fix)
+
+
+@rule
+def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
+    """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1, and under ZeRO-3 it moves the states of
+    its own FusedAdam alone, while the optimiser here is torch's."""
+    if run.ds.enable_sleep and run.ds.zero_stage != 2:
+        what = f"DeepSpeed moves optimiser states only with ds.zero_stage=2, but it is {run.ds.zero_stage}"
+        yield Problem("ds.enable_sleep", what, "write ds.zero_stage=2, or ds.enable_sleep=false")
+    elif run.ds.enable_sleep and run.ds.adam_offload:
+        what = "with ds.adam_offload=true the optimiser state is always in host memory"
+        yield Problem("ds.enable_sleep", what, "write ds.enable_sleep=false, or ds.adam_offload=false")
 
 
 @rule
