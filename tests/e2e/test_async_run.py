@@ -59,3 +59,36 @@ def test_the_engine_works_while_the_policy_trains(folder):
     generating = [each for each in lines if each["what"] == "generation"]
     assert len(training) == STEPS
     assert any(one["begin"] < other["end"] and other["begin"] < one["end"] for one in training for other in generating)
+
+
+SHARED = [
+    *(word for word in WORDS if word != "train.async_enable=true"),
+    *MODES["stream"],
+    "train.colocate_all=true",
+    "vllm.enable_sleep=true",
+    "vllm.max_num_seqs=8",  # so that some responses are unfinished whenever a batch is complete
+    "ds.enable_sleep=true",
+]
+
+
+def test_on_shared_devices_responses_are_continued_after_each_sync(runs, warm):
+    folder = runs / "shared_devices"
+    jobs.run(folder, [*SHARED, f"actor.model_name_or_path={warm}"])
+    trained, mixed = [], 0
+    for step, row in enumerate(jobs.train_rows(folder)):
+        samples = jobs.rollout(folder, step + 1)
+        trained += [sample["prompt_index"] for sample in samples if sample["sample"] == 0]
+        for sample in samples:
+            versions = [version for version in sample["weight_version"] if version >= 0]
+            assert versions == sorted(versions) and step - 3 <= versions[0] and versions[-1] <= step
+            mixed += versions[0] < versions[-1]
+        assert row["mismatch/mean"] < 1e-5 and row["sync/probe"] < 1e-5
+    assert len(trained) == len({*trained}) == 4 * STEPS
+    assert mixed > 0
+    lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+    training = [each for each in lines if each["what"] == "ppo_train"]
+    generating = [each for each in lines if each["what"] == "generation"]
+    assert len(training) == STEPS and generating
+    assert not any(
+        one["begin"] < other["end"] and other["begin"] < one["end"] for one in training for other in generating
+    )

@@ -49,9 +49,7 @@ class EngineClient:
         self.running.set()
         self.end: Exception | None = None
 
-    async def generate(
-        self, request: GenerationRequest, busy: AbstractContextManager[None] = NOTHING
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest, busy: AbstractContextManager[None] = NOTHING) -> Generation:
         """Return the response to a request. `busy` is entered while an engine has it.
 
         If the engines are paused meanwhile, it is continued later from the tokens that it has. One with stop strings

@@ -165,7 +165,7 @@ def connected_weight_sync(
         max_len=config.data.max_len,
         mismatch_limit=mismatch_limit,
         timeout_s=config.launch.timeout_s,
-        is_async=plan.rollouts_ahead > 0,
+        is_async=config.train.async_enable,
     )
     result.connect()
     return result
