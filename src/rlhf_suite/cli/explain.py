@@ -95,6 +95,8 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
         yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
+        if run.train.partial_rollout_enable:
+            how = "train.async_queue_size: no token is older than this number of steps"
         yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
     if plan.critic_warm_up:
         yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
