@@ -7,9 +7,10 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, continued, whole
 from rlhf_suite.engines.requests import Dispatcher, EngineClient
 from rlhf_suite.engines.start import engine_env
 
@@ -75,6 +76,23 @@ def test_a_dispatcher_keeps_to_its_limit_and_to_the_order_of_its_requests():
             future.set_result(number)
         responses.update(dispatcher.wait_for_responses())
     assert responses == Counter(range(5)) and dispatcher.has_capacity
+
+
+def test_a_response_is_continued_from_its_tokens_by_other_random_numbers():
+    request = GenerationRequest(3, [7, 8], 10, 42, SamplingSettings())
+    parts = [part([4, 5], version=1), part([], version=1), part([6], version=2)]
+    rest = continued(request, parts)
+    assert (rest.prompt_ids, rest.max_new_tokens) == ([7, 8, 4, 5, 6], 7)
+    assert len({request.seed, continued(request, parts[:1]).seed, rest.seed}) == 3
+    assert continued(request, [part([], version=1)]) == request
+    joined = whole([*parts, part([9], version=2, finish_reason="stop")])
+    assert (joined.ids.tolist(), joined.versions.tolist()) == ([4, 5, 6, 9], [1, 1, 2, 2])
+    assert (joined.id, joined.finish_reason, len(joined.log_probs)) == (3, "stop", 4)
+
+
+def part(ids: list[int], version: int, finish_reason: str = "abort") -> Generation:
+    tokens, versions = np.array(ids, np.int32), np.full(len(ids), version, np.int32)
+    return Generation(3, tokens, np.zeros(len(ids), np.float32), finish_reason, versions)
 
 
 def test_only_the_cpu_profile_switches_compilation_off():
