@@ -70,10 +70,10 @@ class WeightSync:
             )
         finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
+        self.version = version
         if self.config.enable_sleep:
             self.engines.wake("kv_cache")
             self.engines.resume()
-        self.version = version
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
         return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
