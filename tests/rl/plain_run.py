@@ -83,9 +83,10 @@ class PlainEngines:
         self.asked.append(request)
         while True:
             await self.running.wait()
-            with self.busy, self.lock:
+            with self.lock:  # of which `busy` is a part, so that a pause begins behind it
                 if self.running.is_set():
-                    return self.answer(request)
+                    with self.busy:
+                        return self.answer(request)
 
     @torch.no_grad()
     def answer(self, request: GenerationRequest) -> Generation:
