@@ -188,8 +188,9 @@ def test_a_stream_says_what_an_answer_says(play, tokenizer, reply):
 def test_other_tools_are_another_prompt_and_so_another_ledger(play, tokenizer):
     def run_agent(task, base_url, api_key):
         first = ask(base_url, api_key, task.messages, tools=[TOOL]).json()["choices"][0]["message"]
-        ask(base_url, api_key, [*task.messages, first, user("one")], tools=[TOOL])
-        ask(base_url, api_key, [*task.messages, first, user("two"), user("three")])
+        then = [*task.messages, first, user("one")]
+        second = ask(base_url, api_key, then, tools=[TOOL]).json()["choices"][0]["message"]
+        ask(base_url, api_key, [*then, second, user("two")])
         return 1.0
 
     _, ledgers = play(run_agent, Model(tokenizer, echo))
