@@ -298,13 +298,17 @@ def page(found: Sequence[Result]) -> str:
     """Return docs/kills.md."""
     kills, compared = sum(each.kills for each in found), sum(each.compared for each in found)
     different = sum(len(each.different) for each in found)
+    between = {mode.name for mode in MODES if mode.between_steps}
+    later = ", ".join(each.mode for each in found if each.mode in between and min(each.killed_after_step) > 0)
     lines = [
         "<!-- Written by: python benchmarks/kills.py --write -->",
         "",
         "# Killed at random instants",
         "",
         f"The driver of a run was killed {kills} times by `kill -9`, at random instants that are uniform over the "
-        "duration of an undisturbed run. After each kill the same command with `ckpt.load_enable=true` continued. "
+        "duration of an undisturbed run"
+        + (f" (of `{later}`: within the time of two steps after a random step)" if later else "")
+        + ". After each kill the same command with `ckpt.load_enable=true` continued. "
         f"At the end {compared} models, series of metrics and files of samples were compared with those of undisturbed "
         f"runs: {'all are equal' if not different else f'{different} DIFFER'}. Models are compared by SHA-256, metrics "
         "without times. The last step is the step in the record of the run when it was killed, or 0 if there was "
