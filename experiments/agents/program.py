@@ -1,0 +1,35 @@
+"""A program in an environment of its own: LangGraph, the Agents SDK of OpenAI, or any other that speaks chat completions.
+
+    python -m venv agents && agents/bin/pip install langchain langchain-openai openai-agents
+    export AGENT_PROGRAM="agents/bin/python experiments/agents/langgraph_program.py"
+
+Then train as chat_client.py says, with train.agent_func_path=experiments/agents/program.py agent.max_concurrent=4. Each
+episode is a process: it finds the URL and the key of its episode in OPENAI_BASE_URL and OPENAI_API_KEY, reads the task
+from standard input as JSON, and prints its answer in the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+
+from rlhf_suite.agents.base import Task
+
+TIMEOUT_S = 120.0
+
+
+def run_agent(task: Task, base_url: str, api_key: str) -> float:
+    """Run the program on a task; return 1.0 if its answer is right."""
+    process = subprocess.run(
+        shlex.split(os.environ["AGENT_PROGRAM"]),
+        env=os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key},
+        input=json.dumps({"messages": task.messages}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    if process.returncode != 0:
+        raise RuntimeError(f"exit code {process.returncode}: {process.stderr[-300:]}")
+    return float(process.stdout.splitlines()[-1:] == [task.label])
