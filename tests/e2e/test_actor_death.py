@@ -71,7 +71,7 @@ def run_with_a_death(folder, words, actor):
     return rows
 
 
-@pytest.mark.parametrize(("mode", "engines"), [([], 1), (AHEAD, 2)])
+@pytest.mark.parametrize(("mode", "engines"), [pytest.param([], 1, marks=pytest.mark.proof), (AHEAD, 2)])
 def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, engines):
     words = [*LONG, *mode, f"vllm.num_engines={engines}", f"actor.model_name_or_path={warm}"]
     whole, killed = (runs / f"{name}_{engines}_engines" for name in ("whole", "engine_killed"))

@@ -18,7 +18,12 @@ WORDS = [
 ]
 MODES = {
     "ahead": ["train.async_queue_size=1"],
-    "stream": ["train.async_queue_size=3", "train.partial_rollout_enable=true", "train.async_run_ahead=2"],
+    "stream": [
+        "train.async_queue_size=3",
+        "train.partial_rollout_enable=true",
+        "train.async_run_ahead=2",
+        "vllm.max_num_seqs=4",  # so that some responses are unfinished whenever a batch is complete
+    ],
 }
 
 
@@ -66,7 +71,6 @@ SHARED = [
     *MODES["stream"],
     "train.colocate_all=true",
     "vllm.enable_sleep=true",
-    "vllm.max_num_seqs=8",  # so that some responses are unfinished whenever a batch is complete
     "ds.enable_sleep=true",
 ]
 

@@ -195,6 +195,7 @@ def test_deepspeed_moves_no_states_of_other_stages(ranks, folder, batch, setup, 
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_optimiser_state_in_host_memory_frees_that_of_the_device(ranks, folder, batch):
     (freed,) = ranks(1).call(freed_bytes, folder, batch)
     assert freed > 0
