@@ -1,6 +1,6 @@
 """An agent of LangGraph that adds with a tool. `program.py` runs it; it needs nothing of the suite.
 
-    pip install langchain langchain-openai
+pip install langchain langchain-openai
 """
 
 from __future__ import annotations

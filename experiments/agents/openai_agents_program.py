@@ -1,6 +1,6 @@
 """An agent of OpenAI's Agents SDK that adds with a tool. `program.py` runs it; it needs nothing of the suite.
 
-    pip install openai-agents
+pip install openai-agents
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
+
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 
 
 @function_tool

@@ -1,4 +1,4 @@
-"""A program in an environment of its own: LangGraph, the Agents SDK of OpenAI, or any other that speaks chat completions.
+"""A program in an environment of its own: LangGraph, OpenAI's Agents SDK, or any other that speaks chat completions.
 
     python -m venv agents && agents/bin/pip install langchain langchain-openai openai-agents
     export AGENT_PROGRAM="agents/bin/python experiments/agents/langgraph_program.py"
@@ -29,6 +29,7 @@ def run_agent(task: Task, base_url: str, api_key: str) -> float:
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
+        check=False,
     )
     if process.returncode != 0:
         raise RuntimeError(f"exit code {process.returncode}: {process.stderr[-300:]}")

@@ -38,7 +38,7 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=python {RULE} agent.python_style=fence",
         f"agent.kind=python {RULE} agent.python_url=http://localhost:8080",
         "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
-        f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2",
+        f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2 agent.max_concurrent=4",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} agent.tool_parser=json",
     ],
 )

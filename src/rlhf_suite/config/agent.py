@@ -67,7 +67,7 @@ class AgentConfig:
     max_feedback_tokens: int | None = flag(
         512, "Longest answer to a turn in tokens; more is cut off; null: no limit", ge=16, when=ANSWERED
     )
-    max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=ANSWERED)
+    max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
     tool_parser: str = flag(
         "hermes",
         "How calls of tools are read from the text of a turn",
