@@ -21,7 +21,7 @@ from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.row import RowError
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 
-Key = tuple[Any, ...]
+Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
 RESULT = ("reward", "score", "metrics", "error")
 
 
@@ -59,8 +59,7 @@ class ChatSession:
         Raises:
             Refused: there is no room for a turn, or the episode is over.
         """
-        key: Key = (tuple(map(normal, request.messages)), request.tools, request.max_tokens, request.stop)
-        key = (*key[:1], repr(key[1:]))
+        key = tuple(map(normal, request.messages)), repr((request.tools, request.max_tokens, request.stop))
         if is_retry and (before := self.asked.get(key)):
             self.retries += 1
             asked = before[-1]

@@ -33,6 +33,7 @@ import numpy as np
 
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
+from rlhf_suite.disk import write_text
 from rlhf_suite.errors import RunError
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
@@ -138,7 +139,7 @@ class Stream:
         """Remove what a run wrote about groups that it rejected after the checkpoint: they are made again."""
         if self.rejected_file.is_file():
             lines = self.rejected_file.read_text().splitlines(keepends=True)
-            self.rejected_file.write_text("".join(lines[: self.rejected]))
+            write_text(self.rejected_file, "".join(lines[: self.rejected]))
 
     def dispatch(self) -> None:
         """Begin groups as far as admission allows."""
