@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlhf_suite.cli.explain import batches
+import pytest
+
+from rlhf_suite.cli.explain import batches, decisions
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.runs import PPORun, SFTRun
 
@@ -27,3 +29,10 @@ def test_a_supervised_step_is_shared_by_the_ranks_of_all_nodes():
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["actor ranks"] == "6"
     assert found["micro-batches per rank and optimiser step"] == "2"
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, "1 rank"), (2, "2 ranks")])
+def test_a_model_has_one_rank_or_several(ranks, said):
+    run = SFTRun()
+    run.actor.num_gpus_per_node, run.actor.model_name_or_path = ranks, "builtin:tiny"
+    assert [*decisions(run, resolve(run, Machine("cpu", 0)))] == [("actor", "builtin:tiny", said)]

@@ -12,7 +12,7 @@ from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import preset_keys
 from rlhf_suite.config.flags import all_values
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.launch.ray_cluster import machine
@@ -85,7 +85,7 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     for name, model in plan.models.items():
         first = f", trained with demo={model.recipe} first" if model.recipe else ""
         offload = ", in host memory" if model.offload else ""
-        yield name, f"{model.path}{first}{offload}", f"{model.ranks} rank(s)"
+        yield name, f"{model.path}{first}{offload}", number_of(model.ranks, "rank")
     if not (isinstance(run, PPORun) and isinstance(plan, Plan)):
         return
     engines = plan.engines

@@ -28,6 +28,11 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
+def number_of(count: int, thing: str) -> str:
+    """Return a number of things in words, e.g. `1 rank` or `2 ranks`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def shown(value: Any) -> str:
     """Return a value like `spelled`, with quotes around a text so that its ends are visible."""
     return spelled(value) if not isinstance(value, str) else repr(value)

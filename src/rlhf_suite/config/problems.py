@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rlhf_suite.config.formatting import number_of
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -21,8 +23,7 @@ class Problem:
 
 def report(problems: Sequence[Problem]) -> str:
     """Return all problems as one text for the console."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([f"{count} in the configuration:", *map(str, problems)])
+    return "\n".join([f"{number_of(len(problems), 'problem')} in the configuration:", *map(str, problems)])
 
 
 def distinct(problems: Iterable[Problem]) -> list[Problem]:
