@@ -7,7 +7,10 @@ fixtures that the test uses, then its folder; what is left is quick. `pytest -m 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +27,24 @@ FOLDER_TIERS = {
     **dict.fromkeys(("distributed", "engines", "golden", "launch", "sandbox", "serving", "weight_sync"), "stack"),
     "e2e": "e2e",
 }
+
+OTHER_TIER = re.compile(r"^pytestmark = pytest\.mark\.(?!quick)(\w+)", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a quick test where these alone are asked for: to import them takes long."""
+    if config.getoption("markexpr") != "quick" or not collection_path.name.startswith("test_"):
+        return None
+    content = collection_path.read_text()
+    tier = FOLDER_TIERS.get(folder_of(collection_path)) or OTHER_TIER.search(content)
+    return True if tier and "mark.quick" not in content else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of every later search for garbage: all of it stays to the end."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions count what is left at the end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,9 +64,13 @@ def tiers(item: pytest.Item) -> list[str]:
 
 def default_tier(item: pytest.Item) -> str:
     """Return the tier of a test without a marker."""
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
     by_fixture = (tier for name, tier in FIXTURE_TIERS.items() if name in getattr(item, "fixturenames", ()))
-    return FOLDER_TIERS.get(folder) or next(by_fixture, "quick")
+    return FOLDER_TIERS.get(folder_of(item.path)) or next(by_fixture, "quick")
+
+
+def folder_of(file: Path) -> str:
+    """Return the folder of tests/ that a file is in, or its name."""
+    return file.relative_to(Path(__file__).parent).parts[0]
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ import asyncio
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from scripted import chat_task, open_session
 
@@ -23,6 +23,8 @@ from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.serving import chat_server, http_server
 from rlhf_suite.serving.chat_server import ChatServer
 
+# Without the certificates of https, which would be read again for each request.
+get, post = partial(httpx.get, verify=False), partial(httpx.post, verify=False)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
@@ -77,14 +79,16 @@ def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
-def client(base_url: str, api_key: str, **more) -> openai.OpenAI:
-    return openai.OpenAI(base_url=base_url, api_key=api_key, **more)
+def client(base_url: str, api_key: str, **more):
+    from openai import OpenAI  # seconds, which other files of tests need not wait
+
+    return OpenAI(base_url=base_url, api_key=api_key, **more)
 
 
 def ask(base_url: str, api_key: str, messages: list, headers=None, **more) -> httpx.Response:
     body = {"model": "policy", "messages": messages, **more}
     head = {"authorization": f"Bearer {api_key}"} | (headers or {})
-    return httpx.post(f"{base_url}/chat/completions", json=body, headers=head, timeout=30)
+    return post(f"{base_url}/chat/completions", json=body, headers=head, timeout=30)
 
 
 def trained(ledgers) -> list[float]:
@@ -123,11 +127,13 @@ def test_a_conversation_is_one_ledger_and_its_tokens_are_those_of_the_engine(pla
 
 
 def test_tools_are_called_and_their_answers_follow_in_the_same_ledger(play, tokenizer):
+    from openai import AsyncOpenAI
+
     seen = []
 
     async def run_agent(task, base_url, api_key):
         messages = list(task.messages)
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as model:
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as model:
             first = await model.chat.completions.create(model="m", messages=messages, tools=[TOOL], tool_choice="auto")
             message = first.choices[0].message
             (call,) = message.tool_calls
@@ -302,7 +308,7 @@ def test_a_retry_joins_the_request_that_is_under_way(play, tokenizer):
 
     def run_agent(task, base_url, api_key):
         with pytest.raises(httpx.TimeoutException):
-            httpx.post(
+            post(
                 f"{base_url}/chat/completions",
                 json={"messages": list(task.messages)},
                 headers={"authorization": f"Bearer {api_key}"},
@@ -404,6 +410,8 @@ def test_what_does_nothing_may_be_in_a_request():
 
 
 def test_errors_reach_the_client_as_those_of_openai(play):
+    import openai
+
     found = []
 
     def run_agent(task, base_url, api_key):
@@ -412,7 +420,7 @@ def test_errors_reach_the_client_as_those_of_openai(play):
                 client(base_url, key).chat.completions.create(model="m", messages=task.messages, **more)
             except openai.APIStatusError as error:
                 found.append((type(error), error.status_code))
-        found.append(status_of(httpx.post(f"{base_url}/chat/completions", content=b"{", headers=head(api_key))))
+        found.append(status_of(post(f"{base_url}/chat/completions", content=b"{", headers=head(api_key))))
         missing = base_url.replace(base_url.split("/")[4], "0" * 16)
         found.append(status_of(ask(missing, api_key, task.messages))[0])
         return 1.0
@@ -432,7 +440,7 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
 
     def run_agent(task, base_url, api_key):
         with pytest.raises(Exception, match=r"413|[Bb]roken|reset|disconnect"):
-            huge = httpx.post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
+            huge = post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
             raise AssertionError(huge.status_code)
         for text in ("x" * 200_000, "word " * 9000):
             error = ask(base_url, api_key, [user(text)]).json()["error"]
@@ -490,10 +498,10 @@ def test_a_result_may_come_over_http(play, tokenizer):
 
     def run_agent(task, base_url, api_key):
         url = base_url.removesuffix("/v1") + "/complete"
-        found.append(status_of(httpx.post(url, json={"reward": "much"}, headers=head(api_key))))
-        found.append(httpx.post(url, json={"reward": 2, "metrics": {"x": 1}}, headers=head(api_key)).status_code)
-        found.append(httpx.get(f"{base_url}/models", headers=head(api_key)).json()["data"][0]["id"])
-        found.append(httpx.get(base_url.split("/sessions")[0] + "/health").json())
+        found.append(status_of(post(url, json={"reward": "much"}, headers=head(api_key))))
+        found.append(post(url, json={"reward": 2, "metrics": {"x": 1}}, headers=head(api_key)).status_code)
+        found.append(get(f"{base_url}/models", headers=head(api_key)).json()["data"][0]["id"])
+        found.append(get(base_url.split("/sessions")[0] + "/health").json())
 
     episode, _ = play(run_agent, None, must_score=True)
     assert found == [(400, "reward='much', not a finite number"), 200, "policy", {"status": "ok"}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
@@ -10,6 +12,7 @@ from rlhf_suite.agents import sandbox_fusion
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.sandbox_fusion import RemotePython, ServerError
 from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.rewards.http_body import certificates
 from rlhf_suite.sandbox.session import CallResult
 
 
@@ -68,3 +71,13 @@ def test_an_episode_runs_its_code_at_the_server(tokenizer, serve):
     episode = run(make_agent(config, None, must_score=False).run, chat_task(tokenizer), session)
     assert "<|im_start|>tool\n42<|im_end|>" in tokenizer.decode(episode.ledgers[0].ids)
     assert server.seen[0]["code"] == "print(6 * 7)" and episode.extra["agent/python_calls"] == 1
+
+
+def test_certificates_are_read_once_for_all_calls(serve, monkeypatch):
+    read, create = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **words: read.append(words) or create(**words))
+    certificates.cache_clear()
+    server = serve(*[(200, ran("Finished", "4"))] * 3)
+    for _ in range(3):
+        run(RemotePython(server.url, 64).run_async, "print(4)", 7.0)
+    assert len(read) == 1

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -23,6 +24,11 @@ DEAD = "http://127.0.0.1:9/get_reward"  # nobody listens at the discard port
 
 def row(label: str, response: str = "r") -> Sample:
     return Sample(query="q" + response, prompt="q", response=response, label=label, datasource="default")
+
+
+def bomb(text: bytes) -> bytes:
+    """`text` over and over, 64 MiB of it, of which compression leaves a thousandth."""
+    return gzip.compress(text * ((64 << 20) // len(text)), 1)
 
 
 def lengths(body):
@@ -124,15 +130,17 @@ def test_a_failure_that_passes_is_tried_again(serve):
         ),
         ((200, {"rewards": [1, 2], "extra_logs": {str(n): 1 for n in range(257)}}), "257 names in extra_logs"),
         ((200, b" " * (2 << 20)), "more than 1.12 MiB"),
-        ((200, gzip.compress(b" " * (256 << 20), 1), "gzip"), "more than 1.12 MiB"),
+        ((200, partial(bomb, b" "), "gzip"), "more than 1.12 MiB"),
         ((200, b"not gzip", "gzip"), "cannot be decompressed"),
         ((200, b"anything", "br"), "a Content-Encoding other than"),
-        ((422, gzip.compress(b"no" * (64 << 20), 1), "gzip"), "HTTP 422: nonono"),
+        ((422, partial(bomb, b"no"), "gzip"), "HTTP 422: nonono"),
         ((200, b"\xff\xfe\x00"), "not JSON"),
     ],
 )
 def test_an_answer_that_will_not_get_better_fails_its_rows_at_once_and_names_the_server(serve, reply, reason):
-    server = serve(lambda body: reply)
+    status, content, *encoding = reply
+    content = content() if callable(content) else content
+    server = serve(lambda body: (status, content, *encoding))
     outcomes = RemoteReward([server.url], HttpConfig()).score([row("a"), row("b")])
     assert len(outcomes) == 2 and len(server.seen) == 1
     for outcome in outcomes:

@@ -24,7 +24,7 @@ def run_agent(task, base_url, api_key):
     def ask(messages):
         headers = {"authorization": f"Bearer {api_key}"}
         body = {"messages": messages, "max_tokens": 12}
-        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, timeout=60, verify=False)
         answer.raise_for_status()
         return answer.json()["choices"][0]
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.rewards.http_body import certificates
 from rlhf_suite.rewards.retry import wait_s
 from rlhf_suite.sandbox.session import CallResult
 
@@ -40,7 +41,7 @@ class RemotePython:
             ServerError: the server did not run it.
         """
         body = {"code": code, "language": "python", "compile_timeout": timeout_s, "run_timeout": timeout_s}
-        async with httpx.AsyncClient(timeout=timeout_s + MARGIN_S) as client:
+        async with httpx.AsyncClient(timeout=timeout_s + MARGIN_S, verify=certificates()) as client:
             for attempt in range(1, TRIES + 1):
                 try:
                     return await self.tried(client, body | {"memory_limit_MB": self.memory_mb})

@@ -1,4 +1,4 @@
-"""Read and parse the body of a reward server's reply without trusting the server.
+"""What clients of HTTP servers share: certificates, and the body of a reply, read without trusting the server.
 
 A body may be endless, a gzip bomb, nested a thousand levels deep, or hold an integer of a million digits. Each of these
 raises a `BodyError`, which fails the rows of that request and nothing else.
@@ -7,7 +7,9 @@ raises a `BodyError`, which fails the rows of that request and nothing else.
 from __future__ import annotations
 
 import json
+import ssl
 import zlib
+from functools import cache
 from typing import Any
 
 import httpx
@@ -21,6 +23,13 @@ GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 class BodyError(ValueError):
     """The body cannot be used, and a second request would not help."""
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Return the certificates that servers are checked against, read once: httpx reads them again for every client,
+    which takes longer than a short request."""
+    return httpx.create_ssl_context()
 
 
 async def read_body(response: httpx.Response, limit: int, whole: bool = True) -> bytes:

@@ -28,7 +28,15 @@ from rlhf_suite.config.reward import TOKEN, HttpConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, columns_of
-from rlhf_suite.rewards.http_body import BASE_BYTES, BYTES_PER_ROW, ENCODINGS, BodyError, parsed, read_body
+from rlhf_suite.rewards.http_body import (
+    BASE_BYTES,
+    BYTES_PER_ROW,
+    ENCODINGS,
+    BodyError,
+    certificates,
+    parsed,
+    read_body,
+)
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
 
@@ -123,6 +131,7 @@ class RemoteReward:
         headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
         return httpx.AsyncClient(
             timeout=self.config.timeout_s,
+            verify=certificates(),
             headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
             limits=httpx.Limits(max_connections=self.config.concurrency),
             mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy of the environment on the way to ourselves
