@@ -31,7 +31,19 @@ def main(argv: list[str] | None = None) -> int:
     """Do what the command line says; return the exit code. Help and completion do not even import Hydra."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
-    line = parse(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    return migrate(argv[1:]) if argv[:1] == ["migrate"] else answered(parse(argv))
+
+
+def migrate(words: list[str]) -> int:
+    """Convert commands of OpenRLHF."""
+    from rlhf_suite.cli.migrate import migrate as convert
+
+    return convert(words)
+
+
+def answered(line: CommandLine) -> int:
+    """Answer what needs no configuration, or go on."""
     if line.options.get("--shell-completion") == "query=bash":
         from rlhf_suite.cli.complete import answer
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlhf_suite.cli.presets import group_names, preset_names
-from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.formatting import did_you_mean, quoted
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
@@ -115,11 +114,6 @@ def with_quoted_home(word: str) -> str:
     if not value.startswith("~") or set(value) & set("\"'"):
         return word
     return f"{key}{equals}{','.join(quoted(part) for part in value.split(','))}"
-
-
-def quoted(text: str) -> str:
-    """Return a text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
-    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
 
 
 def key_of(word: str) -> str:

@@ -15,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.cli.arguments import CommandLine, key_of, quoted
+from rlhf_suite.cli.arguments import CommandLine, key_of
 from rlhf_suite.cli.overrides import flattened
 from rlhf_suite.cli.presets import group_names, keys_set, names_in
-from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.formatting import quoted, spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import PLAN

@@ -11,9 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlhf_suite.cli.arguments import CommandLine, key_of, quoted
+from rlhf_suite.cli.arguments import CommandLine, key_of
 from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.sweep import Job, extended
+from rlhf_suite.config.formatting import quoted
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard

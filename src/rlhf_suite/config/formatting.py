@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher
 from typing import Any
@@ -31,6 +32,11 @@ def spelled(value: Any) -> str:
 def number_of(count: int, thing: str) -> str:
     """Return a number of things in words, e.g. `1 rank` or `2 ranks`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a value that Hydra's grammar reads back unchanged: backslashes before a quote are doubled."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
 # OpenRLHF's flat names of before its nested command line, where the words do not give the present name away.
-RENAMED = {
+RENAMED: dict[str, str | tuple[str, ...]] = {
     "pretrain": "actor.model_name_or_path",
     "reward_pretrain": "reward.model_name_or_path",
     "critic_pretrain": "critic.model_name_or_path",
@@ -57,7 +57,33 @@ RENAMED = {
     "ipo": "algo.loss",
     "use_tensorboard": "logger.tensorboard_dir",
     "dataset": "data.dataset",
-    "output_path": "generate.output_path",
+    "output_path": ("generate.output_path", "score.output_path", "ckpt.output_dir"),
+    "batch_size": "serve.batch_size",
+    "port": "serve.port",
+    "model_path": "actor.model_name_or_path",
+    "max_len": ("serve.max_len", "chat.max_len", "data.max_len"),
+    "max_new_tokens": ("rollout.max_new_tokens", "chat.max_new_tokens"),
+    "top_p": ("rollout.top_p", "chat.top_p"),
+    "async_train": "train.async_enable",
+    "partial_rollout": "train.partial_rollout_enable",
+    "async_queue_size": "train.async_queue_size",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
+    "dynamic_filtering": "algo.dynamic_filtering_enable",
+    "dynamic_filtering_reward_range": "algo.dynamic_filtering_range",
+    "lora_rank": "ds.lora.rank",
+    "lora_alpha": "ds.lora.alpha",
+    "lora_dropout": "ds.lora.dropout",
+    "target_modules": "ds.lora.target_modules",
+    "save_hf_model": "ckpt.save_hf",
+    "nll_loss_coef": "algo.nll_loss_coef",
+    "label_smoothing": "algo.label_smoothing",
+    "best_metric_key": "ckpt.best_metric_key",
+    "value_clip": "critic.value_clip",
+    "save_value_network": "critic.save_value_network",
+    "vllm_generate_batch_size": "rollout.vllm_generate_batch_size",
+    "reward_clip_range": "reward.clip_range",
+    "rollout_max_tokens_per_gpu": "rollout.max_tokens_per_gpu",
+    "csft_prompt": "data.reward_template",
 }
 # Sections of OpenRLHF's supervised commands that live under `actor` here, as in its RL command.
 MOVED = ("model.", "adam.", "muon.", "optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
@@ -74,10 +100,12 @@ def flags_of(task: str | None) -> dict[str, FlagInfo]:
 def renamed(key: str, known: Collection[str]) -> str | None:
     """Return the present name of the flag that OpenRLHF calls `key`, if `known` has it."""
     key = key.replace("-", "_")
-    candidates = [RENAMED.get(key)]
+    given = RENAMED.get(key, ())
+    candidates = [given] if isinstance(given, str) else [*given]
     if key.startswith(MOVED):
-        candidates.append(f"actor.{key.removeprefix('model.')}")
+        candidates += [f"actor.{key.removeprefix('model.')}", f"algo.{key.removeprefix('model.')}"]
     if "." not in key:
+        candidates.append(f"data.{key}")
         candidates += [name for name in known if name.replace(".", "_") == key]
         same_word = [name for name in known if name.rpartition(".")[2] == key]
         candidates += [name for name in same_word if len(same_word) == 1 or name == f"actor.{key}"]

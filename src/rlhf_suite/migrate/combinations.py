@@ -1,0 +1,183 @@
+"""What follows from several flags of a command of OpenRLHF, and from its defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rlhf_suite.migrate.command import Migrated, Old
+
+GPUS_OF_A_NODE = "8"  # OpenRLHF's default for each model of its RL command
+
+
+def gpus_by_default(new: Migrated, old: Old) -> None:
+    """OpenRLHF gives each model eight GPUs where nothing is said; a model that a run does not have gets none here."""
+    if new.task != "ppo":
+        return
+    roles = {
+        "actor": True,
+        "ref": number(new, "algo.kl.init_coef", 0.01) > 0,
+        "critic": estimator(new) == "gae",
+        "reward": "reward.model_name_or_path" in new.flags,
+    }
+    for role, exists in roles.items():
+        sizes = [key for key in new.flags if key.startswith(f"{role}.num_")]
+        if exists and old.entry == "train_ppo_ray":
+            new.flags.setdefault(f"{role}.num_gpus_per_node", GPUS_OF_A_NODE)
+        elif sizes and not exists:
+            new.leave_out(sizes, f"this run has no model `{role}`")
+
+
+def other_defaults(new: Migrated, old: Old) -> None:
+    """Defaults that change what is computed are written, since the suite's own differ."""
+    for key, value in DEFAULTS.get(old.entry, ()):
+        new.flags.setdefault(key, value)
+
+
+def without_effect(new: Migrated, old: Old) -> None:
+    """OpenRLHF ignores flags that have no effect; here they would be refused."""
+    for reason, keys, applies in IDLE:
+        chosen = [key for key in new.flags if key.startswith(keys) and key != "algo.kl.init_coef"]
+        if chosen and applies(new):
+            new.leave_out(chosen, reason)
+
+
+def critic_as_actor(new: Migrated, old: Old) -> None:
+    """OpenRLHF's checkpointing of activations is for actor and critic."""
+    is_checkpointed = new.flags.get("actor.gradient_checkpointing_enable") == "true"
+    if new.task == "ppo" and estimator(new) == "gae" and is_checkpointed:
+        new.add("critic.gradient_checkpointing_enable", "true")
+
+
+def switched_on(new: Migrated, old: Old) -> None:
+    """What OpenRLHF switches on by itself is written here."""
+    needs_packing = "train.dynamic_batch_enable" in new.flags or new.flags.get("ds.ring_attn_size", "1") != "1"
+    if needs_packing and "ds.packing_samples" not in new.flags:
+        new.add("ds.packing_samples", "true")
+    if new.flags.get("actor.policy_loss_type") == "gspo":
+        new.flags.setdefault("actor.loss_agg_mode", "seq-mean-token-mean")
+    if "train.agent_func_path" in new.flags:
+        new.add("agent.kind", "environment")
+        new.remark("agent.kind=environment: the file of --agent_func_path is used unchanged (docs/agents.md)")
+
+
+def asynchronous(new: Migrated, old: Old) -> None:
+    """Old rollouts need a correction here, and engines have devices of their own."""
+    flags = new.flags
+    if all(flags.get(key) != "true" for key in ("train.async_enable", "train.partial_rollout_enable")):
+        return
+    if not has_correction(new):
+        flags["correction"] = "tis"
+        new.remark("correction=tis: rollouts of old weights are corrected for; OpenRLHF trains on them as they are")
+    if flags.pop("train.colocate_all", None) == "true":
+        flags["train.colocate_actor_ref"] = "true"
+        if estimator(new) == "gae" and "reward.model_name_or_path" in flags:
+            flags["train.colocate_critic_reward"] = "true"
+        new.remark(
+            "--colocate_all_models of an asynchronous run shares GPUs among trained models, not with the engines"
+        )
+
+
+def cut_sampling(new: Migrated, old: Old) -> None:
+    """Nucleus sampling makes the engine's log-probs differ from the trainer's, by at most -log(top_p)."""
+    share = number(new, "rollout.top_p", 1.0)
+    if new.task != "ppo" or not 0 < share < 1:
+        return
+    if not has_correction(new):
+        new.flags["correction"] = "tis"
+        new.remark("correction=tis: rollout.top_p changes the sampled distribution; OpenRLHF does not correct for it")
+    new.flags["algo.mismatch_max"] = f"{0.1 - math.log(share):.2f}"
+
+
+def shared_engines(new: Migrated, old: Old) -> None:
+    """An engine that shares its GPUs with the models has one GPU each."""
+    size, engines = new.flags.get("vllm.tensor_parallel_size", "1"), new.flags.get("vllm.num_engines", "1")
+    if new.flags.get("train.colocate_all") == "true" and size.isdigit() and engines.isdigit() and int(size) > 1:
+        del new.flags["vllm.tensor_parallel_size"]
+        new.flags["vllm.num_engines"] = str(int(size) * int(engines))
+        new.remark(
+            f"--vllm_tensor_parallel_size {size}: engines that share GPUs with the models hold a whole model on each "
+            "GPU; for a model that is too large for that, write train.colocate_all=false"
+        )
+
+
+DEFAULTS = {
+    "train_kto": (("algo.beta", "0.01"),),
+    "train_kd": (("data.output_key", "output"),),
+    "serve_rm": (("serve.max_len", "2048"),),
+    "interactive_chat": (("chat.temperature", "0.2"), ("chat.top_p", "0.9"), ("chat.max_len", "4096")),
+}
+# Why flags are left out, the flags (or how their names begin), and when.
+IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
+    ("the estimator trains no critic", ("critic.",), lambda new: new.task == "ppo" and estimator(new) != "gae"),
+    (
+        "OpenRLHF ignores it with this estimator",
+        ("algo.advantage.gamma", "algo.advantage.lambd"),
+        lambda new: new.task == "ppo" and estimator(new) not in ("gae", "reinforce"),
+    ),
+    (
+        "the KL coefficient is 0",
+        ("ref.", "algo.kl."),
+        lambda new: new.task == "ppo" and number(new, "algo.kl.init_coef", 0.01) <= 0,
+    ),
+    (
+        "no reward model is named",
+        ("reward.normalize_enable", "reward.offload"),
+        lambda new: new.task in ("ppo", "score") and not has(new, "reward.model_name_or_path", "reward.sources"),
+    ),
+    (
+        "it needs train.colocate_all",
+        ("vllm.enable_sleep", "ds.enable_sleep"),
+        lambda new: new.flags.get("train.colocate_all") != "true",
+    ),
+    (
+        "DeepSpeed moves optimiser states only with ds.zero_stage=2",
+        ("ds.enable_sleep",),
+        lambda new: new.flags.get("ds.zero_stage", "2") != "2",
+    ),
+    (
+        "with a chat template there is none",
+        ("data.input_template",),
+        lambda new: new.flags.get("data.apply_chat_template") == "true",
+    ),
+    (
+        "nothing to evaluate on is named (eval.dataset)",
+        ("eval.steps",),
+        lambda new: not has(new, "eval.dataset") and new.flags["eval.steps"] != "-1",
+    ),
+    (
+        "Weights & Biases is off",
+        ("logger.wandb.",),
+        lambda new: new.flags.get("logger.wandb.enable") != "true" and not has(new, "logger.tensorboard_dir"),
+    ),
+)
+COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
+    switched_on,
+    asynchronous,
+    cut_sampling,
+    shared_engines,
+    gpus_by_default,
+    other_defaults,
+    critic_as_actor,
+    without_effect,
+)
+
+
+def estimator(new: Migrated) -> str:
+    return new.flags.get("algo.advantage.estimator", "gae")
+
+
+def has(new: Migrated, *keys: str) -> bool:
+    return any(key in new.flags for key in keys)
+
+
+def has_correction(new: Migrated) -> bool:
+    return any(key.startswith(("correction", "algo.advantage.is_correction")) for key in new.flags)
+
+
+def number(new: Migrated, key: str, default: float) -> float:
+    """The value of a flag as a number; the default if it is a variable of the shell."""
+    try:
+        return float(new.flags.get(key, default))
+    except ValueError:
+        return default

@@ -1,0 +1,77 @@
+"""What a conversion reads and writes: a command of OpenRLHF by its flags, and a command line of this suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.names import flags_of
+
+
+@dataclass
+class Migrated:
+    """A command line of this suite, what differs in it, and what could not be converted."""
+
+    entry: str
+    task: str
+    flags: dict[str, str] = field(default_factory=dict)  # key: value as it is written on the command line
+    remarks: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        """The words after `run.py`."""
+        return [f"task={self.task}", *(f"{key}={value}" for key, value in self.flags.items())]
+
+    def add(self, flag: str, value: str) -> None:
+        """Write a flag, whatever its type: a text that Hydra would read otherwise is quoted."""
+        self.flags[flag] = written(flag, value, self.task)
+
+    def leave_out(self, keys: Sequence[str], reason: str) -> None:
+        """Take flags away, and say why."""
+        for key in [key for key in keys if key in self.flags]:
+            self.remark(f"{key}={self.flags.pop(key)} is left out: {reason}")
+
+    def remark(self, text: str) -> None:
+        """Add a remark, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+
+@dataclass(frozen=True)
+class Old:
+    """A command of OpenRLHF with its flags by name: each with its values, none for a switch."""
+
+    entry: str
+    task: str
+    flags: Mapping[str, Sequence[str]]
+
+    def has(self, *names: str) -> bool:
+        """Whether one of these flags is given."""
+        return any(name in self.flags for name in names)
+
+    def value(self, *names: str) -> str | None:
+        """The first value of the first of these flags that is given."""
+        return next((self.flags[name][0] for name in names if self.flags.get(name)), None)
+
+
+Handler = Callable[[Migrated, Old, Sequence[str]], None]
+
+
+def joined(values: Sequence[str], key: str, task: str) -> str:
+    """Return the values of a flag as one: a list where the flag is one, `true` for a switch."""
+    if not values:
+        return "true"
+    if flags_of(task)[key].type.base is list:
+        return f"[{','.join(values)}]"
+    return " ".join(values)
+
+
+def written(key: str, value: str, task: str) -> str:
+    """Return a value as Hydra's grammar reads it back unchanged."""
+    info = flags_of(task).get(key)
+    if info is None or info.type.base is not str or value == "null":
+        return value
+    is_plain = value and all((sign.isascii() and sign.isalnum()) or sign in "._-/:@%+" for sign in value)
+    return value if is_plain else quoted(value)

@@ -1,0 +1,274 @@
+"""Flags of OpenRLHF that are not just called otherwise here: their value changes, they become several flags or none, or
+they have no counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlhf_suite.config.names import flags_of
+from rlhf_suite.migrate.command import Migrated, Old, joined, written
+
+Handler = Callable[[Migrated, Old, Sequence[str]], None]
+
+
+def model(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """Batch inference with `--eval_task rm` names the reward model so."""
+    new.add("reward.model_name_or_path" if old.task == "score" else "actor.model_name_or_path", values[0])
+
+
+def dataset(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """What generates reads prompts."""
+    new.add("data.prompt_dataset" if old.task == "generate" else "data.dataset", values[0])
+
+
+def template(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """An empty template is none."""
+    text = "".join(values)
+    new.add("data.input_template", text.replace("\\n", "\n") if text else "null")
+
+
+def zero_stage(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """Stages are for training; what only computes needs none."""
+    if "ds.zero_stage" in flags_of(old.task):
+        new.add("ds.zero_stage", values[0])
+    else:
+        new.remark(f"--zero_stage {values[0]}: task={old.task} trains nothing, so it has no stage")
+
+
+def to(*pairs: tuple[str, str | None], remark: str | None = None) -> Handler:
+    """Write flags: with a fixed value, or (None) with that of the old flag."""
+
+    def handler(new: Migrated, old: Old, values: Sequence[str]) -> None:
+        known = [(key, value) for key, value in pairs if key in flags_of(old.task)]
+        for key, value in known:
+            new.add(key, joined(values, key, old.task) if value is None else value)
+        if not known:
+            new.lost.append(f"{' or '.join(key for key, _ in pairs)}: task={old.task} has no such flag")
+        if remark is not None:
+            new.remark(remark)
+
+    return handler
+
+
+def nothing(reason: str) -> Handler:
+    """The flag needs nothing here, for a reason that is worth a remark."""
+    return lambda new, old, values: new.remark(reason)
+
+
+def gone(flag: str, reason: str) -> tuple[str, Handler]:
+    """The flag has no counterpart."""
+    return flag, lambda new, old, values: new.lost.append(f"--{flag}: {reason}")
+
+
+def attention(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """Flash attention is part of `varlen`, the default; other kernels need padded batches."""
+    kernel = values[0] if values else "flash_attention_2"
+    if kernel.startswith("flash_attention") or "flash" in kernel:
+        new.remark("flash attention: ds.attn_implementation=varlen, the default, uses a flash kernel on GPUs in bf16")
+    elif old.has("packing_samples", "ds.packing_samples"):
+        new.remark(f"--attn_implementation {kernel}: with packed samples OpenRLHF used flash attention in its place")
+    else:
+        new.add("ds.attn_implementation", kernel)
+
+
+def precision(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """fp16 is not trained here."""
+    if values and values[0] == "fp16":
+        new.lost.append("--param_dtype fp16: no counterpart; bf16 and fp32 can be trained")
+    elif "ds.param_dtype" in flags_of(old.task):
+        new.add("ds.param_dtype", values[0] if values else "bf16")
+
+
+def prompt_length(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The limit is on prompt and response together; a long prompt is left out and not cut."""
+    answer = old.value("generate_max_len", "max_new_tokens") or "1024"
+    if values[0].isdigit() and answer.isdigit():
+        new.add("data.max_len", str(int(values[0]) + int(answer)))
+    new.remark(
+        "--prompt_max_len: data.max_len limits prompt and response together; longer prompts are left out, not cut"
+    )
+
+
+def wandb(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """Keys come from the environment."""
+    new.add("logger.wandb.enable", "true")
+    new.remark("the key of Weights & Biases is not a flag: export WANDB_API_KEY")
+
+
+def correction(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The correction is a preset, whose band may be another."""
+    kind = values[0] if values else old.value("vllm_is_correction_type", "algo.advantage.is_correction_type") or "tis"
+    if old.has("use_icepop"):
+        kind = "icepop"
+    new.flags["correction"] = kind
+    if kind == "tis" and not old.has("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"):
+        new.remark("correction=tis: weights are at most 2 and have no lower bound; OpenRLHF keeps them in [0.5, 5]")
+
+
+def threshold(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The band of the correction. Weights of `tis` have no lower bound."""
+    kind = old.value("vllm_is_correction_type", "algo.advantage.is_correction_type") or "tis"
+    masks = kind != "tis" or old.has("use_icepop") or old.value("algo.advantage.is_correction_mode") == "mask"
+    kept = list(values) if masks or len(values) < 2 else [values[-1]]
+    new.add("algo.advantage.is_correction_threshold", f"[{','.join(kept)}]")
+    if len(kept) < len(values):
+        new.remark(f"correction=tis: the weights have no lower bound here, so {values[0]} is left out")
+
+
+def sync_backend(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """`auto` takes NCCL, CUDA IPC or shared memory by where the engines are."""
+    if values and values[0] == "nccl":
+        new.remark("--vllm_sync_backend nccl: vllm.sync_backend=auto, the default, takes NCCL, or CUDA IPC on one GPU")
+    else:
+        new.add("vllm.sync_backend", values[0] if values else "auto")
+
+
+def reward_models(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """One model is a flag, several are sources."""
+    if "," not in values[0]:
+        new.add("reward.model_name_or_path", values[0])
+        return
+    names = values[0].split(",")
+    sources = [f"m{place}:{{model_name_or_path:{written_in_table(name)}}}" for place, name in enumerate(names, start=1)]
+    new.flags["reward.sources"] = "{" + ",".join(sources) + "}"
+    new.remark("several reward models are reward.sources, each with a weight; OpenRLHF added them up")
+
+
+def written_in_table(name: str) -> str:
+    return written("reward.model_name_or_path", name.strip(), "ppo")
+
+
+def post_processor(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """What batch inference did with scores."""
+    kind = values[0] if values else ""
+    if kind == "rs":
+        new.add("score.best_of_n" if old.task == "score" else "generate.best_of_n", "true")
+    elif kind == "iter_dpo" and old.task == "score":
+        new.add("score.pairs", "true")
+    elif kind == "csft":
+        new.remark("--post_processor csft: task=conditional_sft samples, scores and trains in one loop")
+    else:
+        new.lost.append(f"--post_processor {kind}: no counterpart is known")
+
+
+def freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """OpenRLHF freezes one step more; -1 is never."""
+    steps = int(values[0]) if values and values[0].lstrip("-").isdigit() else -1
+    if steps >= 0:
+        new.add("critic.freezing_steps", str(steps + 1))
+        new.remark("critic.freezing_steps=N trains only the critic in N steps; OpenRLHF did so in N + 1")
+
+
+def margin(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    new.add("data.margin_key", "margin")
+
+
+def ranking_loss(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    new.add("algo.loss", "sigmoid" if not values or values[0] == "sigmoid" else "logexp")
+
+
+def offload_both(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    new.add("ref.offload", "true")
+    if old.has("reward_pretrain"):
+        new.add("reward.offload", "true")
+
+
+HANDLERS: dict[str, Handler] = {
+    # precision and kernels
+    "bf16": precision,
+    "param_dtype": precision,
+    "ds.param_dtype": precision,
+    "fp16": lambda new, old, values: precision(new, old, ["fp16"]),
+    "flash_attn": attention,
+    "attn_implementation": attention,
+    "ds.attn_implementation": attention,
+    "pretrain": model,
+    "dataset": dataset,
+    "data.input_template": template,
+    "input_template": template,
+    "zero_stage": zero_stage,
+    "disable_ds_ckpt": to(("ckpt.disable_ds", None)),
+    "use_ds_universal_ckpt": to(("ds.use_universal_ckpt", None)),
+    # lengths
+    "data.max_len": to(("serve.max_len", None), ("data.max_len", None)),
+    "prompt_max_len": prompt_length,
+    # logging
+    "use_wandb": wandb,
+    "logger.wandb.key": wandb,
+    "wandb_project": to(("logger.wandb.project", None)),
+    "wandb_group": to(("logger.wandb.group", None)),
+    "wandb_org": to(("logger.wandb.org", None)),
+    "wandb_run_name": to(("logger.wandb.run_name", None)),
+    # corrections of engine and trainer
+    **dict.fromkeys(
+        (
+            "enable_vllm_is_correction",
+            "vllm_enable_is_correction",
+            "algo.advantage.is_correction_enable",
+            "algo.advantage.is_correction_type",
+            "vllm_is_correction_type",
+            "use_icepop",
+        ),
+        lambda new, old, values: correction(new, old, ()),
+    ),
+    **dict.fromkeys(("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"), threshold),
+    # RL
+    "vllm_sync_backend": sync_backend,
+    "vllm.sync_backend": sync_backend,
+    "reward_pretrain": reward_models,
+    "reward.model_name_or_path": reward_models,
+    "ref_reward_offload": offload_both,
+    "use_kl_estimator_k3": to(("algo.kl.estimator", "k3")),
+    "freezing_actor_steps": freezing,
+    "critic.freezing_steps": freezing,
+    "vllm_sync_with_ray": nothing("--vllm_sync_with_ray: weights go through groups of the suite's own"),
+    "vllm.sync_with_ray": nothing("--vllm.sync_with_ray: weights go through groups of the suite's own"),
+    "actor_init_on_gpu": nothing("--actor_init_on_gpu: models are always loaded where they are trained"),
+    "use_cispo": to(("actor.policy_loss_type", "cispo")),
+    "use_dual_policy_loss": to(("actor.dual_clip", "3.0")),
+    "env_func": to(("train.agent_func_path", None)),
+    # preferences and reward models
+    "ipo": to(("algo.loss", "ipo")),
+    "model.ipo_enable": to(("algo.loss", "ipo")),
+    "vanilla_loss": to(("algo.loss", "vanilla")),
+    "unpaired_preference": nothing("--unpaired_preference: task=kto always takes single answers with a label"),
+    "margin_loss": margin,
+    "model.margin_loss_enable": margin,
+    "loss": ranking_loss,
+    "model.loss_type": ranking_loss,
+    "compute_fp32_loss": nothing("--compute_fp32_loss: losses are always computed in fp32"),
+    "model.compute_fp32_loss_enable": nothing("--model.compute_fp32_loss_enable: losses are always computed in fp32"),
+    # tools
+    "is_rm": nothing("--is_rm: task=merge_lora sees by the adapter whether it is of a reward model"),
+    "eval_task": lambda new, old, values: new.remark(f"--eval_task {' '.join(values)} is task={old.task} here"),
+    "post_processor": post_processor,
+    "enable_csft": nothing("--enable_csft: a target reward (data.target_reward) switches it on"),
+    "greedy_sampling": to(("rollout.temperature", "0"), ("chat.temperature", "0")),
+    "tp_size": to(("vllm.tensor_parallel_size", None)),
+    "best_of_n": to(("rollout.n_samples_per_prompt", None)),
+    # what the suite does by itself
+    "local_rank": nothing("--local_rank: ranks are started by the suite itself"),
+    **{
+        f"{section}muon.{name}": nothing(f"--{section}muon.{name}: DeepSpeed's Muon has this fixed, there and here")
+        for section in ("", "actor.", "critic.")
+        for name in ("nesterov", "no_nesterov", "ns_steps")
+    },
+    "disable_trace_cache": nothing("--disable_trace_cache: it is not needed with this DeepSpeed"),
+    "ds.ring_attn_head_stride": nothing("--ds.ring_attn_head_stride: the suite's sequence parallelism has no strides"),
+    "ring_head_stride": nothing("--ring_head_stride: the suite's sequence parallelism has no strides"),
+    **dict(
+        (
+            gone("use_ms", "models and data of ModelScope are not loaded; name a local folder"),
+            gone("ds.use_ms", "models and data of ModelScope are not loaded; name a local folder"),
+            gone("disable_fast_tokenizer", "tokenizers are always fast"),
+            gone("data.disable_fast_tokenizer", "tokenizers are always fast"),
+            gone("iter", "write the part of the rows as generate.shard=<part>/<parts> (score.shard)"),
+            gone("ta_prompt", "write the text as chat.system"),
+            gone("use_filter_sample", "write a filter of groups as algo.dynamic_filtering_range"),
+            gone("repetition_penalty", "sampling has no such penalty, since the trainer's distribution has none"),
+            gone("ptx_coef", "the loss on pre-training data (PPO-ptx) is not there"),
+            gone("pretrain_data", "the loss on pre-training data (PPO-ptx) is not there"),
+            gone("perf", "timings are always in the metrics"),
+        )
+    ),
+}
