@@ -93,8 +93,8 @@ CONFIG = [
     Mutation(
         "a budget of exactly one sequence is refused",
         "config/rules/training.py",
-        "run.train.max_tokens_per_gpu < least",
-        "run.train.max_tokens_per_gpu <= least",
+        "run.train.max_tokens_per_gpu * size < least",
+        "run.train.max_tokens_per_gpu * size <= least",
         BORDERS,
     ),
     Mutation(

@@ -36,3 +36,21 @@ def test_a_model_has_one_rank_or_several(ranks, said):
     run = SFTRun()
     run.actor.num_gpus_per_node, run.actor.model_name_or_path = ranks, "builtin:tiny"
     assert [*decisions(run, resolve(run, Machine("cpu", 0)))] == [("actor", "builtin:tiny", said)]
+
+
+def test_ranks_that_split_the_tokens_of_a_batch_count_as_one():
+    run = SFTRun()
+    run.train.batch_size, run.train.micro_batch_size = 24, 2
+    run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 6, "builtin:tiny", 2
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
+    assert (found["actor ranks"], found["parts of a batch"]) == ("6", "3")
+    assert found["ranks that split the tokens of a batch"] == "2"
+    assert found["micro-batches per rank and optimiser step"] == "4"
+
+
+def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
+    run = SFTRun()
+    run.train.dynamic_batch_enable, run.train.max_tokens_per_gpu = True, 100
+    run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 2, "builtin:tiny", 2
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
+    assert found["micro-batches per rank"] == "<= 200 tokens"

@@ -273,6 +273,33 @@ def test_more_tokens_than_a_model_has_positions_are_refused(model, settings, pos
         assert found(words + str(positions)) == []
 
 
+RING = "task=sft data.dataset=builtin:reverse ds.packing_samples=true actor.num_gpus_per_node=2 ds.ring_attn_size=2 "
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings", "said"),
+    [
+        ("gather", {"num_attention_heads": 3}, None),
+        ("ulysses", {"num_attention_heads": 4, "num_key_value_heads": 1}, None),
+        ("ulysses", {"num_attention_heads": 3}, "3 query and 3 key/value heads"),
+        ("ulysses", {"num_attention_heads": 6, "num_key_value_heads": 3}, "6 query and 3 key/value heads"),
+        ("ring", {"num_attention_heads": 4, "sliding_window": 99}, "the sliding window of 99 tokens"),
+        ("gather", {"num_attention_heads": 4, "sliding_window": 99}, "the sliding window of 99 tokens"),
+        ("ring", {"num_attention_heads": 4, "sliding_window": 100}, None),
+        ("ring", {"num_attention_heads": 4, "sliding_window": 9, "use_sliding_window": False}, None),
+        ("ulysses", {"num_attention_heads": 4, "sliding_window": 99}, None),
+    ],
+)
+def test_the_mode_of_sequence_parallelism_fits_the_model(model, mode, settings, said):
+    path = model(tokenizer={"chat_template": "x"}, **settings)
+    line = RING + f"ds.ring_attn_mode={mode} data.max_len=100 actor.model_name_or_path={path}"
+    if said is None:
+        assert found(line) == []
+    else:
+        key, problem = one(line)
+        assert key == "ds.ring_attn_mode" and said in problem
+
+
 def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, closed_port):
     line = SFT + "actor.model_name_or_path=org/model"
     monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -45,6 +45,8 @@ def sources(text: str) -> str:
 
 IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
+RING, PACKED, FLASH = "ds.ring_attn_size=2 ", "ds.packing_samples=true ", "ds.attn_implementation=flash_attention_2 "
+TWO_RANKS = "actor.num_gpus_per_node=2 critic.num_gpus_per_node=2"
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
 FOUR_BITS = "ds.load_in_4bit=true "
@@ -198,6 +200,11 @@ MISTAKES = [
     (SFT + "ds.zero_stage=0 ds.param_dtype=fp32 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
     (SFT + "ds.zpg=2", "ds.zpg", "write ds.zero_stage=3"),
     (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
+    (SFT + RING + "actor.num_gpus_per_node=2", "ds.packing_samples", "add ds.packing_samples=true"),
+    (SFT + RING + PACKED + "actor.num_gpus_per_node=3", "actor.num_gpus_per_node", "=4"),
+    (SFT + RING + PACKED + FLASH + "actor.num_gpus_per_node=2", "ds.attn_implementation", "=varlen"),
+    (PPO + RING + PACKED + TWO_RANKS, "ref.num_gpus_per_node", "1 rank cannot form groups of ds.ring_attn_size=2"),
+    (SFT + RING + PACKED + "actor.num_gpus_per_node=4 train.batch_size=9", "train.batch_size", "x ranks = 8 x 2"),
     (SFT + "train.dynamic_batch_enable=true", "train.dynamic_batch_enable", "add ds.packing_samples=true"),
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.param_dtype=fp32 ds.grad_accum_dtype=bf16", "ds.grad_accum_dtype", "write ds.grad_accum_dtype=fp32"),

@@ -184,3 +184,9 @@ def test_rows_are_answered_by_engines_and_scored_by_the_ranks_of_a_reward_model(
     score.reward.rule, score.reward.model_name_or_path, score.reward.num_gpus_per_node = None, "org/judge", 2
     plan = resolve(score, Machine("cpu", 0))
     assert plan.placement.lines() == ["2 x CPU slot: reward x 2"] and plan.models["reward"].head == "value"
+
+
+def test_the_placement_knows_how_many_ranks_split_the_tokens_of_a_batch(config):
+    assert placement(config).sequence == 1
+    config.ds.ring_attn_size, config.actor.num_gpus_per_node = 2, 4
+    assert placement(config).sequence == 2

@@ -22,6 +22,7 @@ from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import make_trainable
@@ -132,8 +133,20 @@ def gradient_writer() -> Iterator[None]:
         strategy.optim.adamw = before
 
 
+WORLDS: dict[int, World] = {}
+
+
+def meshed(world: World, split: Split) -> World:
+    """The world of this rank in the mesh of `split`; its groups of ranks are made once."""
+    if split.sequence not in WORLDS:
+        mesh = Mesh(split.ranks // split.sequence, split.sequence)
+        WORLDS[split.sequence] = World.of(world.rank, mesh, world.device)
+    return WORLDS[split.sequence]
+
+
 def trained_model(world: World, folder: Path, head: str, split: Split) -> strategy.TrainedModel:
     """The model of `split` under DeepSpeed, its adapters set to `adapter`."""
+    world = meshed(world, split)
     ds = ds_config(split)
     config = TrainedModelConfig(
         aux_loss_coef=split.aux,
@@ -146,6 +159,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
     with strategy.loading_context(ds):
         module = load_model(str(folder / head), head=head, ds=ds)
     make_trainable(module, config, ds.lora)
+    strategy.split_tokens(module, ds, world)
     weights = {name: p for name, p in module.model.named_parameters() if "lora" in name}
     for name, parameter in weights.items():
         stem, _, part = name.partition(".lora_")
@@ -171,7 +185,7 @@ def optimizer_gradient(
     torch.manual_seed(0)
     config, world = train_config(split, BUDGET), model.world
     mine = shards(batch, balanced_parts(batch, world.mesh.data))[world.data_index]
-    micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config)]
+    micro_batches = [take(mine, group) for group in micro_groups(mine.lengths.tolist(), config, world.mesh)]
     optimizer_step(model, objective, micro_batches, 0, "stop")
     return written(model)
 
@@ -216,6 +230,8 @@ def ds_config(split: Split) -> DeepSpeedConfig:
         param_dtype="fp32",
         packing_samples=split.packed,
         attn_implementation=split.attention,
+        ring_attn_size=split.sequence,
+        ring_attn_mode=split.mode,
         lora=LORA if split.lora else LoRAConfig(),
     )
 

@@ -26,6 +26,8 @@ class Split:
     freeze: tuple[str, ...] = ()
     attention: str = "varlen"
     rows: tuple[int, ...] | None = None
+    sequence: int = 1  # ranks that split the tokens of each batch
+    mode: str = "gather"  # in which their attention meets
 
     def chosen(self, count: int) -> list[int]:
         """The rows out of `count` that take part."""
@@ -51,6 +53,21 @@ SPLITS = [
     Split("LoRA, ZeRO-3, re-entrant checkpointing", lora=True, zero=3, checkpointing="re-entrant"),
     Split("LoRA, 2 ranks, ZeRO-2, micro 2", ranks=2, zero=2, micro=2, lora=True),
     Split("LoRA, 2 ranks, ZeRO-3, token budget", ranks=2, zero=3, budget=True, lora=True),
+]
+MODES = ("gather", "ring", "ulysses")
+# Ranks that split the tokens of each batch.
+SEQUENCE_SPLITS = [
+    *(Split(f"sequence 2, {mode}", ranks=2, sequence=2, mode=mode) for mode in MODES),
+    Split("sequence 2, gather, ZeRO-3, checkpointing", ranks=2, sequence=2, zero=3, checkpointing="plain"),
+    Split("sequence 2, ring, ZeRO-2, re-entrant", ranks=2, sequence=2, mode="ring", zero=2, checkpointing="re-entrant"),
+    Split("sequence 2, ulysses, ZeRO-1, token budget", ranks=2, sequence=2, mode="ulysses", zero=1, budget=True),
+    Split("sequence 2, ulysses, ZeRO-2, LoRA", ranks=2, sequence=2, mode="ulysses", zero=2, lora=True),
+    Split("1 row, sequence 2, ring, ZeRO-3", ranks=2, sequence=2, mode="ring", zero=3, rows=(4,)),
+    *(Split(f"sequence 4, {mode}, ZeRO-2", ranks=4, sequence=4, mode=mode, zero=2) for mode in MODES),
+    *(
+        Split(f"2 x sequence 2, {mode}, ZeRO-{stage}, micro 2", ranks=4, sequence=2, mode=mode, zero=stage, micro=2)
+        for mode, stage in (("gather", 0), ("ring", 3), ("ulysses", 2), ("gather", 3))
+    ),
 ]
 
 

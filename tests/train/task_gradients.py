@@ -50,7 +50,7 @@ def gradient(world: World, folder: Path, name: str, split: Split, capacity: int 
     with gradient_writer():
         model = trained_model(world, folder, models(config)["actor"].head, split)
     task.frozen = load_frozen_roles(task, models(config), config.ds, model)
-    batches = prepared(task, model, rank_micro_batches(items, range(len(items)), config.train, world))
+    batches = prepared(task, model, rank_micro_batches(items, range(len(items)), config.train, model.world))
     optimizer_step(model, task, batches, 0, "stop")
     return written(model)
 

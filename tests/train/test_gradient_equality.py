@@ -13,7 +13,7 @@ import torch
 from gradients import gradient, reference
 from plain_models import relative_error
 from policy_formulas import CLIP, DUAL_CLIP, OBJECTIVES, TEMPERATURE
-from splits import SPLITS, Split, sampled
+from splits import SEQUENCE_SPLITS, SPLITS, Split, sampled
 
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.packing import balance
@@ -42,7 +42,9 @@ def wanted(folder, batch):
 
 
 @pytest.mark.parametrize(
-    ("loss", "split"), sampled(list(OBJECTIVES), SPLITS), ids=lambda value: getattr(value, "name", value)
+    ("loss", "split"),
+    [*sampled(list(OBJECTIVES), SPLITS), *sampled(list(OBJECTIVES), SEQUENCE_SPLITS)],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_the_gradient_is_that_of_the_formula(ranks, folder, batch, wanted, loss, split):
     found = ranks(split.ranks).call(gradient, folder, loss, split, take(batch, split.chosen(len(batch))))[0]

@@ -19,6 +19,7 @@ LOSSES = ("ppo, token-mean", "value")
 SPLITS = [
     ("mixtral", Split("micro-batches of 1", micro=1, aux=AUX)),
     ("mixtral", Split("2 ranks, ZeRO-3", ranks=2, zero=3, micro=2, aux=AUX)),
+    ("mixtral", Split("2 ranks that split the tokens", ranks=2, zero=2, micro=2, sequence=2, mode="ring", aux=AUX)),
     ("qwen3_moe", Split("padded", micro=3, packed=False, aux=AUX)),
 ]
 

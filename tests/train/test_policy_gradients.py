@@ -24,7 +24,11 @@ LIMIT = 1e-5
 ESTIMATORS = estimator.names()
 CASES = [Case(loss, ESTIMATORS[i % len(ESTIMATORS)], mode) for i, (loss, mode) in enumerate(MODES)]
 CASES.append(Case("value", "gae", "token-mean"))
-SPLITS = [Split("micro-batches of 2", micro=2), Split("2 ranks", ranks=2, zero=2, micro=2)]
+SPLITS = [
+    Split("micro-batches of 2", micro=2),
+    Split("2 ranks", ranks=2, zero=2, micro=2),
+    Split("2 ranks that split the tokens", ranks=2, zero=2, micro=2, sequence=2),
+]
 
 
 @pytest.fixture(scope="module")

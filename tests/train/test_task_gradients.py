@@ -11,7 +11,7 @@ import pytest
 import torch
 from gradients import trained_model
 from plain_models import reference_model, relative_error
-from splits import SPLITS, Split, sampled
+from splits import SEQUENCE_SPLITS, SPLITS, Split, sampled
 from task_cases import CASES, ROWS, Plain
 from task_gradients import gradient, setup, wanted
 
@@ -29,7 +29,9 @@ SELECTORS = ("loss", "divergence")  # the flags of `algo` that choose a loss
 
 
 @pytest.mark.parametrize(
-    ("name", "split"), sampled(list(CASES), SPLITS), ids=lambda value: getattr(value, "name", value)
+    ("name", "split"),
+    [*sampled(list(CASES), SPLITS), *sampled(list(CASES), SEQUENCE_SPLITS)],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_the_gradient_is_that_of_the_formula(ranks, folder, name, split):
     found = ranks(split.ranks).call(gradient, folder, name, split)[0]

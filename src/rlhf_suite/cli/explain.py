@@ -49,7 +49,7 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
 
 def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     """Return the numbers from prompts to micro-batches, each with its equation."""
-    train, ranks = run.train, plan.models[ACTOR].ranks
+    train, ranks, sequence = run.train, plan.models[ACTOR].ranks, plan.placement.sequence
     if isinstance(run, PPORun) and isinstance(plan, Plan):
         prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
         yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
@@ -58,14 +58,16 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
         yield "optimiser steps per RL step", how, f"{plan.optimizer_steps_per_rollout}"
     yield "sequences per optimiser step", "train.batch_size", f"{train.batch_size}"
     yield "actor ranks", "actor.num_nodes x actor.num_gpus_per_node", f"{ranks}"
+    if sequence > 1:
+        yield "ranks that split the tokens of a batch", f"ds.ring_attn_size, {run.ds.ring_attn_mode}", f"{sequence}"
+        yield "parts of a batch", f"{ranks} / {sequence}", f"{ranks // sequence}"
+        ranks //= sequence
     share = train.batch_size // ranks
     yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
     if train.dynamic_batch_enable:
-        yield (
-            "micro-batches per rank",
-            "as many as train.max_tokens_per_gpu needs",
-            f"<= {train.max_tokens_per_gpu} tokens",
-        )
+        each = f" x {sequence} ranks" if sequence > 1 else ""
+        tokens = train.max_tokens_per_gpu * sequence
+        yield "micro-batches per rank", f"as many as train.max_tokens_per_gpu{each} needs", f"<= {tokens} tokens"
     else:
         how = f"/ train.micro_batch_size = {share} / {train.micro_batch_size}"
         yield "micro-batches per rank and optimiser step", how, f"{share // train.micro_batch_size}"

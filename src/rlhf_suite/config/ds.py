@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, group, is_positive, is_true
+from rlhf_suite.config.flags import FIXED, When, flag, group, is_positive, is_true
 
 ADAPTED = is_positive(".rank", "<rank>")
+SPLIT = When(".ring_attn_size", lambda size: size > 1, " > 1", "<number > 1>")
 
 
 @dataclass
@@ -87,6 +88,19 @@ class DeepSpeedConfig(ForwardConfig):
         "Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error "
         "of the sum grows with the number of micro-batches",
         choices=("fp32", "bf16"),
+    )
+    ring_attn_size: int = flag(
+        1,
+        "Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too "
+        "long for one",
+        ge=1,
+    )
+    ring_attn_mode: str = flag(
+        "gather",
+        "How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from "
+        "rank to rank, ulysses exchanges tokens for heads",
+        choices=("gather", "ring", "ulysses"),
+        when=SPLIT,
     )
     use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(

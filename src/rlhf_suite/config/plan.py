@@ -131,6 +131,7 @@ class Placement:
 
     device: str
     pools: tuple[Pool, ...]
+    sequence: int = 1  # ranks of a model that split the tokens of each batch
 
     @property
     def num_devices(self) -> int:
@@ -143,7 +144,10 @@ class Placement:
     def lines(self) -> list[str]:
         """Return one line per pool, for people."""
         unit = "GPU" if self.device == "cuda" else "CPU slot"
-        return [f"{pool.num_devices} x {unit}: " + ", ".join(map(described, pool.roles)) for pool in self.pools]
+        shared = f"; {self.sequence} ranks split the tokens of a batch" if self.sequence > 1 else ""
+        return [
+            f"{pool.num_devices} x {unit}: " + ", ".join(map(described, pool.roles)) + shared for pool in self.pools
+        ]
 
 
 def described(role: Role) -> str:
@@ -184,7 +188,8 @@ class Plan(WorkerPlan):
 def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem."""
     if not isinstance(run, PPORun):
-        return WorkerPlan(models(run), Placement(machine.device, tuple(Pool((role,)) for role in roles(run))))
+        each = tuple(Pool((role,)) for role in roles(run))
+        return WorkerPlan(models(run), Placement(machine.device, each, sequence_ranks(run)))
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -192,7 +197,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     return Plan(
         models=models(run),
-        placement=Placement(machine.device, pools(run, together)),
+        placement=Placement(machine.device, pools(run, together), sequence_ranks(run)),
         engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
         rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
@@ -227,6 +232,16 @@ def actor_path(run: SupervisedRun | PPORun) -> str:
 def num_ranks(section: Ranked) -> int:
     """Return the ranks of a model."""
     return section.num_nodes * section.num_gpus_per_node
+
+
+def sequence_ranks(run: Run) -> int:
+    """Return how many ranks of a model split the tokens of each batch."""
+    return run.ds.ring_attn_size if isinstance(run, AnyTrainedRun) else 1
+
+
+def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
+    """Return over how many ranks, or groups of ranks, the sequences of a batch are split."""
+    return num_ranks(section) // sequence_ranks(run)
 
 
 def models(run: PlannedRun) -> dict[str, ModelPlan]:

@@ -14,7 +14,12 @@ class TrainConfig:
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
     micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1)
     dynamic_batch_enable: bool = flag(False, "Form balanced micro-batches by a token budget; needs ds.packing_samples")
-    max_tokens_per_gpu: int = flag(16192, "Token budget of a micro-batch", ge=1, when=is_true(".dynamic_batch_enable"))
+    max_tokens_per_gpu: int = flag(
+        16192,
+        "Token budget of a micro-batch, for each rank that holds a part of its tokens",
+        ge=1,
+        when=is_true(".dynamic_batch_enable"),
+    )
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
     early_stopping_patience: int | None = flag(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Mesh:
     """How many ranks a model has along each axis.
 
-    The sequences of a batch are split over `data`, and counts are summed over it. The tokens of one sequence are split
-    over `sequence`, and the matrices of one layer over `tensor`; both have size 1 so far.
+    The sequences of a batch are split over `data`, and counts are summed over it. The tokens of each batch are split
+    over `sequence`: its ranks get the same batches. The matrices of a layer are split over `tensor`, of size 1 so far.
     """
 
     data: int
@@ -18,7 +22,7 @@ class Mesh:
     tensor: int = 1
 
     def __post_init__(self) -> None:
-        assert self.sequence == self.tensor == 1, "attention and head are not split over ranks"
+        assert self.tensor == 1, "matrices are not split over ranks"
 
     @property
     def size(self) -> int:
@@ -28,6 +32,11 @@ class Mesh:
     def data_index(self, rank: int) -> int:
         """Return which part of a batch a rank works on: ranks that share a part have successive numbers."""
         return rank // (self.sequence * self.tensor)
+
+    def one_per_part(self, answers: Sequence[T]) -> list[T]:
+        """Return the answers of one rank for each part of a batch, from those of all ranks: the others are equal."""
+        assert len(answers) == self.size, (len(answers), self)
+        return list(answers[:: self.sequence * self.tensor])
 
 
 @dataclass(frozen=True)

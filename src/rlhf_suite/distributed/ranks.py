@@ -24,7 +24,7 @@ def running(
     if placement.num_actors == 1:
         yield LocalGroup(cls, pool.name, device, args)
         return
-    options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device))
+    options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device), placement.sequence)
     with ray_cluster(launch, folder.path, placement.num_actors):
         group = WorkerGroup(cls, pool.name, reserve(placement, launch.timeout_s)[pool.name], options, args)
         group.ready()

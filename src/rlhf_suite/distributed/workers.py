@@ -31,12 +31,14 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What all groups of a run share. `device` is "cpu" or "cuda"; `env` reaches the actors before any import."""
+    """What all groups of a run share. `device` is "cpu" or "cuda"; `env` reaches the actors before any import; so many
+    ranks split the tokens of each batch (`sequence`)."""
 
     device: str
     log_dir: Path
     timeout_s: float
     env: dict[str, str] = field(default_factory=dict)
+    sequence: int = 1
 
 
 class Worker:
@@ -68,7 +70,8 @@ class WorkerGroup:
         self, cls: type, name: str, slots: Sequence[Slot], options: GroupOptions, args: tuple[Any, ...] = ()
     ) -> None:
         self.name = name
-        self.mesh = Mesh(data=len(slots))
+        self.mesh = Mesh(len(slots) // options.sequence, options.sequence)
+        assert self.mesh.size == len(slots), (self.mesh, len(slots))
         self.members: Sequence[Member] = [
             Member(f"{name}-{i}", options.log_dir / f"{name}-{i}.log") for i in range(len(slots))
         ]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.distributed.mesh import Mesh
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """The place of one process among the ranks of its model, and the collectives over an axis of their mesh.
+    """The place of one process among the ranks of its model, and the collectives over the data axis of their mesh.
 
     Over an axis of one rank every collective is the identity.
     """
@@ -32,6 +33,16 @@ class World:
     rank: int
     mesh: Mesh
     device: torch.device
+    data_ranks: dist.ProcessGroup | None = None  # of the data axis through this rank; None: all ranks
+    sequence_ranks: dist.ProcessGroup | None = None  # that split the tokens of this rank's batches; None: it alone
+
+    @staticmethod
+    def of(rank: int, mesh: Mesh, device: torch.device) -> World:
+        """Return the world of a process that has joined the process group of all ranks. Every rank calls it."""
+        if mesh.sequence == 1:
+            return World(rank, mesh, device)
+        axes = init_device_mesh(device.type, (mesh.data, mesh.sequence), mesh_dim_names=("data", "sequence"))
+        return World(rank, mesh, device, axes.get_group("data"), axes.get_group("sequence"))
 
     @property
     def is_main(self) -> bool:
@@ -44,16 +55,16 @@ class World:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum over the data axis."""
-        return self._reduce(tensor, dist.ReduceOp.SUM)
+        return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.data, self.data_ranks)
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the element-wise maximum over the data axis."""
-        return self._reduce(tensor, dist.ReduceOp.MAX)
+        """Return the element-wise maximum over all ranks."""
+        return self._reduce(tensor, dist.ReduceOp.MAX, self.mesh.size, None)
 
-    def _reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    def _reduce(self, tensor: torch.Tensor, op: Any, size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
         result = tensor.detach().clone().to(self.device)
-        if self.mesh.data > 1:
-            dist.all_reduce(result, op=op)
+        if size > 1:
+            dist.all_reduce(result, op=op, group=group)
         return result
 
     def gather(self, values: list[T]) -> list[T]:
@@ -61,7 +72,7 @@ class World:
         if self.mesh.data == 1:
             return values
         everyones: list[list[T]] = [[] for _ in range(self.mesh.data)]
-        dist.all_gather_object(everyones, values)
+        dist.all_gather_object(everyones, values, group=self.data_ranks)
         return list(chain.from_iterable(everyones))
 
     def peak_memory_gb(self) -> float:

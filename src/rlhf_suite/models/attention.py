@@ -3,7 +3,8 @@
 Every sequence attends only to itself, causally. On CUDA in bf16 or fp16 a variable-length flash kernel computes it.
 Anywhere else torch's SDPA runs on views of the packed tokens, one call for each run of neighbouring sequences of the
 same length, so nothing is padded or copied. (Padded blocks of similar lengths take 1.4 times as long on a CPU.) Neither
-builds a T x T mask. T tokens, B sequences, L longest length, H query heads, K key/value heads, D head size.
+builds a T x T mask. With sequence parallelism a rank has a `Shard` of the tokens. T tokens, B sequences, L longest
+length, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.attention_blocks import States
+from rlhf_suite.models.sequence_parallel import GATHER, RING, SequenceGroup, Shard
 
 NAME = "varlen"
 HALF = (torch.bfloat16, torch.float16)
@@ -34,10 +37,15 @@ class SequenceLayout:
     positions: Tensor  # [T] position of each token in its sequence
     slots: Tensor  # [T] index of each token in the flattened [B, L]
     runs: tuple[tuple[int, int], ...]  # (count, length) of neighbouring sequences of equal length
+    shard: Shard | None = None  # which tokens this rank holds, if the ranks of a group split them
 
     @staticmethod
-    def of(lengths: Tensor, packed: bool) -> SequenceLayout:
-        """Return the layout of sequences with `lengths` [B]."""
+    def of(lengths: Tensor, packed: bool, group: SequenceGroup | None = None) -> SequenceLayout:
+        """Return the layout of sequences with `lengths` [B]. If a group splits the tokens, the layout may end with one
+        more sequence, of padding, which makes the parts equal."""
+        if group is not None:
+            padding = -lengths.sum() % (2 * group.size)
+            lengths = torch.cat([lengths, padding[None]]) if padding > 0 else lengths
         starts = lengths.cumsum(0) - lengths  # [B]
         total, longest = int(lengths.sum()), int(lengths.max())
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -46,7 +54,23 @@ class SequenceLayout:
         cu_lengths = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
         values, counts = torch.unique_consecutive(lengths, return_counts=True)
         runs = tuple(zip(counts.tolist(), values.tolist(), strict=True))
-        return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs)
+        shard = None if group is None else Shard.of(lengths, group)
+        return SequenceLayout(packed, cu_lengths, longest, positions, segments * longest + positions, runs, shard)
+
+    def held(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of the `tokens` [N] this rank holds, [n] indices into them, and their places among all that it
+        holds, [n]."""
+        if self.shard is None:
+            return torch.arange(len(tokens), device=tokens.device), tokens
+        own = self.shard.tokens
+        numbers = torch.arange(len(own), device=own.device)
+        found = torch.full_like(self.positions, -1).index_copy_(0, own, numbers)[tokens]  # [N]
+        which = (found >= 0).nonzero().squeeze(1)
+        return which, found[which]
+
+    def whole(self, values: Tensor) -> Tensor:
+        """Return the sum of `values` over the ranks that split the tokens."""
+        return values if self.shard is None else self.shard.group.sum(values)
 
 
 def varlen_attention(
@@ -76,16 +100,46 @@ def varlen_attention(
     call = _Call(settings.get("scaling"), settings.get("sliding_window"), settings.get("dropout") or 0.0)
     if not sequences.packed:
         return call.padded(query, key, value).transpose(1, 2), None
+
+    def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return packed_attention(query, key, value, sequences, call)
+
+    if sequences.shard is None:
+        return whole(query, key, value), None
+    states = States(query, key, value)
+    if sequences.shard.group.mode in (GATHER, RING):
+        check_blocks(states, sequences, call)
+    return sequences.shard.attention(states, call.scaling, whole), None
+
+
+def check_blocks(states: States, sequences: SequenceLayout, call: _Call) -> None:
+    """Raise UserError for an attention that blocks of queries and keys do not compute."""
+    reasons = {
+        f"a sliding window of {call.window} tokens": call.window is not None and call.window < sequences.max_length,
+        "dropout of its attention": call.dropout > 0,
+        "values and keys of different sizes": states.query.shape[-1] != states.value.shape[-1],
+        "fp32 attention on a GPU": states.query.is_cuda and states.query.dtype not in HALF,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise UserError(
+            f"ds.ring_attn_mode=gather and ring: this model has {found[0]}, which they do not compute. Set "
+            "ds.ring_attn_mode=ulysses"
+        )
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: SequenceLayout, call: _Call) -> Tensor:
+    """Return the attention of a whole packed row, [1, T, H, D]; `query` is [1, H, T, D]."""
     if query.is_cuda and query.dtype in HALF and query.shape[-1] == value.shape[-1]:
         tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H|K, D]
-        return _flash_kernel()(tokens, sequences, call)[None], None
+        return _flash_kernel()(tokens, sequences, call)[None]
     sizes = [count * length for count, length in sequences.runs]
     parts = zip(*(states[0].split(sizes, dim=1) for states in (query, key, value)), strict=True)
     outputs = []
     for run, states in zip(sequences.runs, parts, strict=True):
         blocks = [part.unflatten(1, run).transpose(0, 1) for part in states]  # [count, H|K, length, D], views
         outputs.append(call.padded(*blocks).transpose(1, 2).flatten(0, 1))  # [count * length, H, D]
-    return torch.cat(outputs)[None], None
+    return torch.cat(outputs)[None]
 
 
 @dataclass(frozen=True)

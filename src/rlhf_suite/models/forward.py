@@ -22,6 +22,7 @@ from rlhf_suite.models import attention
 from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead
+from rlhf_suite.models.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -54,6 +55,7 @@ class LanguageModel(nn.Module):
         model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings()))
         self.model = model
         self.packed = packed
+        self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.balance: ExpertBalance | None = None
         self.lora: PeftConfig | None = None
         self.dropout_off: dict[str, float] = {}  # rates of the saved configuration that were switched off
@@ -73,29 +75,42 @@ class LanguageModel(nn.Module):
         hidden states; if the function is None, return the logits as `DeferredLogits`. With `count_experts` return
         `expert_counts`.
         """
-        sequences = SequenceLayout.of(batch.lengths, self.packed)
+        sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
         aux_loss = self.balance.loss(router_logits, batch, sequences) if self.balance else None
         if reader is not None:
-            at, read = reader
-            if read is None:
-                unread: DeferredLogits = self.model.get_output_embeddings()(hidden.index_select(0, at), later=True)
-                return unread
-            return ScalarOutputs(self.model.get_output_embeddings()(hidden.index_select(0, at), read=read), aux_loss)
-        wanted = sequences.positions > 0
+            read_outputs = self._read(hidden, sequences, *reader)
+            return read_outputs if isinstance(read_outputs, DeferredLogits) else ScalarOutputs(read_outputs, aux_loss)
+        wanted = sequences.positions[: batch.num_tokens] > 0
         tokens = (wanted if needed is None else wanted & needed).nonzero().squeeze(1)  # [N]
+        which, rows = sequences.held(tokens - 1)
+        tokens = tokens[which]
         head: nn.Module = self.model.get_output_embeddings()
         log_probs, entropies = head(
-            hidden.index_select(0, tokens - 1), batch.ids[tokens], temperature=temperature, entropy=entropy
+            hidden.index_select(0, rows), batch.ids[tokens], temperature=temperature, entropy=entropy
         )
         return TokenOutputs(
-            _spread(log_probs, tokens, batch.num_tokens),
-            _spread(entropies, tokens, batch.num_tokens) if entropy else None,
+            sequences.whole(_spread(log_probs, tokens, batch.num_tokens)),
+            sequences.whole(_spread(entropies, tokens, batch.num_tokens)) if entropy else None,
             aux_loss,
         )
+
+    def _read(self, hidden: Tensor, sequences: SequenceLayout, at: Tensor, read: Read | None) -> Any:
+        """Return the values of `read` at the tokens `at` [N], or without it the logits as `DeferredLogits`."""
+        head: nn.Module = self.model.get_output_embeddings()
+        if sequences.shard is None:
+            rows = hidden.index_select(0, at)
+            return head(rows, later=True) if read is None else head(rows, read=read)
+        which, places = sequences.held(at)
+        rows = hidden.index_select(0, places)
+        if read is None:
+            order = torch.arange(len(which), device=which.device)
+            return head(rows, later=True)._replace(places=torch.zeros_like(at).index_copy_(0, which, order))
+        values = head(rows, read=lambda logits, part: read(logits, which[part]))
+        return sequences.whole(_spread(values, which, len(at)))
 
 
 class ScalarModel(nn.Module):
@@ -108,6 +123,7 @@ class ScalarModel(nn.Module):
         check_layout(model, packed)
         self.model = model
         self.packed = packed
+        self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.head_name = head_name  # its name in checkpoints; in memory transformers calls it `score`
         self.head_is_new = head_is_new  # the head is random, since the checkpoint has none of that name
         self.balance: ExpertBalance | None = None
@@ -116,13 +132,16 @@ class ScalarModel(nn.Module):
 
     def forward(self, batch: TokenBatch, count_experts: bool = False) -> ScalarOutputs:
         """Return the head's output at every token's own hidden state, [T]. Read it through the functions below."""
-        sequences = SequenceLayout.of(batch.lengths, self.packed)
+        sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
         hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
         aux_loss = self.balance.loss(router_logits, batch, sequences) if self.balance else None
-        return ScalarOutputs(self.model.score(hidden).squeeze(-1).float(), aux_loss)
+        values = self.model.score(hidden).squeeze(-1).float()
+        if sequences.shard is not None:
+            values = sequences.whole(_spread(values, sequences.shard.tokens, len(sequences.positions)))
+        return ScalarOutputs(values[: batch.num_tokens], aux_loss)
 
 
 def token_log_probs(
@@ -197,9 +216,13 @@ def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOu
     return ScalarOutputs(sequence_sums(outputs.log_probs * mask, batch.segments, len(batch)), outputs.aux_loss)
 
 
-def check_layout(model: PreTrainedModel, packed: bool) -> None:
-    """Raise UserError for an attention that would silently compute something else in this layout."""
+def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | None = None) -> None:
+    """Raise UserError for an attention that would silently compute something else in this layout, or if a group of
+    ranks splits the tokens."""
     implementation = model.config._attn_implementation
+    if group is not None:
+        assert packed and implementation == attention.NAME, "checked with the flags"
+        group.check_heads(model.config.get_text_config())
     if packed and implementation not in PACKING:
         raise UserError(
             f"ds.packing_samples=true needs ds.attn_implementation={' or '.join(PACKING)}, not {implementation}: "
@@ -240,9 +263,13 @@ def hidden_states(
 
 
 def _packed_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
-    """Return the inputs of one row with all sequences, [1, T]; positions restart at each. A 2-D mask would hide the
-    borders."""
-    return {"input_ids": batch.ids[None], "position_ids": sequences.positions[None], "attention_mask": None}
+    """Return the inputs of one row with all sequences, [1, T], or this rank's tokens of it; positions restart at each
+    sequence. A 2-D mask would hide the borders."""
+    ids, positions = batch.ids, sequences.positions
+    if sequences.shard is not None:
+        own = sequences.shard.tokens
+        ids, positions = F.pad(ids, (0, len(positions) - len(ids)))[own], positions[own]
+    return {"input_ids": ids[None], "position_ids": positions[None], "attention_mask": None}
 
 
 def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, Any]:
@@ -255,5 +282,5 @@ def _padded_inputs(batch: TokenBatch, sequences: SequenceLayout) -> dict[str, An
 
 
 def _spread(values: Tensor, tokens: Tensor, total: int) -> Tensor:
-    """Return a zero vector [total] with `values` [N] at the positions `tokens` [N]."""
-    return values.new_zeros(total).index_copy(0, tokens, values)
+    """Return zeros [total, ...] with `values` [N, ...] at the positions `tokens` [N]."""
+    return values.new_zeros(total, *values.shape[1:]).index_copy(0, tokens, values)

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_suite.errors import UserError
 
-Read = Callable[[Tensor, slice], Tensor]  # (logits [n, V], their rows among all N) -> one value per row, [n, ...]
+Rows = slice | Tensor  # some of N rows
+Read = Callable[[Tensor, Rows], Tensor]  # (logits [n, V], their rows among all N) -> one value per row, [n, ...]
 
 CHUNK_ROWS = 1024  # enough for a GPU's matrix unit; with V = 150k the logits of a chunk take 0.6 GB in fp32
 CHUNK_ELEMENTS = 2**22  # small vocabularies take more rows at a time
@@ -43,10 +44,12 @@ class DeferredLogits(NamedTuple):
     hidden: Tensor  # [N, H]
     weight: Tensor  # [V, H]
     bias: Tensor | None  # [V]
+    places: Tensor | None = None  # [N] where each row is in `hidden`, if this rank holds only some of them
 
-    def logits(self, rows: slice) -> Tensor:
+    def logits(self, rows: Rows) -> Tensor:
         """Return the logits of these rows, [rows, V], in fp32 or more."""
-        return _logits(self.hidden[rows], self.weight, self.bias, 1.0)
+        hidden = self.hidden[rows if self.places is None else self.places[rows]]
+        return _logits(hidden, self.weight, self.bias, 1.0)
 
 
 class HeadSettings(NamedTuple):

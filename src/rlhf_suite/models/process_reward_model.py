@@ -15,6 +15,7 @@ from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import map_logits
+from rlhf_suite.models.head import Rows
 from rlhf_suite.models.load import load_tokenizer, model_folder
 
 KEY = "process_reward"  # the key of the step format in config.json
@@ -39,7 +40,7 @@ def step_probabilities(model: Callable[..., Any], batch: TokenBatch, columns: Se
     """
     at = batch.mask.nonzero().squeeze(1)  # [N]
 
-    def good(logits: Tensor, _: slice) -> Tensor:
+    def good(logits: Tensor, _: Rows) -> Tensor:
         return logits[:, list(columns)].softmax(-1)[:, 0]
 
     found = map_logits(model, batch, at, good).values  # [N]

@@ -43,7 +43,8 @@ class Actors:
 def start_actors(run: PPORun, plan: Plan, slots: Mapping[str, list[Slot]], log_dir: Path, rollouts: int) -> Actors:
     """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
     run, which set the schedules."""
-    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device))
+    env, sequence = runtime_env(plan.device), plan.placement.sequence
+    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, env, sequence)
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
     def start(handle: type[G], cls: type[Role], name: str, *more: object) -> G:

@@ -5,7 +5,8 @@ Each method starts its calls and does not wait, so that models work at the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,13 +24,20 @@ class ForwardGroup(ModelGroup):
         """Start a forward pass whose answer is a number per token, [T] in the order of the batch."""
         parts = balanced_parts(batch, self.group.mesh.data)
         refs = self.group.start_sharded(method, shards(batch, parts), *args)
-        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: reassemble(batch, parts, answers))
+        return self._answer(refs, what, lambda answers: reassemble(batch, parts, answers))
 
     def per_sequence(self, method: str, batch: TokenBatch, *args: object, what: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per sequence, [B] in the order of the batch."""
         parts = balanced_parts(batch, self.group.mesh.data)
         refs = self.group.start_sharded(method, shards(batch, parts), *args)
-        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: reassemble_rows(parts, answers))
+        return self._answer(refs, what, lambda answers: reassemble_rows(parts, answers))
+
+    def _answer(
+        self, refs: Sequence[Any], what: str, combine: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> Pending[torch.Tensor]:
+        """Return the call whose answer is made of those of one rank for each part of the batch."""
+        mesh = self.group.mesh
+        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: combine(mesh.one_per_part(answers)))
 
 
 class ReferenceGroup(ForwardGroup):

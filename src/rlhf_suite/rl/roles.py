@@ -68,6 +68,7 @@ class Role(Worker):
         """Return the micro-batches of this rank's shard as groups of sequences, and `compute` of each of them."""
         rollout, train = self.settings.rollout, self.settings.train
         budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
+        budget = None if budget is None else budget * self.world.mesh.sequence
         groups = forward_groups(batch, rollout.micro_batch_size, budget)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
@@ -161,7 +162,7 @@ class TrainedRole(Role, TrainedWorker):
 
     def train_step(self, batch: Experience, step: int) -> dict[str, float]:
         """Take an optimiser step and return its metrics."""
-        groups = micro_groups(batch.lengths.tolist(), self.settings.train)
+        groups = micro_groups(batch.lengths.tolist(), self.settings.train, self.world.mesh)
         micro_batches = [take(batch, group) for group in groups]
         row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
         if not row["skipped"]:

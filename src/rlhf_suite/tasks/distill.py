@@ -16,6 +16,7 @@ from rlhf_suite.losses.distillation import with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
 from rlhf_suite.models.forward import deferred_logits, map_logits
+from rlhf_suite.models.head import Rows
 from rlhf_suite.models.load import check_teacher
 from rlhf_suite.registry import divergence
 from rlhf_suite.tasks.warm_start import with_warm_starts
@@ -46,7 +47,7 @@ class Distillation(Task):
         tokens = batch.mask.nonzero().squeeze(1)  # [N]
         targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
 
-        def read(logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        def read(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
             both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
             return torch.stack([language, compare(*both)], 1)

@@ -11,6 +11,7 @@ from rlhf_suite.config.train import TrainConfig
 from rlhf_suite.data.batch import Item, collate, sequences, weightless
 from rlhf_suite.data.packing import balance, micro_batches
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.train.task import SupervisedBatch
 
@@ -45,14 +46,15 @@ def rank_micro_batches(
     if not part:  # fewer sequences than ranks: take part in the collectives with a sequence that weighs nothing
         return [weightless(collate_indexed(items, [chosen[0]]))]
     mine = [chosen[i] for i in part]
-    groups = micro_groups([len(items[i]) for i in mine], config)
+    groups = micro_groups([len(items[i]) for i in mine], config, world.mesh)
     return [collate_indexed(items, [mine[i] for i in group]) for group in groups]
 
 
-def micro_groups(lengths: Sequence[int], config: TrainConfig) -> list[list[int]]:
-    """Return which of a rank's sequences share a micro-batch, by the flags of `train`."""
+def micro_groups(lengths: Sequence[int], config: TrainConfig, mesh: Mesh) -> list[list[int]]:
+    """Return which of a rank's sequences share a micro-batch, by the flags of `train`. The budget of tokens is that of
+    one GPU, and several may split the tokens."""
     if config.dynamic_batch_enable:
-        return micro_batches(lengths, token_budget=config.max_tokens_per_gpu)
+        return micro_batches(lengths, token_budget=config.max_tokens_per_gpu * mesh.sequence)
     return micro_batches(lengths, count=config.micro_batch_size)
 
 

@@ -22,10 +22,11 @@ from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
-from rlhf_suite.models.forward import LanguageModel, ScalarModel
+from rlhf_suite.models.forward import LanguageModel, ScalarModel, check_layout
 from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
 from rlhf_suite.models.reward_model import check_head_is_trained
+from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.train import optim
 from rlhf_suite.train.schedules import learning_rate_factor
 
@@ -42,7 +43,7 @@ def join_world(rank: Rank) -> World:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     on_gpu = rank.device == "cuda"
     deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
-    return World(rank.number, rank.mesh, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+    return World.of(rank.number, rank.mesh, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
@@ -123,9 +124,12 @@ class TrainedModel:
         return self.engine(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss`, the share of this rank in the loss of the step. DeepSpeed averages over the data
-        axis; scaled by its size, the result is the gradient of the sum over it."""
-        self.engine.backward(loss * self.world.mesh.data)
+        """Add the gradient of `loss`, the share of this rank in the loss of the step.
+
+        DeepSpeed averages over all ranks; scaled by their number, the result is the gradient of the sum over the data
+        axis. Ranks that split the tokens of a batch have the same loss, and each has the gradient of its own tokens.
+        """
+        self.engine.backward(loss * self.world.mesh.size)
 
     def step(self, step: int) -> dict[str, float]:
         """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
@@ -207,7 +211,16 @@ def load_trained(
     if ds.use_liger_kernel:
         fuse_layers(module.model, world.device.type)
     make_trainable(module, section, ds.lora, seed=seed, section=model.name)
+    split_tokens(module, ds, world)
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
+
+
+def split_tokens(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world: World) -> None:
+    """Have the ranks of the sequence axis split the tokens of each batch of a model."""
+    if world.sequence_ranks is not None:
+        index = world.rank % world.mesh.sequence
+        module.sequence_group = SequenceGroup(world.sequence_ranks, index, world.mesh.sequence, ds.ring_attn_mode)
+        check_layout(module.model, module.packed, module.sequence_group)
 
 
 def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Module:
@@ -217,6 +230,7 @@ def load_frozen(model: ModelPlan, ds: DeepSpeedConfig, world: World) -> nn.Modul
         module = load_model(model.path, head=model.head, ds=ds, flag=model.flag)
     if isinstance(module, ScalarModel):
         check_head_is_trained(module, model.path, model.flag)
+    split_tokens(module, ds, world)
     if model.offload and world.device.type == "cpu":
         key = f"{model.name}.offload"
         raise UserError(f"{key}=true: this machine has no GPU to bring weights to. Set {key}=false")

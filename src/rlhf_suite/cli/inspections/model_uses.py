@@ -41,6 +41,7 @@ class ModelUse:
     head_prefix: str = "score"
     length_key: str = ""
     length: int = 0
+    split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
 
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
@@ -49,6 +50,8 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
         path = reward_model(section) if isinstance(section, TextRewardConfig) else section.model_name_or_path
         if path is not None and not path.startswith(BUILTIN):
             use = ModelUse(f"{name}.model_name_or_path", path)
+            if isinstance(run, AnyTrainedRun):
+                use = replace(use, split=(run.ds.ring_attn_size, run.ds.ring_attn_mode))
             yield with_length(run, name, as_reward(run, use) if name == REWARD else as_language_model(run, name, use))
 
 

@@ -131,6 +131,34 @@ def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(use.length_key, what, f"write {use.length_key}={files.positions}, or less")
 
 
+def splits_over_ranks(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that sequence parallelism computes the attention of the model: ulysses splits its heads over the ranks, and
+    the other modes know no sliding window."""
+    (size, mode), key = use.split, "ds.ring_attn_mode"
+    heads = files.setting("num_attention_heads")
+    if size == 1 or not isinstance(heads, int):
+        return
+    if mode == "ulysses":
+        pairs = files.setting("num_key_value_heads") or heads
+        if heads % size or (pairs % size and size % pairs):
+            what = (
+                f"{heads} query and {pairs} key/value heads of {use.key}={use.path} cannot be split over {size} ranks"
+            )
+            yield Problem(key, what, f"write {key}=gather")
+        return
+    window = files.setting("sliding_window")
+    if isinstance(window, int) and files.setting("use_sliding_window") is not False and use.length > window:
+        what = f"{mode} does not compute the sliding window of {window} tokens of {use.key}={use.path}"
+        yield Problem(key, what, f"write {key}=ulysses, or data.max_len={window}")
+
+
 Check = Callable[[ModelUse, ModelFiles], Iterator[Problem]]
 LOADS: tuple[Check, ...] = (is_a_model, is_known, has_weights)
-FITS: tuple[Check, ...] = (can_be_trained, has_its_head, has_tokenizer, has_chat_template, has_positions)
+FITS: tuple[Check, ...] = (
+    can_be_trained,
+    has_its_head,
+    has_tokenizer,
+    has_chat_template,
+    has_positions,
+    splits_over_ranks,
+)

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.eval import RLEvalConfig
-from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.formatting import did_you_mean, number_of
 from rlhf_suite.config.models import TrainedModelConfig
-from rlhf_suite.config.plan import Ranked, makes_rollouts_ahead, model_sections, num_ranks
+from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
@@ -18,8 +18,9 @@ from rlhf_suite.config.train import RLTrainConfig
 
 @rule
 def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
-    """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches."""
-    ranks = num_ranks(run.actor)
+    """train.batch_size = ranks x micro_batch_size x a whole number of micro-batches. Ranks that split the tokens of a
+    batch count as one."""
+    ranks = max(data_ranks(run, run.actor), 1)
     size, micro = run.train.batch_size, run.train.micro_batch_size
     if run.train.dynamic_batch_enable:
         if size % ranks:
@@ -41,10 +42,12 @@ def token_budget_holds_a_sequence(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem("train.dynamic_batch_enable", what, "add ds.packing_samples=true")
     count = run.data.SEQUENCES_PER_ROW
     least = count * run.data.max_len
-    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu < least:
+    size = run.ds.ring_attn_size
+    if run.train.dynamic_batch_enable and run.train.max_tokens_per_gpu * size < least:
         row = "one sequence" if count == 1 else f"the {count} sequences of a row, each"
-        what = f"{run.train.max_tokens_per_gpu} tokens are too few for {row} of data.max_len={run.data.max_len}"
-        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={least} or more")
+        shared = f" on each of {size} ranks" if size > 1 else ""
+        what = f"{run.train.max_tokens_per_gpu} tokens{shared} are too few for {row} of data.max_len={run.data.max_len}"
+        yield Problem("train.max_tokens_per_gpu", what, f"write train.max_tokens_per_gpu={-(-least // size)} or more")
 
 
 @rule
@@ -54,9 +57,19 @@ def average_is_whole(run: PPORun) -> Iterator[Problem]:
         yield Problem("train.enable_ema", what, "write ds.zpg=1, or remove train.enable_ema")
 
 
+def ranked(run: PPORun) -> dict[str, Ranked]:
+    """Return the models of this run that have ranks of their own."""
+    return {name: each for name, each in model_sections(run).items() if isinstance(each, Ranked)}
+
+
 def ranks(run: PPORun) -> dict[str, int]:
     """Return the number of ranks of each model that this run has."""
-    return {name: num_ranks(each) for name, each in model_sections(run).items() if isinstance(each, Ranked)}
+    return {name: num_ranks(each) for name, each in ranked(run).items()}
+
+
+def parts(run: PPORun) -> dict[str, int]:
+    """Return into how many parts the ranks of each model split a batch."""
+    return {name: data_ranks(run, each) for name, each in ranked(run).items()}
 
 
 @rule
@@ -69,8 +82,8 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
         yield Problem(
             "rollout.batch_size", f"{said} are not a multiple of train.batch_size={run.train.batch_size}", fix
         )
-    for name, count in ranks(run).items():
-        if samples % count:
+    for name, count in parts(run).items():
+        if count and samples % count:
             fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
             yield Problem(f"{name}.num_gpus_per_node", f"{said} cannot be shared evenly by {count} ranks", fix)
 
@@ -78,8 +91,8 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
 @rule
 def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
     """Check a critic with another number of ranks than the actor; `batches_divide` checks the actor's."""
-    count = ranks(run).get("critic")
-    if count in (None, ranks(run)["actor"]):
+    count = parts(run).get("critic")
+    if not count or count == parts(run)["actor"]:
         return
     share = count if run.train.dynamic_batch_enable else count * run.train.micro_batch_size
     if run.train.batch_size % share:
@@ -214,6 +227,25 @@ def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
         yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
     if name == "flash_attention_2" and run.launch.device == "cpu":
         yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
+
+
+@rule
+def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
+    """Check that the ranks of every model form groups of ds.ring_attn_size, and that attention knows packed borders."""
+    key, size = "ds.ring_attn_size", run.ds.ring_attn_size
+    if size == 1:
+        return
+    if not run.ds.packing_samples:
+        what = f"{key}={size} splits the tokens of one row, without padding"
+        yield Problem("ds.packing_samples", what, "add ds.packing_samples=true")
+    if run.ds.attn_implementation == "flash_attention_2":  # `attention_fits` refuses the others
+        what = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({key}={size})"
+        yield Problem("ds.attn_implementation", what, "write ds.attn_implementation=varlen")
+    for name, section in model_sections(run).items():
+        if isinstance(section, Ranked) and num_ranks(section) % size:
+            what = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {key}={size}"
+            fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
+            yield Problem(f"{name}.num_gpus_per_node", what, fix)
 
 
 @rule
