@@ -34,14 +34,32 @@ def test_a_named_model_or_demo_keeps_the_demo_away(checked):
     assert checked("task=ppo actor=tiny data.prompt_dataset=x/y data.label_key=l reward.rule=math").demo is None
 
 
+ESTIMATORS = {
+    "ppo": "gae",
+    "reinforce": "reinforce",
+    "reinforce_baseline": "reinforce_baseline",
+    "rloo": "rloo",
+    "grpo": "group_norm",
+    "dr_grpo": "dr_grpo",
+    "gspo": "group_norm",
+    "cispo": "group_norm",
+    "sapo": "group_norm",
+    "dapo": "group_norm",
+    "opo": "opo",
+    "remax": "remax",
+    "on_policy_distill": "on_policy_distill",
+}
+
+
 @pytest.mark.parametrize("experiment", preset_names("experiment"))
-def test_an_experiment_fits_the_demo_and_a_model_of_the_users(checked, experiment):
+def test_an_experiment_chooses_its_estimator_for_the_demo_and_for_a_model_of_the_users(checked, experiment):
     demo = only_run(checked(f"experiment={experiment}"))
     teacher = "teacher.model_name_or_path=org/teacher" if experiment == "on_policy_distill" else ""
     users = only_run(checked(f"experiment={experiment} {USER_MODEL} {teacher}"))
     assert isinstance(demo, PPORun)
     assert isinstance(users, PPORun)
     assert demo.algo.advantage == users.algo.advantage
+    assert demo.algo.advantage.estimator == ESTIMATORS[experiment]
     assert users.actor.model_name_or_path == "org/model"
 
 
@@ -49,27 +67,6 @@ def test_a_teacher_stands_in_for_a_reward(checked):
     words = USER_MODEL.replace("reward.rule=math", "").replace("data.label_key=label", "")
     found = checked(f"experiment=on_policy_distill {words} teacher.model_name_or_path=org/teacher")
     assert only_run(found).reward.rule is None
-
-
-def test_experiments_choose_their_estimators(checked):
-    estimators = {
-        name: only_run(checked(f"experiment={name}")).algo.advantage.estimator for name in preset_names("experiment")
-    }
-    assert estimators == {
-        "ppo": "gae",
-        "reinforce": "reinforce",
-        "reinforce_baseline": "reinforce_baseline",
-        "rloo": "rloo",
-        "grpo": "group_norm",
-        "dr_grpo": "dr_grpo",
-        "gspo": "group_norm",
-        "cispo": "group_norm",
-        "sapo": "group_norm",
-        "dapo": "group_norm",
-        "opo": "opo",
-        "remax": "remax",
-        "on_policy_distill": "on_policy_distill",
-    }
 
 
 @pytest.mark.parametrize("demo", preset_names("demo"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +28,19 @@ def earlier(folder: Path, run: Run, steps: tuple[int, ...] = (3,)) -> RunFolder:
     save(run, record.config)
     store = store_of(run.ckpt, record)
     for step in steps:
-        save(run, store.begin(step) / "config.yaml")
+        shutil.copy(record.config, store.begin(step))
         store.commit(step, {"step": step})
     return record
 
 
-def problems(checked, folder: Path, before: str, now: str) -> list[str]:
-    """What is said when a run of the command line `before` is to be continued by `now`."""
-    earlier(folder, checked(before).runs[0])
+@pytest.fixture(scope="module")
+def ppo(checked, tmp_path_factory) -> Path:
+    """What a run of the command line PPO left; nothing changes it."""
+    return earlier(tmp_path_factory.mktemp("earlier"), checked(PPO).runs[0]).path
+
+
+def problems(checked, folder: Path, now: str) -> list[str]:
+    """What is said when the run in a folder is to be continued by the command line `now`."""
     return [str(each) for each in inspect(checked(f"{now} ckpt.load_enable=true").runs, folder)]
 
 
@@ -48,36 +54,36 @@ def problems(checked, folder: Path, before: str, now: str) -> list[str]:
         ("train.max_steps=9", "train.max_steps: null -> 9"),
     ],
 )
-def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name(checked, tmp_path, more, said):
+def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name(checked, ppo, more, said):
     key = said.partition(":")[0]
-    (problem,) = problems(checked, tmp_path, PPO, f"{PPO} {more}")
+    (problem,) = problems(checked, ppo, f"{PPO} {more}")
     assert said in problem and "step_000003 belongs to a run with other flags" in problem
     assert f"ckpt.allow_changes=[{key}]" in problem
     assert ("schedule" in problem) == (key == "train.max_steps")
-    assert problems(checked, tmp_path, PPO, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
+    assert problems(checked, ppo, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
 
 
 FIXED = ["ds.zero_stage=3", "actor.num_gpus_per_node=2", "ds.lora.rank=8", "ds.param_dtype=bf16", "actor.optim=muon"]
 
 
 @pytest.mark.parametrize("more", FIXED)
-def test_what_a_checkpoint_cannot_be_loaded_with_is_never_allowed(checked, tmp_path, more):
+def test_what_a_checkpoint_cannot_be_loaded_with_is_never_allowed(checked, ppo, more):
     key = more.partition("=")[0]
-    (problem,) = problems(checked, tmp_path, PPO, f"{PPO} {more}")
+    (problem,) = problems(checked, ppo, f"{PPO} {more}")
     assert f"{key}: " in problem and f"({key} cannot change)" in problem
     found = checked(f"{PPO} {more} ckpt.load_enable=true ckpt.allow_changes=[{key}]").problems
     (problem,) = (each for each in found if each.key == "ckpt.allow_changes")
     assert f"{key} can never change" in problem.what
 
 
-def test_another_task_is_refused_in_one_message(checked, tmp_path):
-    (problem,) = problems(checked, tmp_path, PPO, "task=sft demo=sft")
+def test_another_task_is_refused_in_one_message(checked, ppo):
+    (problem,) = problems(checked, ppo, "task=sft demo=sft")
     assert "task: 'ppo' -> 'sft'" in problem
 
 
-def test_what_changes_no_number_may_differ(checked, tmp_path):
+def test_what_changes_no_number_may_differ(checked, ppo):
     more = "logger.progress=false launch.timeout_s=5 ckpt.save_steps=2 data.cache_enable=false ckpt.max_num=1"
-    assert problems(checked, tmp_path, PPO, f"{PPO} {more} vllm.kv_cache_mb=32") == []
+    assert problems(checked, ppo, f"{PPO} {more} vllm.kv_cache_mb=32") == []
 
 
 def test_a_checkpoint_is_compared_with_wherever_it_is(checked, tmp_path):
