@@ -95,6 +95,8 @@ def leave_one_out(samples):
     assert last == pytest.approx(wanted - kl, abs=1e-5)
 
 
+# The reason is shown in tests/rl/test_scoring.py, and the end of a run that fails in test_corrupted_sync.py.
+@pytest.mark.proof
 def test_a_file_that_fails_for_a_sample_ends_the_run_with_its_reason(runs, words, reward_file):
     folder = runs / "stopped"
     ended = jobs.run(folder, [*words, *ALONE, f"reward.remote_url={reward_file}"], expect=1)
