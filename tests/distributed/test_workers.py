@@ -90,10 +90,10 @@ def cluster(tmp_path_factory):
 def group(tmp_path):
     made = []
 
-    def make(*args, ranks=2, timeout_s=60.0) -> WorkerGroup:
+    def make(*args, ranks=2, timeout_s=60.0, sequence=1) -> WorkerGroup:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # Pupil is in this file
         env = {"SCHOOL": "open", "PYTHONPATH": os.pathsep.join(paths)}
-        options = GroupOptions("cpu", tmp_path, timeout_s, env)
+        options = GroupOptions("cpu", tmp_path, timeout_s, env, sequence)
         made.append(WorkerGroup(Pupil, "pupil", [Slot(0.25)] * ranks, options, args))
         return made[-1]
 
@@ -108,6 +108,13 @@ def test_every_rank_answers_in_order(group):
     assert pupils.wait(pupils.start_sharded("add", [100, 200], 1), "adding") == [101, 202]
     large = ray.put(1000)
     assert call(pupils, "add", large) == [1000, 1001]
+
+
+def test_ranks_that_split_the_tokens_of_a_batch_get_the_same_part_and_count_as_one(group):
+    pupils = group(ranks=4, sequence=2)
+    answers = pupils.wait(pupils.start_sharded("add", [100, 200], 1), "adding")  # each adds its number
+    assert answers == [101, 102, 203, 204]
+    assert pupils.mesh.one_per_part(answers) == [101, 203]
 
 
 def test_ranks_know_how_to_meet(group):

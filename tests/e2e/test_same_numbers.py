@@ -49,14 +49,13 @@ VARIANTS = {
             "ckpt.save_steps=-1",
         ),
     ),
-    "two ranks of policy, critic and reward model split the tokens of each batch": Variant(
+    "two ranks of policy, critic and reference split the tokens of each batch": Variant(
         "actor_critic",
         (
             "ds.ring_attn_size=2",
             "actor.num_gpus_per_node=2",
             "critic.num_gpus_per_node=2",
             "ref.num_gpus_per_node=2",
-            "reward.num_gpus_per_node=2",
         ),
     ),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),

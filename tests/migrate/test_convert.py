@@ -16,7 +16,7 @@ from rlhf_suite.migrate.script import Command, commands_in
 FLAGS = json.loads(Path(__file__).with_name("openrlhf_flags.json").read_text())  # of 0.11.2, and of older scripts
 # Features that the suite does not have yet, or will not have.
 MISSING = {
-    *("ds.ring_attn_size", "ring_attn_size", "ds.tensor_parallel_size", "ds_tensor_parallel_size"),
+    *("ds.tensor_parallel_size", "ds_tensor_parallel_size"),
     *("actor.freeze_visual_encoder", "freeze_visual_encoder", "data.image_key", "image_key"),
     *("data.max_images_per_prompt", "max_images_per_prompt"),
     *("ckpt.disable_ds", "ds.deepcompile", "ds.experts_implementation", "ds.use_universal_ckpt"),

@@ -12,7 +12,7 @@ from rlhf_suite.data.batch import Example
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import UserError
-from rlhf_suite.train.loader import StepLoader, rank_micro_batches
+from rlhf_suite.train.loader import StepLoader, micro_groups, rank_micro_batches
 
 LENGTHS = [3, 9, 4, 12, 5, 2, 7, 30, 6, 8]
 EXAMPLES = [Example(list(range(length)), [0] + [1] * (length - 1)) for length in LENGTHS]
@@ -87,3 +87,9 @@ def test_a_rank_without_sequences_gets_one_that_weighs_nothing():
     batches = [rank_micro_batches(EXAMPLES, [3], TrainConfig(), world(rank, 2)) for rank in (0, 1)]
     masks = sorted(float(micro[0].mask.sum()) for micro in batches)
     assert masks == [0, 11]
+
+
+def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
+    config = TrainConfig(dynamic_batch_enable=True, max_tokens_per_gpu=8)
+    found = [sorted(micro_groups([4, 4, 4, 4], config, Mesh(1, sequence))) for sequence in (1, 2)]
+    assert [len(groups) for groups in found] == [2, 1]

@@ -33,6 +33,7 @@ RENAMED: dict[str, str | tuple[str, ...]] = {
     "temperature": "rollout.temperature",
     "n_samples_per_prompt": "rollout.n_samples_per_prompt",
     "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "ring_attn_size": "ds.ring_attn_size",
     "actor_learning_rate": "actor.adam.lr",
     "critic_learning_rate": "critic.adam.lr",
     "learning_rate": "actor.adam.lr",

@@ -1,0 +1,55 @@
+"""Policy, critic and reference of PPO on ranks that split the tokens of a batch have the numbers of one rank."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from rlhf_suite.config.algo import KLConfig
+from rlhf_suite.config.data import PromptDataConfig
+from rlhf_suite.config.ds import RLDeepSpeedConfig
+from rlhf_suite.config.models import CriticConfig, PolicyConfig
+from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.rollout import RolloutConfig
+from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.distributed.mesh import Mesh, Rank
+from rlhf_suite.rl.roles import CriticRole, PolicyRole, ReferenceRole, WorkerSettings
+
+pytestmark = pytest.mark.stack
+TEMPERATURE = 0.7
+
+
+def numbers(world, folder, batch, sequence, mode, budget):
+    """What the roles of this rank say of a batch, before and after an optimiser step, and the metrics of the step."""
+    mesh = Mesh(world.mesh.size // sequence, sequence)
+    rank = Rank(world.rank, mesh, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "cpu")
+    ds = RLDeepSpeedConfig(param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode)
+    train = RLTrainConfig(micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1))
+    rollout = RolloutConfig(temperature=TEMPERATURE, micro_batch_size=4)
+    settings = WorkerSettings(ds, train, rollout, PromptDataConfig(), str(folder / "plain"))
+    language, scalar = ModelPlan("actor", str(folder / "lm")), ModelPlan("critic", str(folder / "value"), head="value")
+    policy = PolicyRole(rank, language, settings, PolicyConfig(entropy_coef=0.01), KLConfig(), 4)
+    critic = CriticRole(rank, scalar, settings, CriticConfig(), 4)
+    reference = ReferenceRole(rank, language, settings)
+    found = {"reference": reference.log_probs(batch, TEMPERATURE), "values": critic.values(batch)}
+    metrics = policy.update([batch], 0, 0.0) | critic.update([batch], 0)
+    found |= {name: torch.tensor(value) for name, value in metrics.items() if not name.startswith("perf/")}
+    return found | {"policy": policy.log_probs(batch, TEMPERATURE), "values after": critic.values(batch)}
+
+
+@pytest.fixture(scope="module")
+def wanted(ranks, folder, batch):
+    return ranks(1).call(numbers, folder, batch, 1, "gather", 0)[0]
+
+
+@pytest.mark.parametrize(("mode", "budget"), [("gather", 0), ("ring", 50), ("ulysses", 0)])
+def test_the_roles_of_ppo_have_the_numbers_of_one_rank(ranks, folder, batch, wanted, mode, budget):
+    for found in ranks(2).call(numbers, folder, batch, 2, mode, budget):
+        assert found.keys() == wanted.keys()
+        for name, value in found.items():
+            torch.testing.assert_close(
+                value, wanted[name], rtol=1e-4, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+            )
+    assert float((wanted["policy"] - wanted["reference"]).abs().max()) > 0  # the step moved the policy
