@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,9 +14,10 @@ Reply = tuple[int, Any] | tuple[int, Any, str]
 
 
 class RewardServer:
-    """`answer(body)` makes the replies; `seen` has the bodies, `tokens` what stood in Authorization."""
+    """`answer(body)` makes the replies, `headers` go with each; `seen` has the bodies, `tokens` what stood in
+    Authorization."""
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Reply]) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], Reply], headers: Mapping[str, str] | None = None) -> None:
         self.seen: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
         self.under_way = self.most_under_way = 0
@@ -37,6 +38,8 @@ class RewardServer:
                 content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 if encoding:
                     self.send_header("Content-Encoding", encoding[0])
                 self.end_headers()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl
 
+import httpx
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from reward_server import RewardServer
-from rlhf_suite.agents import sandbox_fusion
 from rlhf_suite.agents.build import make_agent
-from rlhf_suite.agents.sandbox_fusion import RemotePython, ServerError
+from rlhf_suite.agents.sandbox_fusion import TRIES, RemotePython, ServerError
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.rewards.http_body import certificates
 from rlhf_suite.sandbox.session import CallResult
@@ -23,13 +23,13 @@ def ran(status: str, stdout: str = "", stderr: str = "", code: int = 0) -> dict:
 
 
 @pytest.fixture
-def serve(monkeypatch):
-    monkeypatch.setattr(sandbox_fusion, "wait_s", lambda attempt: 0.0)
+def serve():
+    """A server that is asked again at once when it is busy, since it says so."""
     servers = []
 
     def start(*replies):
         left = iter(replies)
-        servers.append(RewardServer(lambda body: next(left)))
+        servers.append(RewardServer(lambda body: next(left), {"Retry-After": "0"}))
         return servers[-1]
 
     yield start
@@ -58,9 +58,30 @@ def test_a_server_that_is_busy_is_asked_again(serve):
     sick = {"status": "SandboxError", "message": "no sandbox", "run_result": None}
     server = serve((503, {}), (200, sick), (429, {}), (200, ran("Finished", "4")))
     assert run(RemotePython(server.url, 64).run_async, "print(4)", 7.0) == CallResult("4")
-    server = serve(*[(200, sick)] * sandbox_fusion.TRIES)
-    with pytest.raises(ServerError, match="no sandbox, 4 times in a row"):
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [((200, {"status": "SandboxError", "message": "no sandbox"}), "no sandbox"), ((503, {}), "HTTP 503")],
+)
+def test_a_server_that_stays_busy_says_when_it_is_asked_again_and_is_given_up(serve, reply, reason):
+    server = serve(*[reply] * TRIES)
+    with pytest.raises(ServerError, match=f"{reason}, 4 times in a row") as raised:
         run(RemotePython(server.url, 64).run_async, "print(4)", 7.0)
+    assert len(server.seen) == TRIES and raised.value.__cause__.retry_after == "0"
+
+
+def test_a_server_that_nobody_reaches_has_a_reason(serve):
+    server = serve()
+    server.close()
+
+    async def ask():
+        async with httpx.AsyncClient() as client:
+            await RemotePython(server.url, 64).tried(client, {})
+
+    with pytest.raises(ServerError, match="connect") as raised:
+        run(ask)
+    assert raised.value.retry_after is None
 
 
 def test_an_episode_runs_its_code_at_the_server(tokenizer, serve):

@@ -115,3 +115,14 @@ def test_a_rule_and_servers_count_their_tries_too_and_a_row_those_of_all_its_sou
     assert isinstance(outcomes[1], Scored) and (outcomes[1].reward, outcomes[1].retries) == (8, 2)
     assert [metrics[f"reward/{name}/retries"] for name in sources] == [1, 2, 0]
     assert [metrics[f"reward/{name}/errors"] for name in sources] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("asked", "wait"), [("0", 0), ("7", 7), ("86400", retry.LONGEST_WAIT_S)])
+def test_a_server_may_say_how_long_to_wait(asked, wait):
+    assert retry.wait_s(1, asked) == wait
+
+
+@pytest.mark.parametrize("asked", ["Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1e9", "", "\u0663"])
+def test_a_header_without_a_number_of_seconds_changes_no_wait(asked, monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_WAIT_S", 1.0)
+    assert 0.5 <= retry.wait_s(1, asked) <= 1

@@ -73,3 +73,17 @@ def test_the_shares_of_a_window_by_hand(clock, tmp_path):
     clock.now = 110.0
     assert timeline.close_window(tmp_path / "lines")["perf/engine_idle"] == 0
     assert len(written(tmp_path / "lines")) == 2, "an interval that is not over is not written"
+
+
+def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_path):
+    timeline = Timeline()
+    requests = Activity(timeline, "engines", "generation")
+    requests.begin()
+    clock.now = 101.0
+    timeline.close_window(tmp_path / "lines")
+    with timeline.busy("driver", "evaluation"):
+        clock.now = 103.0
+    clock.now = 104.0
+    timeline.close(tmp_path / "lines")
+    timeline.close(tmp_path / "lines")
+    assert written(tmp_path / "lines") == [("generation", 100.0, 104.0), ("evaluation", 101.0, 103.0)]

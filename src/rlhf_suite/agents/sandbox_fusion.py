@@ -25,7 +25,11 @@ LIMIT = 1 << 16  # characters of an output
 
 
 class ServerError(Exception):
-    """The server did not run the code."""
+    """The server did not run the code. `retry_after` is the header with which it says when to ask again."""
+
+    def __init__(self, reason: str, retry_after: str | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 class RemotePython:
@@ -45,23 +49,26 @@ class RemotePython:
             for attempt in range(1, TRIES + 1):
                 try:
                     return await self.tried(client, body | {"memory_limit_MB": self.memory_mb})
-                except (ServerError, httpx.TransportError) as error:
+                except ServerError as error:
                     if attempt == TRIES:
-                        reason = printable(str(error)) or type(error).__name__
-                        raise ServerError(f"{self.url}: {reason}, {TRIES} times in a row") from error
-                    await asyncio.sleep(wait_s(attempt))
+                        raise ServerError(f"{self.url}: {printable(str(error))}, {TRIES} times in a row") from error
+                    await asyncio.sleep(wait_s(attempt, error.retry_after))
         raise AssertionError("the last try returns or raises")
 
     async def tried(self, client: httpx.AsyncClient, body: dict[str, Any]) -> CallResult:
         """Return the result of one request."""
-        response = await client.post(self.url, json=body)
+        try:
+            response = await client.post(self.url, json=body)
+        except httpx.TransportError as error:
+            raise ServerError(str(error) or type(error).__name__) from error
+        retry_after = response.headers.get("Retry-After")
         if response.status_code in BUSY:
-            raise ServerError(f"HTTP {response.status_code}")
+            raise ServerError(f"HTTP {response.status_code}", retry_after)
         response.raise_for_status()
         answer = response.json()
         ran = answer.get("run_result")
         if answer.get("status") == "SandboxError" or ran is None:
-            raise ServerError(str(answer.get("message") or answer.get("status")))
+            raise ServerError(str(answer.get("message") or answer.get("status")), retry_after)
         output = shown(ran.get("stdout"))
         if ran.get("status") == "TimeLimitExceeded":
             return CallResult(output, problem=f"it was killed after {body['run_timeout']:g} s", timed_out=True)

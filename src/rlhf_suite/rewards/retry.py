@@ -27,9 +27,12 @@ def with_retries(score: ScoringFunction, rows: list[Sample], num_retries: int) -
     return outcomes
 
 
-def wait_s(attempt: int) -> float:
+def wait_s(attempt: int, asked: str | None = None) -> float:
     """Return the seconds to wait before retry `attempt` (counted from 1).
 
     The wait doubles with each retry. It is drawn at random so that clients that failed together do not retry together.
+    `asked` is the header Retry-After of a server: if it has seconds, they are the wait, up to the longest one.
     """
+    if asked is not None and asked.isascii() and asked.isdigit():
+        return min(float(asked), LONGEST_WAIT_S)
     return min(FIRST_WAIT_S * 2 ** min(attempt - 1, 10), LONGEST_WAIT_S) * random.uniform(0.5, 1.0)

@@ -8,6 +8,7 @@ returns its metrics.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,8 @@ class Pipeline(TrainingLoop):
         finally:
             self.weights.engines.retire()
             self.rollouts.close()
+            with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
+                self.journal.timeline.close(self.journal.folder.timeline)
 
     def begin(self, start: int) -> None:
         """Remove what later steps wrote before a kill, and bring the weights to the engines."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 Span = tuple[float, float]  # begin and end, in seconds
@@ -54,9 +54,7 @@ class Timeline:
         with self.lock:
             intervals, now = self.intervals, time.time()
             self.intervals = deque((each for each in intervals if each.end is None), KEPT)
-        over = [each for each in intervals if each.end is not None]
-        with file.open("a") as out:
-            out.writelines(json.dumps(vars(each)) + "\n" for each in over)
+        append(file, [each for each in intervals if each.end is not None])
         begin, self.window_begin = self.window_begin, now
         engines, trainer = (
             merged([(max(each.begin, begin), each.end or now) for each in intervals if each.who == who])
@@ -69,6 +67,14 @@ class Timeline:
             "perf/trainer_idle": 1 - length(trainer) / window,
             "perf/overlap": both / least if least else 0.0,
         }
+
+    def close(self, file: Path) -> None:
+        """Write what is left when a run ends: intervals since the last window, and those that are not over, until
+        now."""
+        with self.lock:
+            now = time.time()
+            left, self.intervals = [replace(each, end=each.end or now) for each in self.intervals], deque(maxlen=KEPT)
+        append(file, left)
 
 
 class Activity:
@@ -104,6 +110,12 @@ class Activity:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+def append(file: Path, intervals: Sequence[Interval]) -> None:
+    """Write a line for each interval."""
+    with file.open("a") as out:
+        out.writelines(json.dumps(vars(each)) + "\n" for each in intervals)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
