@@ -85,7 +85,8 @@ def must_pass(folder: Path, mutations: list[Mutation]) -> None:
     copy_of_sources(folder)
     for tests in sorted({mutation.tests for mutation in mutations}):
         if failed := first_failure(folder, tests):
-            raise SystemExit(f"{failed} fails without any mutation")
+            said = (folder / "log").read_text()
+            raise SystemExit(f"{failed} fails without any mutation:\n{said[-4000:]}")
 
 
 def noticed_by(place: Path, mutation: Mutation) -> str:

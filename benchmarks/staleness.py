@@ -13,26 +13,22 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from common import RESULTS, ROOT, publish, scratch, suite_run
+from common import ROOT, publish, scratch, suite_run
 from rlhf_suite.tasks.warm_start import warm_started
+from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, spread
 
 AGES = (0, 1, 4, 8)
 CORRECTIONS = ("tis", "icepop")
 SEEDS = (1, 2, 3)
 STEPS = 30
-REACH = 2  # steps to either side that the running mean of the picture includes
 LINE = (
     "task=ppo algo.advantage.estimator=rloo rollout.batch_size=32 rollout.n_samples_per_prompt=8 train.batch_size=128 "
     f"train.max_steps={STEPS} eval.dataset=builtin:reverse_eval eval.max_samples=128 eval.n_samples_per_prompt=4 "
     f"eval.steps={STEPS} logger.progress=false"
 )
-COLOURS = dict(zip(AGES, ("#000000", "#0072B2", "#009E73", "#D55E00"), strict=True))
-INK, FAINT = "#333333", "#DDDDDD"
-Row = dict[str, Any]  # a line of results/staleness.jsonl
 
 HEAD = """<!-- Written by: python benchmarks/staleness.py --write -->
 
@@ -64,9 +60,7 @@ def words(age: int, correction: str, seed: int) -> list[str]:
 
 def known() -> dict[tuple[int, str, int], Row]:
     """The newest line of every run."""
-    path = RESULTS / "staleness.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(row["age"], row["correction"], row["seed"]): row for row in rows if row["line"] == LINE}
+    return {(row["age"], row["correction"], row["seed"]): row for row in saved("staleness") if row["line"] == LINE}
 
 
 def measure(age: int, correction: str, seed: int) -> Row:
@@ -106,13 +100,13 @@ def write(rows: Sequence[Row]) -> None:
 
 def table_line(age: int, correction: str, rows: Sequence[Row]) -> str:
     """A row of the table."""
-    first, last = (np.array([row["accuracy"][place] for row in rows]) for place in (0, -1))
+    first, last = ([row["accuracy"][place] for row in rows] for place in (0, -1))
     cells = [
         str(age),
         f"`{correction}`",
         str(len(rows)),
-        f"{first.mean():.3f}",
-        f"{last.mean():.3f} ({last.min():.3f}, {last.max():.3f})",
+        f"{np.mean(first):.3f}",
+        spread(last),
         f"{np.mean([row['rewards'] for row in rows]):.3f}",
         f"{np.mean([row['ratio'] for row in rows]):.3f}",
         f"{np.mean([row['ess'] for row in rows]):.3f}",
@@ -129,27 +123,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(1, len(CORRECTIONS), sharey=True)
     for axes, correction in zip(all_axes, CORRECTIONS, strict=True):
-        for age, colour in COLOURS.items():
+        for age, colour in zip(AGES, COLOURS, strict=True):
             rewards = [row["rewards"] for row in rows if (row["age"], row["correction"]) == (age, correction)]
             if rewards:
-                curves = np.array([smooth(each) for each in rewards])
-                steps = np.arange(1, curves.shape[1] + 1)
-                axes.fill_between(steps, curves.min(0), curves.max(0), color=colour, alpha=0.12, linewidth=0)
-                axes.plot(steps, curves.mean(0), color=colour, linewidth=1.8, label=f"S = {age}")
-        axes.set_title(correction, loc="left", color=INK, fontweight="bold")
-        axes.set_xlabel("RL step", color=INK)
-        axes.grid(axis="y", color=FAINT, linewidth=0.8)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(colors=INK, length=0)
+                draw_seeds(axes, rewards, colour, f"S = {age}")
+        finish_panel(axes, correction)
     all_axes[0].set_ylabel("reward (mean of the seeds, and their range)", color=INK)
     handles, names = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(AGES), frameon=False, labelcolor=INK)
     figure.savefig(path, dpi=140)
-
-
-def smooth(values: Sequence[float]) -> list[float]:
-    """Return running means."""
-    return [float(np.mean(values[max(0, i - REACH) : i + REACH + 1])) for i in range(len(values))]
 
 
 def main() -> None:

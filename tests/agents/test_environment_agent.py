@@ -171,7 +171,8 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
 
     before = Guess.closed
     episode = play(tokenizer, ["3"], Broken)
-    assert episode.outcome == RewardFailure(f"KeyError: '{broken}'", "error")
+    where = "turn 1: " if broken == "step" else ""
+    assert episode.outcome == RewardFailure(f"{where}KeyError: '{broken}'", "error")
     assert episode.status == "error" and Guess.closed == before + (broken != "make")
 
 
@@ -227,4 +228,4 @@ def test_functions_that_are_not_async_run_in_a_thread(tokenizer):
             raise StopIteration
 
     outcome = play(tokenizer, ["3"], Plain).outcome
-    assert threads == {"environment"} and outcome.reason == "RuntimeError: StopIteration: "
+    assert threads == {"environment"} and outcome.reason == "turn 1: RuntimeError: StopIteration: "

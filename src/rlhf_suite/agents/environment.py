@@ -136,7 +136,7 @@ class EnvironmentAgent:
             raise EnvironmentFailure("the prompt of the environment leaves no room for a turn in data.max_len")
         while True:
             turn = await session.reply()
-            step: Step = await self.ask(environment.step, turn)
+            step: Step = await self.ask(environment.step, turn, where=f"turn {session.num_turns}: ")
             reward = progress.add(turn, step)
             if status := self.ended(turn, step, session):
                 return status, reward
@@ -154,8 +154,8 @@ class EnvironmentAgent:
         fits = session.observe(step.messages) if step.messages else session.observe_text(step.text or "")
         return None if fits else "truncated"
 
-    async def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a function of the environment returns.
+    async def ask(self, function: Callable[..., Any], *arguments: Any, where: str = "") -> Any:
+        """Return what a function of the environment returns. `where` begins the reason of a failure.
 
         Raises:
             EnvironmentFailure: it raised an error, or took longer than `step_timeout_s`.
@@ -167,10 +167,10 @@ class EnvironmentAgent:
             if isinstance(error, TimeoutError) and deadline.expired():
                 name = getattr(function, "__name__", "step")
                 reason = f"{name} of the environment took longer than agent.tool_timeout_s={self.step_timeout_s:g}"
-                raise EnvironmentFailure(reason, is_timeout=True) from error
+                raise EnvironmentFailure(f"{where}{reason}", is_timeout=True) from error
             if isinstance(error, EnvironmentFailure):
                 raise
-            raise EnvironmentFailure(f"{type(error).__name__}: {error}") from error
+            raise EnvironmentFailure(f"{where}{type(error).__name__}: {error}") from error
 
 
 async def closed(environment: Environment) -> None:
