@@ -5,11 +5,13 @@ from __future__ import annotations
 from mutation import Mutation
 
 BRIDGE = ("tests/agents/test_bridge.py",)
+ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
 PARSING = ("tests/agents/test_parsing.py",)
 FORKS = ("tests/rl/test_forked_episodes.py",)
 RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
+TOOLS = ("tests/agents/test_tools.py",)
 
 AGENTS = [
     Mutation(
@@ -180,5 +182,131 @@ AGENTS = [
         "            turn = await session.reply()",
         "            turn = await self.ask(session.reply)",
         ENVIRONMENT,
+    ),
+    Mutation(
+        "a session answers whoever has no key of it",
+        "serving/chat_server.py",
+        'if not hmac.compare_digest(given, f"Bearer {chat.key}".encode()):',
+        "if False:",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a request that is sent again is a sample of its own",
+        "agents/endpoint.py",
+        "if is_retry and (before := self.asked.get(key)):",
+        "if False and (before := self.asked.get(key)):",
+        ENDPOINT,
+    ),
+    Mutation(
+        "turns that the program did not use are trained on",
+        "agents/endpoint.py",
+        "            self.session.forget(orphan.branch, orphan.end)\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a program may sample at a temperature of its own",
+        "agents/chat.py",
+        "if value != own[name] and not",
+        "if False and not",
+        ENDPOINT,
+    ),
+    Mutation(
+        "an answer has the log-probs of other tokens",
+        "agents/endpoint.py",
+        "branch.ledger.engine_log_probs[-len(turn.ids) :].tolist()",
+        "branch.ledger.engine_log_probs[: len(turn.ids)].tolist()",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a reward that comes over HTTP is lost",
+        "agents/endpoint.py",
+        "outcome = chat.report if returned is None",
+        "outcome = None if returned is None",
+        ENDPOINT,
+    ),
+    Mutation(
+        "an episode that is over gets further turns",
+        "agents/endpoint.py",
+        "            self.sessions.close(chat)\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a failure of the engines is one of the program",
+        "agents/endpoint.py",
+        "            if chat.failed.done():\n                raise\n",
+        "",
+        ENDPOINT,
+    ),
+    Mutation(
+        "an error of an MCP tool is its answer",
+        "agents/tools.py",
+        "if result.is_error:",
+        "if False:",
+        TOOLS,
+    ),
+    Mutation(
+        "the URL of an MCP server is run as a command",
+        "agents/tools.py",
+        'server.startswith(("http://", "https://"))',
+        'server.startswith("https://")',
+        TOOLS,
+    ),
+    Mutation(
+        "each call has an MCP connection of its own",
+        "agents/tools.py",
+        "if self.client is None or (self.client.done() and self.client.exception() is not None):",
+        "if self.client is None or self.client.done():",
+        TOOLS,
+    ),
+    Mutation(
+        "an MCP server that did not start is never tried again",
+        "agents/tools.py",
+        "if self.client is None or (self.client.done() and self.client.exception() is not None):",
+        "if self.client is None:",
+        TOOLS,
+    ),
+    Mutation(
+        "an evaluation without calls allows one",
+        "rl/evaluation.py",
+        "self.sampler.limited(calls + 1)",
+        "self.sampler.limited(calls + 2)",
+        RUNS,
+    ),
+    Mutation(
+        "evaluations by allowed calls draw other random numbers",
+        "rl/evaluation.py",
+        "samples, settings, (EVALUATION, 0))",
+        "samples, settings, (EVALUATION, len(folder.name)))",
+        RUNS,
+    ),
+    Mutation(
+        "the allowed calls of an evaluation hold for training too",
+        "agents/episodes.py",
+        "result.agent = copy(self.agent)",
+        "result.agent = self.agent",
+        RUNS,
+    ),
+    Mutation(
+        "a busy server of Python is not asked when it says",
+        "agents/sandbox_fusion.py",
+        'response.headers.get("Retry-After")',
+        "None",
+        ("tests/agents/test_sandbox_fusion.py",),
+    ),
+    Mutation(
+        "groups with forks that had ended are made again by a continued run",
+        "rl/stream.py",
+        'if state["finished"]:',
+        "if False:",
+        ("tests/rl/test_endpoint_in_runs.py",),
+    ),
+    Mutation(
+        "a rank weighs an episode by the ledgers that it has itself",
+        "losses/reduce.py",
+        "whole = (counts if episode_tokens is None else episode_tokens).clamp(min=1)",
+        "whole = counts.clamp(min=1)",
+        ("tests/rl/test_forks_on_ranks.py",),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 AHEAD = ("tests/rl/test_schedules.py",)
+DEATHS = ("tests/engines/test_engine_death.py",)
 LENGTHS = ("tests/rl/test_trained_lengths.py",)
 TIMELINE = ("tests/tracking/test_timeline.py",)
 
@@ -36,5 +37,55 @@ SCHEDULES = [
         "if self.count != 1:",
         "if self.count < 1:",
         TIMELINE,
+    ),
+    Mutation(
+        "a run that ends does not wait for the rollout that is being made",
+        "rl/schedules.py",
+        "            self.thread.join(CLOSING_S)\n",
+        "            pass\n",
+        AHEAD,
+    ),
+    Mutation(
+        "what follows the last step is not in the timeline",
+        "rl/pipeline.py",
+        "self.journal.timeline.close(self.journal.folder.timeline)",
+        "pass",
+        AHEAD,
+    ),
+    Mutation(
+        "what is not over when a run ends is not in the timeline",
+        "tracking/timeline.py",
+        "for each in self.intervals], deque(maxlen=KEPT)",
+        "for each in self.intervals if each.end], deque(maxlen=KEPT)",
+        TIMELINE,
+    ),
+    Mutation(
+        "an engine that is started again has random weights",
+        "engines/pool.py",
+        "                self._restore(started)\n",
+        "",
+        DEATHS,
+    ),
+    Mutation(
+        "an engine that is started again stamps its tokens with version 0",
+        "engines/pool.py",
+        "replace(manifest, path=manifest.kept)",
+        "replace(manifest, path=manifest.kept, version=0)",
+        DEATHS,
+    ),
+    Mutation(
+        "an engine is started again once more than it may be",
+        "engines/pool.py",
+        "if count == limit:",
+        "if count > limit:",
+        DEATHS,
+    ),
+    Mutation(
+        "requests that a dead engine had get other seeds",
+        "engines/requests.py",
+        "self.start(self.submit([*self.requests.items()]))",
+        'replace = __import__("dataclasses").replace\n'
+        "            self.start(self.submit([(n, replace(r, seed=r.seed + 1)) for n, r in self.requests.items()]))",
+        DEATHS,
     ),
 ]

@@ -123,6 +123,7 @@ async def ask(tools: McpTools):
     answers = await asyncio.gather(*(tools.call("add", {"a": n, "b": 1}) for n in range(5)))
     with pytest.raises(ToolError, match="fail"):
         await tools.call("fail", {})
+    assert await tools.connected() is await tools.connected(), "all episodes share one connection"
     await tools.close()
     return schemas, answers
 
@@ -167,6 +168,21 @@ def check_mcp(schemas, answers):
 def test_a_server_that_does_not_start_is_a_tool_that_fails():
     with pytest.raises(ToolError, match="the server /nonexistent does not answer"):
         run(McpTools("/nonexistent").schemas)
+
+
+@pytest.mark.stack
+def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
+    file = tmp_path / "server.py"
+    tools = McpTools(f"{sys.executable} {file}")
+    ready = Path(__file__).with_name("mcp_server.py").read_text()
+
+    async def twice():
+        with pytest.raises(ToolError, match="does not answer"):
+            await tools.schemas()
+        file.write_text(ready)
+        return await ask(tools)
+
+    check_mcp(*run(twice))
 
 
 def test_the_example_of_tools_can_be_described_and_its_template_goes_on():

@@ -42,8 +42,7 @@ FLAGS = {
     "eval__max_samples": 2,
     "eval__n_samples_per_prompt": 2,
     "eval__steps": 3,
-    "eval__on_start": False,
-    "eval__max_calls": [0, 1],
+    "eval__max_calls": [1, 0],  # the last one before training allows no call
 }
 
 
@@ -118,7 +117,8 @@ def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(
     assert one == usual and {row["agent/turns"] for row in one} >= {2.0}
     for first, both in zip(none, one, strict=True):
         assert both["reward_query"].startswith(first["reward_query"])
-    (last,) = [row for row in read_rows(whole / "metrics.jsonl") if "eval/calls_0/pass1" in row]
+    first, last = [row for row in read_rows(whole / "metrics.jsonl") if "eval/calls_0/pass1" in row]
+    assert (first["step"], last["step"]) == (0, 2)
     assert last["eval/calls_1/pass2"] == last["eval/pass2"] and last["eval/calls_0/pass1"] == 0
 
 

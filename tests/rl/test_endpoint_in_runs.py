@@ -13,6 +13,7 @@ from plain_run import run, small
 
 from rlhf_suite.data.trajectory import MODEL
 from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.rl.samples import read_samples
 from rlhf_suite.tracking.metrics import read_rows
 
 # Three turns, the third behind an edited history, or behind another one. Most turns end with a token that the template
@@ -126,3 +127,37 @@ def test_a_run_that_was_stopped_continues_with_the_same_numbers(ranks, folders, 
     for mine, theirs in zip(rows_of(tmp_path / "run", 2), rows_of(whole, 2), strict=True):
         for name in ("ids", "owner", "engine_log_probs", "advantages", "reward", "ledger", "sample"):
             assert mine[name] == theirs[name], name
+
+
+def test_a_stream_that_was_stopped_trains_on_the_forks_that_had_ended_as_they_were(ranks, tmp_path):
+    """Each step is evaluated, so that the groups that began after the sync have ended when it is saved."""
+    evaluated = {
+        "eval__dataset": "builtin:reverse",
+        "eval__max_samples": 2,
+        "eval__n_samples_per_prompt": 2,
+        "eval__steps": 1,
+        "train__num_episodes": 2,
+        "ckpt__max_num": 10,
+    }
+    words = settings(tmp_path / "files", **SAMPLES["stream"], **evaluated)
+    run_folder, stopped = tmp_path / "run", 2
+    ranks(1).call(run, run_folder, words)
+    for later in (*(run_folder / "checkpoints").glob("step_*"), run_folder / "model"):
+        if later.name == "model" or int(later.name[-6:]) > stopped:
+            shutil.rmtree(later)
+    samples = run_folder / "checkpoints" / f"step_{stopped:06d}" / "samples"
+    state = json.loads((samples / "stream.json").read_text())
+    assert state["finished"], "or this test looks at nothing"
+    waiting = read_samples(samples).trajectories
+    assert max(ledger.fork for ledger in waiting) > 0
+    ranks(1).call(run, run_folder, words)
+    rows = [row for step in range(1, 5) for row in rows_of(run_folder, step)]
+    groups = [row["prompt_index"] for row in rows if row["sample"] == 0 and row["ledger"] == 0]
+    assert sorted(groups) == sorted([*range(4)] * 2), "every prompt once an epoch"
+    trained = [row for step in range(stopped + 1, 5) for row in rows_of(run_folder, step)]
+    found = {(tuple(row["ids"]), row["ledger"]): row for row in trained}
+    for ledger in waiting:
+        row = found[tuple(ledger.ids.tolist()), ledger.fork]
+        assert row["owner"] == ledger.owner.tolist() and row["sample"] == ledger.sample
+        assert row["engine_log_probs"] == pytest.approx(ledger.engine_log_probs.tolist())
+        assert row["weight_version"] == ledger.version.tolist()

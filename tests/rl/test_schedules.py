@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 
 import plain_run
 import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -116,6 +118,43 @@ def probed_while_rollouts_are_made(world, folder, config) -> list[bool]:
 def test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over(ranks, tmp_path):
     (found,) = ranks(1).call(probed_while_rollouts_are_made, tmp_path, ahead(1))
     assert found == [True] * (STEPS - 2)
+
+
+def threads_of_a_run_that_fails(world, folder, config) -> tuple[list[str], list[str]]:
+    """Run with an engine that keeps its old weights, so that the probe ends the run while the next rollout is written,
+    and return the threads that write rollouts: those that did when the probe began, and those that are left."""
+    answer, probe, ended = plain_run.PlainEngines.answer, plain_run.PlainEngines.score, threading.Event()
+    working = []
+
+    def slow(engines, request):
+        if working:
+            ended.wait(0.2)
+        return answer(engines, request)
+
+    def score(engines, sequences):
+        if engines.version == 1:
+            working.extend(rollout_threads())
+            asked = len(engines.asked)
+            poll_until(lambda: len(engines.asked) > asked, 20)
+        return probe(engines, sequences)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "answer", slow)
+        patch.setattr(plain_run.PlainEngines, "score", score)
+        with pytest.raises(RunError, match="log-probs differ"):
+            run(world, folder, config, is_deaf=True)
+        left = rollout_threads()
+        ended.set()
+    return working, left
+
+
+def rollout_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_a_run_that_ends_early_waits_for_the_rollout_that_is_being_made(ranks, tmp_path):
+    ((working, left),) = ranks(1).call(threads_of_a_run_that_fails, tmp_path, ahead(1, actor__adam__lr=0.05))
+    assert (working, left) == (["rollouts"], [])
 
 
 def test_the_timeline_has_the_rollouts_beside_the_training(folders):

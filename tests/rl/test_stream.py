@@ -117,6 +117,17 @@ def whole(ranks, tmp_path_factory):
     return folder
 
 
+def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path):
+    strict = {"train__async_queue_size": 0, "train__async_run_ahead": 0}
+    plain = {"train__async_enable": False, "train__partial_rollout_enable": False}
+    for name, flags in (("stream", strict), ("plain", plain)):
+        ranks(1).call(run, tmp_path / name, small(**FLAGS | flags))
+    for step in range(1, STEPS + 1):
+        assert rollout(tmp_path / "stream", step) == rollout(tmp_path / "plain", step)
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("stream", "plain")]
+    assert weights[0] == weights[1]
+
+
 def assert_sound(folder) -> None:
     """Every prompt once an epoch, no token of weights that are too old, and what the metrics say of it."""
     assert prompts(folder) == sorted([*range(4)] * 3)
@@ -230,3 +241,88 @@ def failing_run(world, folder, config) -> str:
     except (RuntimeError, OSError) as error:
         return str(error)
     return "it did not end"
+
+
+# One episode waits until two steps are trained and all other episodes that could begin have ended.
+STRAGGLER = """
+import asyncio
+import threading
+from pathlib import Path
+
+from rlhf_suite.agents.base import Start, Step
+
+METRICS, OTHERS = Path("METRICS_FILE"), 14
+lock, begun, ended = threading.Lock(), [], []
+
+class Environment:
+    async def reset(self, task):
+        with lock:
+            self.is_late = not begun
+            begun.append(task.label)
+        return Start()
+
+    async def step(self, turn):
+        while self.is_late and (steps() < 2 or len(ended) < OTHERS):
+            await asyncio.sleep(0.01)
+        if self.is_late:
+            await asyncio.sleep(2)  # longer than it takes to score the others
+        ended.append(turn)
+        return Step(reward=len(turn.ids) / 6, done=True, extra={"late": float(self.is_late)})
+
+    async def close(self): ...
+
+def steps():
+    return METRICS.read_text().count('"train/reward"') if METRICS.exists() else 0
+"""
+
+
+def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path):
+    file = tmp_path / "late.py"
+    file.write_text(STRAGGLER.replace("METRICS_FILE", str(tmp_path / "run/metrics.jsonl")))
+    agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
+    ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent | {"reward__stop_properly_penalty_coef": None}))
+    assert_sound(tmp_path / "run")
+    late = [step for step in range(STEPS) for s in rollout(tmp_path / "run", step + 1) if s["reward/late"]]
+    waits = [
+        row.get("timing/waiting_for_deadline", 0.0)
+        for row in read_rows(tmp_path / "run/metrics.jsonl")
+        if "train/reward" in row
+    ]
+    assert late == [2] and waits[2] > 0, "begun at version 0, with S = 2"
+
+
+# The environment of one of the prompts never answers.
+STUCK = """
+import asyncio
+
+from rlhf_suite.agents.base import Start, Step
+
+class Environment:
+    async def reset(self, task):
+        self.label = task.label
+        return Start()
+
+    async def step(self, turn):
+        if self.label == "STUCK_LABEL":
+            await asyncio.Event().wait()
+        return Step(reward=len(turn.ids) / 6, done=True)
+
+    async def close(self): ...
+"""
+
+
+def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, whole, tmp_path):
+    label = rollout(whole, 1)[0]["label"]
+    file = tmp_path / "stuck.py"
+    file.write_text(STUCK.replace("STUCK_LABEL", label))
+    agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
+    agent |= {"agent__tool_timeout_s": 0.5, "agent__on_error": "drop", "reward__max_error_rate": 1.0}
+    agent |= {"reward__stop_properly_penalty_coef": None, "ckpt__load_enable": False}
+    ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent))
+    trained = {s["label"] for step in range(1, STEPS + 1) for s in rollout(tmp_path / "run", step)}
+    assert len(trained) == 3 and label not in trained
+    assert {row["reason"] for row in rejections(tmp_path / "run")} == {"the reward failed"}
+    failures = [json.loads(line) for line in (tmp_path / "run/logs/reward_failures.jsonl").read_text().splitlines()]
+    assert {row["label"] for row in failures} == {label}
+    for row in failures:
+        assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=0.5"
