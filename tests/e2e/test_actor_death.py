@@ -4,6 +4,7 @@ that cannot be, the run ends at once, with the name of the actor, what it was do
 from __future__ import annotations
 
 import json
+import re
 
 import jobs
 import pytest
@@ -56,18 +57,22 @@ LONG = [
 ]
 AHEAD = ["correction=tis", "train.async_enable=true"]
 STREAM = [*AHEAD, "train.async_queue_size=2", "train.partial_rollout_enable=true"]
+SHARED = [word for word in STREAM if word != "train.async_enable=true"]
+SHARED += ["train.colocate_all=true", "vllm.enable_sleep=true", "ds.enable_sleep=true"]
 
 
-def run_with_a_death(folder, words, actor):
-    """Kill an engine while the run goes on, and return what the run said at its end."""
+def run_with_deaths(folder, words, actor, after=(2,)):
+    """Kill an engine after each of these steps while the run goes on, and return the rows of its steps."""
     job = jobs.Job(folder, words)
-    job.wait_for_step(2)
-    job.actor(actor).kill()
+    for step in after:
+        job.wait_for_step(step)
+        job.actor(actor).kill()
     ended = job.ended()
     assert ended.code == 0, ended.err
-    assert f"{actor} died during" in ended.err and "(restart 1 of 3, vllm.max_restarts)" in ended.err
+    for number in range(1, len(after) + 1):
+        assert f"{actor} died during" in ended.err and f"(restart {number} of 3, vllm.max_restarts)" in ended.err
     rows = jobs.train_rows(folder)
-    assert [row["perf/engine_restarts"] for row in rows if row["step"] in (1, STEPS)] == [0, 1]
+    assert [row["perf/engine_restarts"] for row in rows if row["step"] in (1, STEPS)] == [0, len(after)]
     return rows
 
 
@@ -76,7 +81,7 @@ def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, 
     words = [*LONG, *mode, f"vllm.num_engines={engines}", f"actor.model_name_or_path={warm}"]
     whole, killed = (runs / f"{name}_{engines}_engines" for name in ("whole", "engine_killed"))
     jobs.run(whole, words)
-    rows = run_with_a_death(killed, words, f"engine-{engines - 1}")
+    rows = run_with_deaths(killed, words, f"engine-{engines - 1}")
     assert jobs.digest(killed) == jobs.digest(whole)
     assert jobs.timeless(rows) == jobs.timeless(jobs.train_rows(whole))
     assert jobs.timeless(jobs.eval_rows(killed)) == jobs.timeless(jobs.eval_rows(whole))
@@ -84,9 +89,12 @@ def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, 
         assert jobs.rollout(killed, step) == jobs.rollout(whole, step)
 
 
-def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm):
-    killed = runs / "stream_engine_killed"
-    run_with_a_death(killed, [*LONG, *STREAM, f"actor.model_name_or_path={warm}"], "engine-0")
+@pytest.mark.parametrize("mode", ["beside", "shared"])
+def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm, mode):
+    """On shared devices the engines pause while the models train: they die in a pause or not."""
+    killed, words = runs / f"stream_{mode}_engine_killed", STREAM if mode == "beside" else SHARED
+    after = (2,) if mode == "beside" else (2, 4)
+    run_with_deaths(killed, [*LONG, *words, f"actor.model_name_or_path={warm}"], "engine-0", after)
     trained = []
     for step in range(STEPS):
         samples = jobs.rollout(killed, step + 1)
@@ -94,3 +102,30 @@ def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm)
         versions = jobs.column(samples, "weight_version")
         assert step - 2 <= versions[versions >= 0].min() <= versions.max() <= step
     assert len(trained) == len({*trained}) == 4 * STEPS
+
+
+EVALUATED = [
+    *LONG,
+    "train.max_steps=3",
+    "eval.steps=2",
+    "eval.temperature=1",
+    "eval.max_samples=64",
+    "eval.n_samples_per_prompt=8",
+    "vllm.max_num_seqs=4",  # so that an evaluation takes long
+]
+
+
+def test_an_engine_that_is_killed_during_an_evaluation_changes_no_number(runs, warm):
+    words = [*EVALUATED, f"actor.model_name_or_path={warm}"]
+    whole, killed = (runs / f"evaluation_{name}" for name in ("whole", "engine_killed"))
+    jobs.run(whole, words)
+    job = jobs.Job(killed, words)
+    job.wait_for_step(2)
+    job.wait_for((job.folder.rollouts / "step_000002.parquet").exists)  # the evaluation begins
+    job.actor("engine-0").kill()
+    ended = job.ended()
+    assert ended.code == 0, ended.err
+    again = re.search(r"engine-0 runs again: its (\d+) unfinished requests are sent again", ended.out)
+    assert again and int(again[1]) > 64, "more than a step has: the evaluation was under way"
+    assert jobs.timeless(jobs.eval_rows(killed)) == jobs.timeless(jobs.eval_rows(whole))
+    assert jobs.digest(killed) == jobs.digest(whole)

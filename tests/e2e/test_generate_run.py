@@ -87,3 +87,14 @@ def next_row(folder):
     """The row that the run's progress is at."""
     record = folder / "progress.json"
     return json.loads(record.read_text())["next_row"] if record.exists() else 0
+
+
+def test_a_killed_engine_is_started_again_and_every_response_is_the_same(runs, words, whole):
+    folder = runs / "generated_with_a_death"
+    job = jobs.Job(folder, [*words, "generate.chunk_size=3"])
+    job.wait_for(lambda: next_row(folder) > PROMPTS // 4)
+    job.actor("engine-0").kill()
+    ended = job.ended()
+    assert ended.code == 0, ended.err
+    assert "engine-0 died during" in ended.err and "(restart 1 of 3, vllm.max_restarts)" in ended.err
+    assert (folder / "generations.jsonl").read_bytes() == (whole / "generations.jsonl").read_bytes()
