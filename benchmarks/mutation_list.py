@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation_list_agents import AGENTS
 from mutation_list_config import CONFIG
 from mutation_list_data import DATA
+from mutation_list_images import IMAGES
 from mutation_list_launch import LAUNCH
 from mutation_list_rewards import REWARDS
 from mutation_list_rl import RL
@@ -15,4 +16,18 @@ from mutation_list_schedules import SCHEDULES
 from mutation_list_steps import STEPS
 from mutation_list_train import TRAIN
 
-MUTATIONS = [*STEPS, *RL, *ROLLOUT, *RL_STEP, *REWARDS, *SANDBOX, *DATA, *TRAIN, *LAUNCH, *CONFIG, *AGENTS, *SCHEDULES]
+MUTATIONS = [
+    *STEPS,
+    *RL,
+    *ROLLOUT,
+    *RL_STEP,
+    *REWARDS,
+    *SANDBOX,
+    *DATA,
+    *TRAIN,
+    *LAUNCH,
+    *CONFIG,
+    *AGENTS,
+    *SCHEDULES,
+    *IMAGES,
+]

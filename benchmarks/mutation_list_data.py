@@ -70,8 +70,8 @@ DATA = [
     Mutation(
         "what a user says in a conversation is trained on",
         "data/text_encoders.py",
-        "Segment(turn.prompt[done:], False)",
-        "Segment(turn.prompt[done:], True)",
+        "Segment(turn.prompt[done:], False,",
+        "Segment(turn.prompt[done:], True,",
         CHAT,
     ),
     Mutation(

@@ -281,4 +281,5 @@ def test_a_task_has_what_the_prompt_has():
         label="label",
         datasource="math",
         columns={"level": 3},
+        images=(),
     )

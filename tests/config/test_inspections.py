@@ -200,6 +200,17 @@ def test_a_model_that_cannot_be_trained_is_refused(model, line, changes, words):
     assert key == "actor.model_name_or_path" and words in said
 
 
+def test_a_model_that_reads_no_images_is_refused(model):
+    path = model(tokenizer={"chat_template": "x"})
+    line = f"{SFT}data.apply_chat_template=true data.output_key=output actor.model_name_or_path={path}"
+    assert found(line) == []
+    key, said = one(f"{line} data.image_key=output")
+    assert key == "actor.model_name_or_path" and "reads images (idefics3), and" in said and "is a qwen3" in said
+    seeing = model("seeing", model_type="idefics3", tokenizer={"chat_template": "x"})
+    _, said = one(f"{line.replace(str(path), str(seeing))} data.image_key=output")
+    assert "has no processor_config.json" in said
+
+
 @pytest.mark.parametrize("task", ["ppo", "score", "serve_rm", "rejection_sampling"])
 def test_a_language_model_does_not_score(model, task, tmp_path):
     words = {

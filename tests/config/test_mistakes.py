@@ -58,7 +58,21 @@ SERVE = "task=serve_rm reward.model_name_or_path=some/model "
 ASYNC = PPO + "train.async_enable=true "
 SHARED_STREAM = PPO + "train.colocate_all=true train.partial_rollout_enable=true"
 
+IMAGES = " data.apply_chat_template=true data.image_key=image"
+SEEING_PPO = (
+    PPO.replace("tiny", "vision").replace(":reverse", ":digits")
+    + "rollout.n_samples_per_prompt=8 algo.advantage.estimator=rloo"
+    + IMAGES
+)
+
 MISTAKES = [
+    # images
+    (SFT + "data.output_key=output" + IMAGES, "actor.model_name_or_path", "builtin:tiny reads no images"),
+    (SFT.replace("tiny", "vision") + "data.output_key=output data.image_key=image", "data.image_key", "chat template"),
+    (DISTILL + IMAGES, "data.image_key", "task=distill reads text alone"),
+    (SEEING_PPO.replace("=rloo", "=gae"), "algo.advantage.estimator", "trains a critic"),
+    (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),
+    (SEEING_PPO + " data.max_images_per_prompt=0", "data.max_images_per_prompt", "1"),
     # asynchronous training
     (ASYNC, "train.async_enable", "add correction=tis"),
     (ASYNC + "correction=tis train.colocate_all=true", "train.colocate_all", "write train.colocate_all=false"),

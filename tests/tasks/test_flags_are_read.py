@@ -23,6 +23,7 @@ MORE = (
     "train.dynamic_batch_enable=true train.max_tokens_per_gpu=600 actor.lr_scheduler=cosine_with_min_lr "
     f"actor.gradient_checkpointing_enable=true {FEW} data.cache_enable=true"
 )
+IMAGES = f"task=sft demo=sft_images actor.freeze_visual_encoder=true {FEW}".replace("data.cache_enable=false", "")
 READ_ELSEWHERE = {
     "explain": "the command line shows the plan instead of running",
     "launch.num_cpus": "a run on Ray, tests/e2e/test_flags_of_rl_are_read.py",
@@ -40,7 +41,7 @@ def test_every_active_flag_is_read_by_a_run(tmp_path):
     tasks = [task for task, run in TASKS.items() if issubclass(run, SupervisedRun)]
     lines = [f"task={task} demo={task} {FEW}" for task in tasks]
     lines = [f"{line} teacher.model_name_or_path={tmp_path}/teacher" if "distill" in line else line for line in lines]
-    lines += [MORE, MORE]
+    lines += [MORE, MORE, IMAGES]
     command = [sys.executable, str(flag_reads.RECORDING / "recorded_runs.py"), str(tmp_path), *lines]
     environment = os.environ | flag_reads.environment(os.devnull)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_suite.config.plan import IMAGE_RECIPE
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.tasks.warm_start import RECIPE_TASK, RECIPES, same_tasks, warm_folder, warm_started
@@ -52,6 +53,7 @@ def test_a_warm_up_is_on_the_task_of_the_prompts(prompts, rows):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_names_the_rows_that_it_is_said_to(recipe):
-    rows = f"{builtin.PREFIX}{RECIPE_TASK}{RECIPES[recipe][1]}"
+    task = "digits" if recipe == IMAGE_RECIPE else RECIPE_TASK
+    rows = f"{builtin.PREFIX}{task}{RECIPES[recipe][1]}"
     assert f"\n  dataset: {rows}\n" in (DEMOS / f"{recipe}.yaml").read_text()
     assert rows.removeprefix(builtin.PREFIX) in builtin.names()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf_suite.data.images import Image
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
@@ -49,6 +50,7 @@ class Task:
     label: str = ""
     datasource: str = "default"
     columns: dict[str, Any] = field(default_factory=dict)  # data.reward_columns of its row
+    images: tuple[Image, ...] = ()  # those whose tokens are in `ids`; `image.data` is the file
 
     @classmethod
     def of(cls, prompt: Prompt) -> Task:
@@ -62,6 +64,7 @@ class Task:
             prompt.label,
             prompt.datasource,
             json.loads(prompt.columns),
+            prompt.images or (),
         )
 
 
@@ -117,7 +120,9 @@ class Start:
 class Step:
     """What an environment answers to a turn.
 
-    With a chat template it answers with messages (user, tool), without one with raw text. A step without either ends
+    With a chat template it answers with messages (user, tool), without one with raw text. In a run with images the
+    content of a message may be a list, with an item {"type": "image", "image": <Pillow image, bytes or path>} for each
+    image. A step without either ends
     the episode, as `done` does. The reward of the last step is that of the episode, and those of earlier steps belong
     to their turns. A reward may be a dict of named parts, each of which is logged as its sum over the episode; the
     flags reward.reward_key and reward.combine say what of it is trained on. If no step has a reward, the reward sources

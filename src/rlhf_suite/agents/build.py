@@ -28,6 +28,7 @@ from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.agent_file import OPENRLHF, TRL, Export, export_of
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.data.images import ImageReader
 from rlhf_suite.errors import UserError
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Choice
@@ -98,9 +99,10 @@ def make_episodes(
     tokenizer: PreTrainedTokenizerBase,
     stop_ids: Sequence[int],
     serve: Callable[[str], Sessions],
+    images: ImageReader | None = None,
 ) -> Episodes | None:
     """Return what runs the episodes of a run; None if nobody answers the model's turns. `serve` makes a server of
-    sessions at an address.
+    sessions at an address; `images` reads those of a run that has any.
 
     Raises:
         UserError: a conversation cannot go on with this chat template, the user's file cannot be imported, or this
@@ -125,7 +127,8 @@ def make_episodes(
     else:
         agent = make_agent(config, file, must_score, choice)
     limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback)
-    shared = Shared(policy, bridge, reader, limits, config.history == "template")
+    most = run.data.max_images_per_prompt
+    shared = Shared(policy, bridge, reader, limits, config.history == "template", images, most)
     return Episodes(agent, shared, config.max_concurrent)
 
 

@@ -151,7 +151,10 @@ class EnvironmentAgent:
             return "done"
         if session.num_turns >= self.max_turns:
             return "turns"
-        fits = session.observe(step.messages) if step.messages else session.observe_text(step.text or "")
+        try:
+            fits = session.observe(step.messages) if step.messages else session.observe_text(step.text or "")
+        except ValueError as error:
+            raise EnvironmentFailure(f"the messages of the environment cannot be used: {error}") from error
         return None if fits else "truncated"
 
     async def ask(self, function: Callable[..., Any], *arguments: Any, where: str = "") -> Any:

@@ -10,12 +10,19 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Schema, Status, Task, Turn
-from rlhf_suite.agents.bridge import Bridge
+from rlhf_suite.agents.bridge import ASKED, Bridge
 from rlhf_suite.agents.parsing import TurnReader
-from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings, sample_seed
+from rlhf_suite.data.generation import (
+    Generation,
+    GenerationRequest,
+    SamplingSettings,
+    content_number,
+    sample_seed,
+)
+from rlhf_suite.data.images import Image, ImageReader, expanded, image_file, with_places
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
@@ -55,6 +62,8 @@ class Shared:
     reader: TurnReader
     limits: Limits
     renders_history: bool = False  # agent.history=template
+    images: ImageReader | None = None  # None: the run has no images
+    max_images: int = 0  # data.max_images_per_prompt: images of a ledger
 
 
 @dataclass
@@ -80,11 +89,14 @@ class Session:
         self.policy, self.bridge, self.reader = shared.policy, shared.bridge, shared.reader
         self.limits, self.seed, self.sampling = shared.limits, seed, sampling
         self.renders_history = shared.renders_history
+        self.image_reader, self.max_images = shared.images, shared.max_images
         self.open = Branch(ledger, list(task.messages), task.tools, len(ledger.ids))
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
         self.num_turns, self.is_full = 0, False
-        self.affinity = hash(tuple(task.ids))  # all turns of all samples go to one engine: it has them in its cache
+        self.affinity = content_number(
+            task.ids, task.images
+        )  # all turns of all samples go to one engine: it has them in its cache
 
     @property
     def ledgers(self) -> list[Trajectory]:
@@ -97,22 +109,23 @@ class Session:
         `tools` come beside those of the task. Without messages, text and tools the prompt stays as it is.
         """
         assert not self.num_turns, "the first turn has been sampled"
-        branch, ids = self.open, None
+        branch, ids, files = self.open, None, [image.data for image in self.open.ledger.images]
         if text is not None:
             assert messages is None and not branch.messages, "with a chat template a prompt is messages"
             ids = tokens(self.bridge.tokenizer, text, self.bridge.begin)
         elif messages is not None or tools:
             assert messages or branch.messages, "messages and tools need data.apply_chat_template=true"
-            branch.messages = list(branch.messages if messages is None else messages)
+            if messages is not None:
+                branch.messages, files = self.seen(messages, files)
             branch.tools = (*branch.tools, *tools)
             ids = self.bridge.prompt(branch.messages, branch.tools)
         if ids is not None:
             old = branch.ledger
-            branch.ledger = replace(
-                Trajectory.start(old.prompt, old.group, old.sample, ids), greedy=old.greedy, extra=old.extra
-            )
+            ids, images = self.expanded(ids, files)
+            started = Trajectory.start(old.prompt, old.group, old.sample, ids, images)
+            branch.ledger = replace(started, greedy=old.greedy, extra=old.extra)
             branch.prompt_tokens = len(ids)
-        self.is_full = self.room() < 1
+        self.is_full = self.room() < 1 or len(branch.ledger.images) > self.max_images
         return not self.is_full
 
     def room(self) -> int:
@@ -137,6 +150,7 @@ class Session:
             seed=self.next_seed(),
             sampling=self.sampling if stop is None else replace(self.sampling, stop=tuple(stop)),
             affinity=self.affinity,
+            images=ledger.images,
         )
         self.num_turns += 1
         return self.written(self.open, request)
@@ -166,11 +180,32 @@ class Session:
         If it does not, or the end of the turn does not let the conversation go on, nothing is appended.
         """
         assert self.num_turns, "begin() takes the messages before the first turn"
-        answers = self.cut_all(answers)
+        answers, files = self.seen(self.cut_all(answers))
         if self.renders_history:
             return self.render_again([*self.open.messages, *answers])
         stop = int(self.open.ledger.ids[-1])
-        return self.append(self.bridge.after(stop, answers, self.open.tools), answers)
+        return self.append(self.bridge.after(stop, answers, self.open.tools), answers, files)
+
+    def seen(self, messages: Sequence[Message], known: Sequence[bytes] = ()) -> tuple[list[Message], list[bytes]]:
+        """Return messages with the places of their images, and the files of these. Items without an image stand for
+        the `known` ones, in order.
+
+        Raises:
+            ValueError: an item holds no image.
+        """
+        if self.image_reader is None:
+            return list(messages), []
+        contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+        items = [item for content in contents for item in content if item["type"] == "image"]
+        left = iter(known)
+        files = [image_file(item["image"]) if "image" in item else next(left, b"") for item in items]
+        return with_places(messages, len(files), ASKED), files
+
+    def expanded(
+        self, ids: Sequence[int], files: Sequence[bytes], offset: int = 0
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """Return ids with the tokens of the images `files`, and where these are."""
+        return (list(ids), ()) if self.image_reader is None else expanded(ids, files, self.image_reader, offset)
 
     def render_again(self, messages: Sequence[Message]) -> bool:
         """Continue with a rendering of the whole conversation, and return whether a turn fits behind it. Where it
@@ -185,11 +220,16 @@ class Session:
         """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut."""
         return self.append(tokens(self.bridge.tokenizer, before + self.cut(text) + after), ())
 
-    def append(self, ids: Sequence[int] | None, messages: Sequence[Message]) -> bool:
-        """Append tokens of the environment, if another token fits behind them."""
-        self.is_full = ids is None or len(ids) >= self.room()
+    def append(self, ids: Sequence[int] | None, messages: Sequence[Message], files: Sequence[bytes] = ()) -> bool:
+        """Append tokens of the environment, with `files` in place of their image placeholders, if another token and
+        these images fit."""
+        images, ledger = tuple[Image, ...](), self.open.ledger
+        if ids is not None:
+            ids, images = self.expanded(ids, files, len(ledger.ids))
+        has_many = len(images) > 0 and len(ledger.images) + len(images) > self.max_images
+        self.is_full = ids is None or has_many or len(ids) >= self.room()
         if ids is not None and not self.is_full:
-            self.open.ledger.append_environment(ids)
+            ledger.append_environment(ids, images)
             self.open.messages += messages
         return not self.is_full
 
@@ -208,7 +248,15 @@ class Session:
         """Return messages whose texts share agent.max_feedback_tokens equally."""
         limit = self.limits.max_feedback_tokens
         share = None if limit is None else max(1, limit // max(1, len(answers)))
-        return [{**message, "content": self.cut(str(message["content"]), share)} for message in answers]
+        return [{**message, "content": self.cut_content(message["content"], share)} for message in answers]
+
+    def cut_content(self, content: Any, limit: int | None) -> Any:
+        """Return the content of a message with its texts cut; its images stay."""
+        if self.image_reader is None or isinstance(content, str):
+            return self.cut(str(content), limit)
+        return [
+            item if item["type"] == "image" else {**item, "text": self.cut(item["text"], limit)} for item in content
+        ]
 
     def continue_from(self, messages: Sequence[Message], tools: Sequence[Schema] | None = None) -> bool:
         """Continue the conversation `messages` where it is known, and return whether a turn fits behind it. If none

@@ -20,6 +20,7 @@ INPUT_KEY = "Column of the prompt or conversation; the texts of a comma list of 
 
 TEMPLATED, PLAIN = is_true(".apply_chat_template"), is_false(".apply_chat_template")
 NOT_PRETRAINING = is_false("actor.pretrain_mode_enable")
+WITH_IMAGES, WITHOUT_IMAGES = is_set(".image_key", "<column>"), is_null(".image_key")
 SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
 
 
@@ -79,8 +80,10 @@ class DataConfig(TextConfig):
     cache_enable: bool = flag(
         True,
         "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
-        "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory",
+        "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory, as "
+        "rows with images (data.image_key) always are, since nothing would notice another image under the same path",
         resume=FREE,
+        when=WITHOUT_IMAGES,
     )
     cache_max_gb: float = flag(
         50.0,
@@ -89,6 +92,23 @@ class DataConfig(TextConfig):
         resume=FREE,
         when=is_true(".cache_enable"),
     )
+
+
+@dataclass
+class ImageDataConfig:
+    """Images of rows"""
+
+    image_key: str | None = flag(
+        None,
+        "Column of the images of a row: a path (relative to the data file), bytes, base64, an image of the library "
+        "datasets, or a list of these; null: text alone",
+        when=TEMPLATED,
+        strict="only a chat template says where an image stands",
+    )
+    max_images_per_prompt: int = flag(
+        1, "Most images of a sequence, those of later turns included", ge=1, when=WITH_IMAGES
+    )
+    image_urls_enable: bool = flag(False, "Fetch images whose column has a URL", when=WITH_IMAGES)
 
 
 @dataclass
@@ -204,7 +224,7 @@ class AnswerDataConfig(SourceDataConfig):
 
 
 @dataclass
-class SFTDataConfig(AnswerDataConfig, RewardTextConfig):
+class SFTDataConfig(AnswerDataConfig, RewardTextConfig, ImageDataConfig):
     """SFT data"""
 
     input_key: str = flag("input", INPUT_KEY)
@@ -223,7 +243,7 @@ class SFTDataConfig(AnswerDataConfig, RewardTextConfig):
 
 
 @dataclass
-class PromptDataConfig(DataConfig, PromptTextConfig):
+class PromptDataConfig(DataConfig, PromptTextConfig, ImageDataConfig):
     """RL prompts"""
 
     prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
@@ -240,6 +260,11 @@ class PairDataConfig(AnswerDataConfig):
     )
     chosen_key: str = flag("chosen", "Column of the better answer: text, messages, or a dialogue that ends with it")
     rejected_key: str = flag("rejected", "Column of the worse answer: text, messages, or a dialogue that ends with it")
+
+
+@dataclass
+class ImagePairDataConfig(PairDataConfig, ImageDataConfig):
+    """Pairs of a better and a worse answer, perhaps about images"""
 
 
 @dataclass

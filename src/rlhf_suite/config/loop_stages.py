@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_suite.config.ckpt import CheckpointConfig
-from rlhf_suite.config.data import GenerateDataConfig, PairDataConfig, ScoreDataConfig, SFTDataConfig
+from rlhf_suite.config.data import GenerateDataConfig, ImagePairDataConfig, ScoreDataConfig, SFTDataConfig
 from rlhf_suite.config.ds import PrecisionConfig, RewardModelConfig
 from rlhf_suite.config.generate import ScoreConfig
-from rlhf_suite.config.models import ModelConfig, SFTActorConfig, TrainedModelConfig
+from rlhf_suite.config.models import ModelConfig, SeeingActorConfig, SFTActorConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig
 from rlhf_suite.config.runs import (
@@ -85,11 +85,11 @@ def dpo_run(run: IterativeDPORun, models: tuple[str, str | None], rows: Path | s
     """
     model, reference = models
     data = like(
-        PairDataConfig, run.data, dataset=str(rows), max_samples=None,
+        ImagePairDataConfig, run.data, dataset=str(rows), max_samples=None,
         prompt_key=INPUT, chosen_key=CHOSEN, rejected_key=REJECTED,
     )  # fmt: skip
     ref = replace(run.ref, model_name_or_path=reference)
-    return DPORun(**_training(run, TrainedModelConfig, model, output), data=data, algo=run.algo, ref=ref)
+    return DPORun(**_training(run, SeeingActorConfig, model, output), data=data, algo=run.algo, ref=ref)
 
 
 def score_run(run: LoopRun, answers: Path | str) -> ScoreRun:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FIXED, flag, group, is_null, is_one_of, is_true
+from rlhf_suite.config.flags import FIXED, flag, group, is_null, is_one_of, is_set, is_true
 
+SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
 DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
 
 
@@ -62,7 +63,19 @@ class TrainedModelConfig:
 
 
 @dataclass
-class SFTActorConfig(TrainedModelConfig):
+class SeeingActorConfig(TrainedModelConfig):
+    """A model that is trained, and may read images"""
+
+    freeze_visual_encoder: bool = flag(
+        False,
+        "Train the language model alone, not the modules that only images pass through",
+        resume=FIXED,
+        when=is_set("data.image_key", "<column>"),
+    )
+
+
+@dataclass
+class SFTActorConfig(SeeingActorConfig):
     """The model that SFT trains"""
 
     pretrain_mode_enable: bool = flag(
@@ -71,7 +84,7 @@ class SFTActorConfig(TrainedModelConfig):
 
 
 @dataclass
-class PolicyConfig(TrainedModelConfig):
+class PolicyConfig(SeeingActorConfig):
     """The policy that PPO trains"""
 
     policy_loss_type: str = flag(

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from rlhf_suite.config.flags import all_values
+from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.reward import reward_model
 from rlhf_suite.config.runs import (
@@ -41,6 +42,7 @@ RECIPES = {
     "distill": {TEACHER: "warm_start"},
     "generate": {ACTOR: "warm_start"},
 }
+IMAGE_RECIPE = "images_warm_start"
 GPU_MEMORY_SHARED = 0.4  # for an engine: models, gradients and optimiser states want the rest
 
 
@@ -264,9 +266,16 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
             offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
             load_in_4bit=isinstance(run, AnyTrainedRun) and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
-            recipe=recipes.get(like) if path.startswith(BUILTIN) else None,
+            recipe=recipe_of(path, recipes.get(like)),
         )
     return found
+
+
+def recipe_of(path: str, recipe: str | None) -> str | None:
+    """Return the demo that trains a built-in model before it is used: `recipe`, or for images that of images."""
+    if not path.startswith(BUILTIN):
+        return None
+    return IMAGE_RECIPE if path == SEEING_MODEL and recipe is not None else recipe
 
 
 def roles(run: PlannedRun) -> list[Role]:

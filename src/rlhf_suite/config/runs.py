@@ -20,8 +20,8 @@ from rlhf_suite.config.data import (
     CheckedDataConfig,
     ConditionalDataConfig,
     GenerateDataConfig,
+    ImagePairDataConfig,
     LabelledDataConfig,
-    PairDataConfig,
     PromptDataConfig,
     RewardPairDataConfig,
     RowRangeConfig,
@@ -69,6 +69,7 @@ from rlhf_suite.config.models import (
     PreferenceReferenceConfig,
     ReferenceConfig,
     RLTeacherConfig,
+    SeeingActorConfig,
     SFTActorConfig,
     TeacherConfig,
     TrainedModelConfig,
@@ -174,9 +175,9 @@ class DPORun(SupervisedRun):
     EVALUATED: ClassVar[tuple[str, ...]] = (*PREFERENCE, "nll_loss", "chosen_logps", "reject_logps")
 
     task: str = flag("dpo", "The task; chosen with task=<name>")
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 1e-5})
+    actor: SeeingActorConfig = group(SeeingActorConfig, {"adam.lr": 1e-5})
     ref: PreferenceReferenceConfig = group(PreferenceReferenceConfig, **IF_THE_LOSS_HAS_ONE)
-    data: PairDataConfig = group(PairDataConfig, {"max_len": 512, "input_template": None})
+    data: ImagePairDataConfig = group(ImagePairDataConfig, {"max_len": 512, "input_template": None})
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})
     eval: PairEvalConfig = group(PairEvalConfig, {"split": "test"})
     algo: DPOAlgoConfig = group(DPOAlgoConfig)

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_suite.data.images import Image
+
 
 @dataclass(frozen=True)
 class Example:
@@ -38,6 +40,7 @@ class Example:
     truncated: bool = False  # its end was cut off at data.max_len
     token_numbers: dict[str, list[float]] = field(default_factory=dict)  # one per name and token
     notes: tuple[str, ...] = field(default=(), compare=False)  # differences from its row; for the log, not stored
+    images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,8 +95,11 @@ class TokenBatch:
     lengths: Tensor  # [B] int64
     mask: Annotated[Tensor, "token"]  # [T] float32, 1 where a token is trained on or asked about
     index: PerRow = None  # [B] int64, which example or sample each sequence is
+    # [B] the image files of each sequence, in the order of their tokens; None: the run has no images
+    images: tuple[tuple[bytes, ...], ...] | None = None
 
     def __post_init__(self) -> None:
+        assert self.images is None or len(self.images) == len(self), "an entry of images per sequence"
         assert self.ids.ndim == 1 and self.lengths.ndim == 1, "ids is [T], lengths is [B]"
         for name, value in self.columns("token").items():
             assert len(value) == self.num_tokens, f"{name} has {len(value)} entries for {self.num_tokens} tokens"
@@ -125,16 +131,21 @@ class TokenBatch:
         found = {name: getattr(self, name) for name, its in column_units(kind).items() if its == unit}
         return {name: value for name, value in found.items() if value is not None}
 
-    def mapped(self, of_tokens: Callable[[Tensor], Tensor], of_rows: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with `of_tokens` of its ids and token columns and `of_rows` of its lengths and row
-        columns."""
+    def mapped(
+        self,
+        of_tokens: Callable[[Tensor], Tensor],
+        of_rows: Callable[[Tensor], Tensor],
+        images: tuple[tuple[bytes, ...], ...] | None,
+    ) -> Self:
+        """Return the batch with `of_tokens` of its ids and token columns, `of_rows` of its lengths and row columns, and
+        these images."""
         changed = {name: of_tokens(value) for name, value in self.columns("token").items()}
         changed |= {name: of_rows(value) for name, value in self.columns("row").items()}
-        return replace(self, ids=of_tokens(self.ids), lengths=of_rows(self.lengths), **changed)
+        return replace(self, ids=of_tokens(self.ids), lengths=of_rows(self.lengths), images=images, **changed)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch on another device."""
-        return self.mapped(lambda value: value.to(device), lambda value: value.to(device))
+        return self.mapped(lambda value: value.to(device), lambda value: value.to(device), self.images)
 
 
 B = TypeVar("B", bound=TokenBatch)
@@ -165,7 +176,10 @@ def collate(examples: Sequence[Example], kind: type[B]) -> B:
         name: torch.tensor([value for example in examples for value in example.token_numbers[name]])
         for name in (examples[0].token_numbers if examples else {})
     }
-    return kind(torch.from_numpy(ids), lengths, torch.from_numpy(mask), **per_token, **rows)
+    images = [example.images for example in examples if example.images is not None]
+    assert len(images) in (0, len(examples)), "images of some sequences, and for others not even an empty list"
+    files = tuple(tuple(image.data for image in each) for each in images) if images else None
+    return kind(torch.from_numpy(ids), lengths, torch.from_numpy(mask), images=files, **per_token, **rows)
 
 
 def token_places(lengths: Tensor, chosen: Tensor) -> Tensor:
@@ -184,7 +198,8 @@ def take(batch: B, indices: Sequence[int] | Tensor) -> B:
     """Return the sequences `indices` [N], in that order; an index may come twice."""
     chosen = torch.as_tensor(indices, dtype=torch.int64, device=batch.lengths.device)  # [N]
     places = token_places(batch.lengths, chosen)  # [T']
-    return batch.mapped(lambda value: value.index_select(0, places), lambda value: value[chosen])
+    images = None if batch.images is None else tuple(batch.images[row] for row in chosen.tolist())
+    return batch.mapped(lambda value: value.index_select(0, places), lambda value: value[chosen], images)
 
 
 def weightless(batch: B) -> B:

@@ -15,6 +15,8 @@ behind each), `label` (+ or - for each digit).
 Each data set is declared by a function that makes a question and its answer of a number below 10,000, another question
 for every number.
 
+The rows of `builtin:digits` have an image too, in the column `image`.
+
 A row has `input` (the prompt), `output` (the answer to learn) and `label` (the right answer). `builtin:chat` has
 message lists of two turns in `input`, in the roles user and assistant.
 """
@@ -22,6 +24,8 @@ message lists of two turns in `input`, in the roles user and assistant.
 from __future__ import annotations
 
 import random
+import struct
+import zlib
 from collections.abc import Callable
 from difflib import get_close_matches
 
@@ -56,6 +60,66 @@ def addition(number: int) -> tuple[str, str]:
     return f"add {left:03d} {right} =", f"{left + right:04d}"
 
 
+@dataset()
+def digits(number: int) -> tuple[str, str, bytes]:
+    """Two coloured digits in an image: which is the red one, and which the blue one?"""
+    left, right, swapped = number % 10, number // 10 % 10, bool(number // 100 % 2)
+    red, blue = (right, left) if swapped else (left, right)
+    shift = number // 200 % 5, number // 1000  # pixels across, 0 to 4, and down, 0 to 9
+    return "red blue =", f"{red}{blue}", picture((left, right), swapped, shift)
+
+
+# The lit segments of each digit: top, upper left, upper right, middle, lower left, lower right, bottom.
+SEGMENTS = (
+    "1110111",
+    "0010010",
+    "1011101",
+    "1011011",
+    "0111010",
+    "1101011",
+    "1101111",
+    "1010010",
+    "1111111",
+    "1111011",
+)
+# Each as a box (left, top, right, bottom) in pixels.
+BOXES = (
+    (0, 0, 18, 5),
+    (0, 0, 5, 20),
+    (13, 0, 18, 20),
+    (0, 17, 18, 22),
+    (0, 20, 5, 40),
+    (13, 20, 18, 40),
+    (0, 35, 18, 40),
+)
+RED, BLUE, WHITE = (220, 30, 30), (30, 60, 220), (255, 255, 255)
+SIDE = 56  # pixels
+
+
+def picture(shown: tuple[int, int], swapped: bool, shift: tuple[int, int]) -> bytes:
+    """Return a PNG file with two digits, the left one red and the right one blue, or `swapped`, and moved by a few
+    pixels."""
+    pixels = [[WHITE] * SIDE for _ in range(SIDE)]
+    colours = (BLUE, RED) if swapped else (RED, BLUE)
+    for digit, colour, left in zip(shown, colours, (4, 30), strict=True):
+        for lit, (x0, y0, x1, y1) in zip(SEGMENTS[digit], BOXES, strict=True):
+            for y in range(y0 + 4 + shift[1], y1 + 4 + shift[1]) if lit == "1" else ():
+                pixels[y][left + shift[0] + x0 : left + shift[0] + x1] = [colour] * (x1 - x0)
+    return png(pixels)
+
+
+def png(pixels: list[list[tuple[int, int, int]]]) -> bytes:
+    """Return rows of RGB pixels as a PNG file."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    raw = b"".join(b"\0" + bytes(value for pixel in row for value in pixel) for row in pixels)
+    header = struct.pack(">IIBBBBB", len(pixels[0]), len(pixels), 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(raw)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 def names() -> list[str]:
     """Return the names of all built-in sets, without the prefix."""
     plain = [task + kind for task in dataset.names() for kind in ("", "_noisy", "_eval")]
@@ -78,14 +142,16 @@ def rows(source: str, flag: str) -> list[dict[str, object]]:
     numbers = random.Random(_SEED).sample(range(10_000), size + NUM_EVAL)
     chosen = numbers[size:] if kind.endswith("eval") else numbers[:size]
     make = dataset.load(task)
-    pairs = [make(number) for number in chosen]
+    made = [make(number) for number in chosen]
+    pairs = [(each[0], each[1]) for each in made]
+    images: list[dict[str, object]] = [{"image": each[2]} if len(each) > 2 else {} for each in made]
     wrong = set(random.Random(_SEED).sample(range(len(pairs)), round(NOISE * len(pairs)))) if kind == "noisy" else set()
     rng = random.Random(_SEED + 1)
     if form := FORMS.get(f"_{kind.removesuffix('_eval')}"):
-        return [form(question, answer, rng) for question, answer in pairs]
+        return [form(*pair, rng) | image for pair, image in zip(pairs, images, strict=True)]
     return [
-        {"input": question, "output": _spoil(answer, rng) if index in wrong else answer, "label": answer}
-        for index, (question, answer) in enumerate(pairs)
+        {"input": question, "output": _spoil(answer, rng) if index in wrong else answer, "label": answer} | image
+        for index, ((question, answer), image) in enumerate(zip(pairs, images, strict=True))
     ]
 
 

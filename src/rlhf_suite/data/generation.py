@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.config.rollout import SamplingConfig
+from rlhf_suite.data.images import Image
 
+NEVER = -100.0  # added to the logit of a token that is not sampled; vLLM takes no larger number
 INTERRUPTED = "abort"  # vLLM's word for it
 
 
@@ -24,9 +27,12 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()  # strings that end a response; their tokens stay at its end
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids; the id stays at the end of the response
     log_probs: bool = True  # return the log-prob of each token
+    never: tuple[int, ...] = ()  # tokens that are not sampled, as if the model gave them no probability
 
     @classmethod
-    def of(cls, config: SamplingConfig, temperature: float, stop_ids: Sequence[int]) -> SamplingSettings:
+    def of(
+        cls, config: SamplingConfig, temperature: float, stop_ids: Sequence[int], never: Sequence[int] = ()
+    ) -> SamplingSettings:
         """Return the flags of `rollout` with this temperature."""
         return cls(
             temperature=temperature,
@@ -35,6 +41,7 @@ class SamplingSettings:
             min_p=config.min_p,
             stop=tuple(config.stop or ()),
             stop_token_ids=tuple(stop_ids),
+            never=tuple(never),
         )
 
 
@@ -48,6 +55,12 @@ class GenerationRequest:
     seed: int
     sampling: SamplingSettings
     affinity: int | None = None  # requests of one affinity share an engine and its cache; None: those of one prompt
+    images: tuple[Image, ...] = ()  # those whose tokens are in `prompt_ids`, in order
+
+
+def content_number(prompt_ids: Sequence[int], images: Sequence[Image]) -> int:
+    """Return a number that equal prompts have in common."""
+    return hash((*prompt_ids, *(crc32(image.data) for image in images)))
 
 
 def sample_seed(*entropy: int) -> int:

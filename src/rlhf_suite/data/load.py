@@ -73,7 +73,8 @@ class Loader(Generic[Encoded]):
         located = locate(name, sources.split, sources.flags)
         contents = [file_digest(file) for file in located.files]
         self.contents.append(contents)
-        folder = self.folder(contents, name, sources) if self.data.cache_enable else None
+        is_cached = self.data.cache_enable and getattr(self.data, "image_key", None) is None
+        folder = self.folder(contents, name, sources) if is_cached else None
         store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
         bad.check_share(self.data.max_skipped_share, f"{sources.flags.dataset}={name}")
         self.bad.merge(bad)

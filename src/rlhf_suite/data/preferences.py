@@ -13,6 +13,7 @@ import numpy as np
 from rlhf_suite.config.data import LabelledDataConfig, PairDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.combine import LazySequence
+from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.render import text_of
 from rlhf_suite.data.row import LeftOut, Row, RowError, boolean, number
 from rlhf_suite.data.text_encoders import ConversationEncoder, cut, supervised_config
@@ -29,11 +30,15 @@ class PairEncoder:
     """Encodes rows as (chosen, rejected), each response as supervised tuning would encode it."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, config: PairDataConfig, margin_key: str | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PairDataConfig,
+        margin_key: str | None = None,
+        reader: ImageReader | None = None,
     ) -> None:
         self.config, self.margin_key = config, margin_key
         self.chosen, self.rejected = (
-            ConversationEncoder(tokenizer, self.supervised_config(key))
+            ConversationEncoder(tokenizer, self.supervised_config(key), reader)
             for key in (config.chosen_key, config.rejected_key)
         )
 

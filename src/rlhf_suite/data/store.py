@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rlhf_suite.data.batch import Example, Group, Item, sequences
 from rlhf_suite.data.cache import open_locked
 from rlhf_suite.data.combine import LazySequence
+from rlhf_suite.data.images import Image
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import UserError
@@ -142,8 +143,21 @@ def batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield batch
 
 
+IMAGE = pa.struct([("start", pa.int32()), ("length", pa.int32()), ("data", pa.large_binary())])
+IMAGES, IMAGE_ROWS = pa.list_(IMAGE), pa.list_(pa.list_(IMAGE))  # of a sequence, of all sequences of an item
 PROMPT_TEXTS = ("text", "label", "datasource", "where", "columns", "chat")
-PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.string())}
+PROMPT_TYPES = {"ids": pa.list_(pa.int32()), **dict.fromkeys(PROMPT_TEXTS, pa.string()), "images": IMAGES}
+
+
+def image_rows(examples: Sequence[Example]) -> list[list[dict[str, Any]]]:
+    """Return the images of each of the sequences of an item as they are stored."""
+    return [[vars(image) for image in example.images or ()] for example in examples]
+
+
+def stored_images(value: pa.Scalar) -> tuple[Image, ...] | None:
+    """Return the images of a sequence."""
+    found = value.as_py()
+    return None if found is None else tuple(Image(**each) for each in found)
 
 
 class Codec(Protocol[T]):
@@ -183,6 +197,7 @@ class ItemCodec:
             "truncated": pa.array([[each.truncated for each in row] for row in rows]),
             "ids": pa.array(flat("ids"), pa.list_(pa.int32())),
             "mask": pa.array(flat("mask"), pa.list_(pa.int8())),
+            **({} if first.images is None else {"images": pa.array([image_rows(row) for row in rows], IMAGE_ROWS)}),
             **{f"rows.{name}": pa.array(named("numbers", name), pa.list_(pa.float64())) for name in first.numbers},
             **{
                 f"tokens.{name}": pa.array(
@@ -202,12 +217,14 @@ class ItemCodec:
         numbers = {name.removeprefix("rows."): values(name) for name in names if name.startswith("rows.")}
         per_token = {name.removeprefix("tokens."): values(name) for name in names if name.startswith("tokens.")}
         where, end = columns.column("where")[row].as_py(), 0
+        images = columns.column("images")[row] if "images" in names else None
         examples = []
         for place, length in enumerate(lengths):
             part = slice(end, end := end + length)
             own = {name: each[place] for name, each in numbers.items()}
             of_tokens = {name: each[part] for name, each in per_token.items()}
-            examples.append(Example(ids[part], mask[part], where, own, truncated[place], of_tokens))
+            seen = None if images is None else stored_images(images[place])
+            examples.append(Example(ids[part], mask[part], where, own, truncated[place], of_tokens, images=seen))
         return Group(tuple(examples)) if columns.column("is_group")[row].as_py() else examples[0]
 
 
@@ -221,12 +238,14 @@ class PromptCodec:
 
     def columns(self, items: Sequence[Prompt]) -> dict[str, pa.Array]:
         names = [field.name for field in fields(Prompt)]  # a field that PROMPT_TYPES lacks raises KeyError
-        return {name: pa.array([getattr(item, name) for item in items], PROMPT_TYPES[name]) for name in names}
+        values = {name: [getattr(item, name) for item in items] for name in names}
+        values["images"] = [None if each is None else [vars(image) for image in each] for each in values["images"]]
+        return {name: pa.array(values[name], PROMPT_TYPES[name]) for name in names}
 
     def item(self, columns: pa.RecordBatch, row: int) -> Prompt:
         values = {name: columns.column(name)[row] for name in columns.schema.names}
-        ids = values.pop("ids").values.to_numpy().tolist()
-        return Prompt(ids=ids, **{name: value.as_py() for name, value in values.items()})
+        ids, images = values.pop("ids").values.to_numpy().tolist(), stored_images(values.pop("images"))
+        return Prompt(ids=ids, images=images, **{name: value.as_py() for name, value in values.items()})
 
 
 def codecs() -> dict[str, Codec[Any]]:

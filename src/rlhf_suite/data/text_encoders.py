@@ -15,8 +15,15 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.config.data import AnswerDataConfig, GenerateDataConfig, PromptTextConfig, SFTDataConfig
+from rlhf_suite.config.data import (
+    AnswerDataConfig,
+    GenerateDataConfig,
+    ImageDataConfig,
+    PromptTextConfig,
+    SFTDataConfig,
+)
 from rlhf_suite.data.batch import Example
+from rlhf_suite.data.images import Image, ImageReader, expanded, num_places, row_images, with_places
 from rlhf_suite.data.messages import Message, check_response, last_response, messages_in, messages_of, tools_of
 from rlhf_suite.data.render import (
     RewardText,
@@ -53,21 +60,26 @@ class Prompt:
     where: str
     columns: str = "{}"  # further columns for the reward, as a JSON object
     chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
+    images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of text with one author."""
+    """A piece of text with one author, and the files of the images that have a place in it."""
 
     text: str
     trained: bool
+    images: tuple[bytes, ...] = ()
 
 
 class ConversationEncoder:
     """Encodes rows as examples for supervised tuning."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig, reader: ImageReader | None = None
+    ) -> None:
         self.tokenizer, self.config = tokenizer, config
+        self.reader = reader  # of the images of data.image_key
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         self.rewards = RewardText(config.reward_template)
         if tokenizer.eos_token_id is None:
@@ -99,7 +111,8 @@ class ConversationEncoder:
             RowError: the row cannot be used, with the reason.
         """
         if self.config.apply_chat_template:
-            return self._example([self._last_turn(row)], row)
+            turn, images = self._last_turn(row)
+            return self._example([turn], [len(images)], images, row)
         return self._join(self._plain(row), row.where)
 
     def _plain(self, row: Row) -> list[Segment]:
@@ -113,9 +126,11 @@ class ConversationEncoder:
         prompt = fill(self.config.input_template, prompt)
         return [Segment(prompt, False), Segment(text_of(row, self.config.output_key), True)]
 
-    def _last_turn(self, row: Row) -> Turn:
-        """Return the turn whose prompt is the whole conversation and whose response is all messages of `output_key`."""
+    def _last_turn(self, row: Row) -> tuple[Turn, list[bytes]]:
+        """Return the turn whose prompt is the whole conversation and whose response is all messages of `output_key`,
+        and the images of the prompt."""
         prompt, response = self._conversation(row)
+        prompt, images = self._with_images(prompt, row)
         prompt = self.rewards.messages(prompt, self._reward(row), row)
         for message in response:
             if message["role"] != "assistant":
@@ -127,7 +142,14 @@ class ConversationEncoder:
             check_response(message, row)
         if not prompt:
             raise RowError(row.where, "the prompt is empty")
-        return self.template.turn(prompt, response, row, tools_of(row, self.config.tools_key))
+        return self.template.turn(prompt, response, row, tools_of(row, self.config.tools_key)), images
+
+    def _with_images(self, messages: list[Message], row: Row) -> tuple[list[Message], list[bytes]]:
+        """Return messages with the places of their images, and the images of the row."""
+        if self.reader is None:
+            return messages, []
+        images = row_images(row, self.config)
+        return with_places(messages, len(images), row), images
 
     def _reward(self, row: Row) -> float | None:
         """Return the reward to write into the prompt, or None."""
@@ -140,7 +162,8 @@ class ConversationEncoder:
         example of its own.
         """
         prompt, response = self._conversation(row)
-        messages, tools = [*prompt, *response], tools_of(row, self.config.tools_key)
+        messages, images = self._with_images([*prompt, *response], row)
+        tools = tools_of(row, self.config.tools_key)
         places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not places:
             raise RowError(row.where, "no assistant message to train on")
@@ -149,15 +172,18 @@ class ConversationEncoder:
         for place in places:
             check_response(messages[place], row)
         turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
+        seen = [sum(map(num_places, messages[:place])) for place in places]  # images before each response
         grows = all(later.prompt.startswith(turn.prompt + turn.response) for turn, later in pairwise(turns))
-        return self._example(turns, row) if grows else self._each_alone(turns, row)
+        return self._example(turns, seen, images, row) if grows else self._each_alone(turns, seen, images, row)
 
-    def _each_alone(self, turns: Sequence[Turn], row: Row) -> list[Example]:
+    def _each_alone(
+        self, turns: Sequence[Turn], seen: Sequence[int], images: Sequence[bytes], row: Row
+    ) -> list[Example]:
         """Return one example for each turn that fits, at least the first one."""
         examples: list[Example] = []
-        for turn in turns:
+        for turn, count in zip(turns, seen, strict=True):
             try:
-                example = self._example([turn], row)
+                example = self._example([turn], [count], images, row)
             except LeftOut:
                 if not examples:
                     raise
@@ -166,12 +192,14 @@ class ConversationEncoder:
             examples.append(replace(example, notes=(EACH_ALONE, *example.notes)))
         return examples
 
-    def _example(self, turns: Sequence[Turn], row: Row) -> Example:
-        """Return the example of turns, each of which continues where the turn before it ends."""
-        segments, done = list[Segment](), 0
-        for turn in turns:
-            segments += [Segment(turn.prompt[done:], False), Segment(turn.response, True)]
-            done = len(turn.prompt) + len(turn.response)
+    def _example(self, turns: Sequence[Turn], seen: Sequence[int], images: Sequence[bytes], row: Row) -> Example:
+        """Return the example of turns, each of which continues where the turn before it ends. The first `seen` of the
+        images stand before the response of each turn."""
+        segments, done, shown = list[Segment](), 0, 0
+        for turn, count in zip(turns, seen, strict=True):
+            prompt = Segment(turn.prompt[done:], False, tuple(images[shown:count]))
+            segments += [prompt, Segment(turn.response, True)]
+            done, shown = len(turn.prompt) + len(turn.response), count
         notes = tuple(note for turn in turns for note in turn.notes)
         return replace(self._join(segments, row.where), notes=notes)
 
@@ -197,8 +225,12 @@ class ConversationEncoder:
         `data.max_len`."""
         ids: list[int] = []
         mask: list[int] = []
+        images: list[Image] = []
         for index, segment in enumerate(segments):
             piece = tokens(self.tokenizer, segment.text, self.begin if index == 0 else [])
+            if self.reader is not None:
+                piece, places = with_images(piece, segment.images, self.reader, len(ids), where)
+                images += places
             ids += piece
             mask += [int(segment.trained)] * len(piece)
             if not ids:
@@ -208,14 +240,22 @@ class ConversationEncoder:
         if ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
             mask.append(1)
-        return cut(Example(ids, mask, where), self.config.max_len)
+        of_row = None if self.reader is None else tuple(images)
+        return cut(Example(ids, mask, where, images=of_row), self.config.max_len)
 
 
 class PromptEncoder:
     """Encodes rows as prompts to sample from."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: PromptTextConfig, keeps_chat: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PromptTextConfig,
+        keeps_chat: bool = False,
+        reader: ImageReader | None = None,
+    ) -> None:
         self.tokenizer, self.config = tokenizer, config
+        self.reader = reader  # of the images of data.image_key
         self.keeps_chat = keeps_chat  # for agents, which continue the conversation
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
@@ -230,15 +270,23 @@ class PromptEncoder:
             RowError: the row cannot be used, with the reason.
         """
         messages, tools = self._chat(row) if self.config.apply_chat_template else ([], None)
+        files, images = list[bytes](), None
+        if self.reader is not None:
+            assert isinstance(self.config, ImageDataConfig)
+            files = row_images(row, self.config)
+            messages = with_places(messages, len(files), row)
         text = self.template.text(messages, row, tools, generation_prompt=True) if messages else self._plain(row)
         ids = tokens(self.tokenizer, text, self.begin)
+        if self.reader is not None:
+            ids, images = with_images(ids, files, self.reader, 0, row.where)
         if len(ids) >= self.config.max_len:
             raise LeftOut(row.where, f"the prompt leaves no room for a response in data.max_len={self.config.max_len}")
         label = "" if self.config.label_key is None else label_text(required(row, self.config.label_key))
         source = row.values.get("datasource")
         columns = columns_text(row, self.config.reward_columns)
         chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
-        return Prompt(ids, text, label, "default" if source is None else str(source), row.where, columns, chat)
+        source = "default" if source is None else str(source)
+        return Prompt(ids, text, label, source, row.where, columns, chat, images)
 
     def _plain(self, row: Row) -> str:
         """Return the prompt text, without a chat template."""
@@ -256,13 +304,32 @@ class PromptEncoder:
 def supervised_config(config: AnswerDataConfig, input_key: str, output_key: str | None) -> SFTDataConfig:
     """Return the supervised-tuning configuration that encodes column `output_key` as the response to `input_key`."""
     shared = {field.name: getattr(config, field.name) for field in fields(AnswerDataConfig)}
+    if isinstance(config, ImageDataConfig):
+        shared |= {field.name: getattr(config, field.name) for field in fields(ImageDataConfig)}
     return SFTDataConfig(**shared, input_key=input_key, output_key=output_key)
 
 
+def with_images(
+    ids: Sequence[int], images: Sequence[bytes], reader: ImageReader, offset: int, where: str
+) -> tuple[list[int], tuple[Image, ...]]:
+    """Return `expanded`, whose errors are those of the row at `where`."""
+    try:
+        return expanded(ids, images, reader, offset)
+    except ValueError as error:
+        raise RowError(where, str(error)) from None
+
+
 def cut(example: Example, max_len: int) -> Example:
-    """Return the first `max_len` tokens. No end-of-sequence token is added, since the text did not end there."""
+    """Return the first `max_len` tokens. No end-of-sequence token is added, since the text did not end there. An image
+    is never cut off.
+
+    Raises:
+        LeftOut: an image would be cut off.
+    """
     if len(example) <= max_len:
         return example
+    if example.images and example.images[-1].start + example.images[-1].length > max_len:
+        raise LeftOut(example.where, f"an image would be cut off at data.max_len={max_len}")
     return replace(example, ids=example.ids[:max_len], mask=example.mask[:max_len], truncated=True)
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import PerRow, PerToken, TokenBatch
+from rlhf_suite.data.images import Image
 
 PROMPT, MODEL, ENVIRONMENT = 0, 1, 2
 
@@ -38,6 +39,7 @@ class Trajectory:
     turn_rewards: NDArray[np.float32]  # [T], what an environment gave for a turn, at the turn's last token; else 0
     finish_reason: str = ""
     fork: int = 0  # which of the episode's ledgers it is
+    images: tuple[Image, ...] = ()  # those whose tokens are among `ids`, in order
     # The following are of the whole episode, and stand in its last ledger.
     # By its environment, besides its turns; None: the reward sources of the run score it.
     reward: float | None = None
@@ -48,11 +50,13 @@ class Trajectory:
     extra: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int]) -> Trajectory:
+    def start(
+        cls, prompt: int, group: int, sample: int, prompt_ids: Sequence[int], images: tuple[Image, ...] = ()
+    ) -> Trajectory:
         """Return a ledger that holds the prompt."""
         ids = np.asarray(prompt_ids, dtype=np.int64)
         owner, version = np.full(len(ids), PROMPT, np.int8), np.full(len(ids), -1, np.int32)
-        return cls(prompt, group, sample, ids, owner, zeros(ids), version, zeros(ids))
+        return cls(prompt, group, sample, ids, owner, zeros(ids), version, zeros(ids), images=images)
 
     def append_model(
         self, ids: NDArray[np.integer[Any]], log_probs: NDArray[np.float32], versions: int | NDArray[np.int32]
@@ -60,15 +64,17 @@ class Trajectory:
         """Append tokens that the model sampled, with the engine's log-prob and the weight version of each."""
         self._append(ids, MODEL, log_probs, versions)
 
-    def append_environment(self, ids: Sequence[int]) -> None:
-        """Append tokens that an environment or a tool wrote; they are never trained on."""
+    def append_environment(self, ids: Sequence[int], images: tuple[Image, ...] = ()) -> None:
+        """Append tokens that an environment or a tool wrote, `images` among them; they are never trained on."""
+        self.images += images
         self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)
 
     def begin(self, length: int) -> Trajectory:
         """Return the ledger as it was when it had `length` tokens, the last of which ended a turn."""
         names = ("ids", "owner", "engine_log_probs", "version", "turn_rewards")
         cut = {name: getattr(self, name)[:length] for name in names}
-        return replace(self, **cut, finish_reason="stop")
+        images = tuple(image for image in self.images if image.start < length)
+        return replace(self, **cut, images=images, finish_reason="stop")
 
     def reward_turn(self, reward: float) -> None:
         """Add a reward to the last token that the model wrote."""
@@ -206,6 +212,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
     mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
     engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
     turns = np.concatenate([trajectory.turn_rewards for trajectory in trajectories])
+    files = tuple(tuple(image.data for image in trajectory.images) for trajectory in trajectories)
     return Experience(
         ids=torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
         lengths=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),
@@ -213,6 +220,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
         index=torch.arange(len(trajectories)),
         engine_log_probs=torch.from_numpy(engine),
         turn_rewards=torch.from_numpy(turns) if turns.any() else None,
+        images=files if any(files) else None,
         group=torch.tensor([trajectory.group for trajectory in trajectories]),
         **forks,
     )

@@ -19,10 +19,11 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.images import collapsed, open_image
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
@@ -46,7 +47,7 @@ class Engine:
             redirect_output(log)
         self._spec = spec
         self._has_weights = spec.load_weights
-        self._loop = StepLoop(self._build, _add)
+        self._loop = StepLoop(self._build, partial(_add, spec.image_token))
         self._outboxes: dict[str, Outbox] = {}  # of each client
 
     async def ready(self) -> EngineInfo:
@@ -64,7 +65,8 @@ class Engine:
         loop, outbox = asyncio.get_running_loop(), self._outboxes.setdefault(client, asyncio.Queue())
         jobs = []
         for number, request in requests:
-            job = Job(request.prompt_ids, _sampling_params(request), _GenerationReader(request.id), is_divisible=True)
+            params, images = _sampling_params(request), request.images
+            job = Job(request.prompt_ids, params, _GenerationReader(request), is_divisible=True, images=images)
             job.result.add_done_callback(partial(_hand_over, loop, outbox, number))
             jobs.append(job)
         self._loop.run(jobs)
@@ -171,6 +173,11 @@ class Engine:
                 f"request {request.id}: a prompt of {len(request.prompt_ids)} tokens and {request.max_new_tokens} new "
                 f"ones do not fit data.max_len={self._spec.max_len}; raise it or remove the prompt"
             )
+        if len(request.images) > self._spec.max_images:
+            raise UserError(
+                f"request {request.id}: {len(request.images)} images, and data.max_images_per_prompt="
+                f"{self._spec.max_images} allows fewer; raise it"
+            )
         if request.sampling.stop and not self._spec.detokenize:
             raise AssertionError("stop strings need EngineSpec.detokenize")
 
@@ -185,6 +192,10 @@ class Engine:
         except BaseException as error:
             raise self._loop.fail(error, "loading weights") from None
         engine.reset_prefix_cache(reset_running_requests=True)
+        if self._spec.image_token is not None:
+            # The worker has forgotten the features of images; the scheduler would still count on them.
+            engine.reset_mm_cache()
+            engine.reset_encoder_cache()
         engine.set_weight_version(str(manifest.version))
         self._has_weights = True
         return SyncReport(report.received, report.read_back, report.not_readable, time.perf_counter() - began)
@@ -249,7 +260,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "max_model_len": spec.max_len,
         "load_format": "auto" if spec.load_weights else "dummy",
         "generation_config": "vllm",  # not that of the model folder: the caller decides how to sample
-        "skip_tokenizer_init": not spec.detokenize,
+        "skip_tokenizer_init": not spec.detokenize and spec.image_token is None,
         "logprobs_mode": "processed_logprobs",  # under the sampling temperature
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
@@ -262,6 +273,8 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if spec.image_token is not None:
+        arguments["limit_mm_per_prompt"] = {"image": spec.max_images}
     if cache_mb is not None:
         arguments["kv_cache_memory_bytes"] = cache_mb << 20
     if cpu:
@@ -275,11 +288,20 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     return arguments
 
 
-def _add(engine: LLMEngine, name: str, job: Job[Any]) -> None:
-    """Add a request to the engine."""
+def _add(image_token: int | None, engine: LLMEngine, name: str, job: Job[Any]) -> None:
+    """Add a request to the engine. vLLM gets one placeholder for each image: tokens that stand for an image already
+    would be expanded a second time."""
     from vllm import TokensPrompt
 
-    engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params)
+    if not job.images:
+        engine.add_request(name, TokensPrompt(prompt_token_ids=list(job.prompt_ids)), job.params)
+        return
+    assert image_token is not None
+    prompt = TokensPrompt(
+        prompt_token_ids=collapsed(job.prompt_ids, job.images, image_token),
+        multi_modal_data={"image": [open_image(image.data) for image in job.images]},
+    )
+    engine.add_request(name, prompt, job.params)
 
 
 def _sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -304,16 +326,23 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
+        logit_bias=dict.fromkeys(sampling.never, NEVER) or None,
     )
 
 
 class _GenerationReader:
-    """Converts vLLM's output of the request `id` to a Generation."""
+    """Converts vLLM's output of a request to a Generation."""
 
-    def __init__(self, id: int) -> None:
-        self._id = id
+    def __init__(self, request: GenerationRequest) -> None:
+        self._id = request.id
+        self._prompt_ids = request.prompt_ids if request.images else None
 
     def __call__(self, output: RequestOutput) -> Generation:
+        if self._prompt_ids is not None and list(output.prompt_token_ids or ()) != list(self._prompt_ids):
+            raise RunError(
+                f"request {self._id}: vLLM reads its images as other tokens ({len(output.prompt_token_ids or ())} in "
+                f"all) than the trainer ({len(self._prompt_ids)}). Compare the versions of vLLM and transformers"
+            )
         done = output.outputs[0]
         ids = np.array(done.token_ids, dtype=np.int32)
         given = done.logprobs.logprobs if done.logprobs is not None else []

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, continued, whole
+from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationRequest, content_number, continued, whole
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.wait import ActorDied, reply
 from rlhf_suite.tracking.console import show_line
@@ -76,7 +76,7 @@ class EngineClient:
 
     def home(self, request: GenerationRequest) -> Link:
         """Return the engine for a request: that of its affinity, else the one with the fewest requests."""
-        key = hash(tuple(request.prompt_ids)) if request.affinity is None else request.affinity
+        key = content_number(request.prompt_ids, request.images) if request.affinity is None else request.affinity
         if key not in self.homes:
             if len(self.homes) >= HOMES:
                 del self.homes[next(iter(self.homes))]

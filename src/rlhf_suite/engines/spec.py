@@ -20,6 +20,8 @@ class EngineSpec:
     sync_backend: str = "shm"  # or "gloo", "nccl", "ipc": vllm.sync_backend with "auto" resolved
     load_weights: bool = True  # False: random weights until the first sync
     enable_sleep: bool = False  # free the GPU memory on request
+    image_token: int | None = None  # the placeholder of images; None: there are none
+    max_images: int = 0  # of a request
     detokenize: bool = False  # needs a tokenizer in `model`; required by SamplingSettings.stop
 
 

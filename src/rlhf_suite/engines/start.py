@@ -22,8 +22,11 @@ from rlhf_suite.models.load import model_folder
 ENGINE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def start_engines(run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path) -> EnginePool:
-    """Start one actor per engine with random weights; the first sync brings the policy's weights. Does not wait."""
+def start_engines(
+    run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path, image_token: int | None = None
+) -> EnginePool:
+    """Start one actor per engine with random weights; the first sync brings the policy's weights. Does not wait.
+    `image_token`: the placeholder of images, if the run has any."""
     actor = plan.models[ACTOR]
     spec = EngineSpec(
         model=model_folder(actor.path, actor.flag),
@@ -35,6 +38,8 @@ def start_engines(run: PPORun, plan: Plan, slots: Sequence[Slot], log_dir: Path)
         sync_backend=plan.engines.sync_backend,
         load_weights=False,
         enable_sleep=run.vllm.enable_sleep,
+        image_token=image_token,
+        max_images=run.data.max_images_per_prompt if image_token is not None else 0,
         detokenize=run.rollout.stop is not None or run.agent.needs_stop_strings,
     )
     return start(spec, slots, log_dir, run.launch.timeout_s)

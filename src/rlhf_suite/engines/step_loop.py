@@ -15,6 +15,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from rlhf_suite.data.images import Image
 from rlhf_suite.errors import RunError, UserError
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class Job(Generic[T]):
     params: Any  # vllm.SamplingParams
     read: Callable[[Any], T]  # vllm.RequestOutput -> result
     is_divisible: bool = False  # whether it may end early with what it has
+    images: Sequence[Image] = ()  # those whose tokens are in `prompt_ids`
     result: Future[T] = field(default_factory=Future)
 
 

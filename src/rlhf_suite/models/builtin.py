@@ -1,7 +1,8 @@
 """Models that need no download: a byte tokenizer and random weights, written as a Hugging Face folder.
 
 `builtin:tiny` is a Qwen3 of 0.16 million parameters that learns character tasks on one CPU core in seconds.
-`builtin:small`, of 12 million, is meant for measurements.
+`builtin:small`, of 12 million, is meant for measurements. `builtin:vision` is an Idefics3 of 0.3 million that reads one
+image of 56 x 56 pixels as four tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+IMAGE, IMAGE_TOKENS = "<image>", ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+IMAGE_TEMPLATE = CHAT_TEMPLATE.replace(
+    "message['content'] + '<|im_end|>'",
+    "(message['content'] if message['content'] is string else parts.text) + '<|im_end|>'",
+).replace(
+    "{% for message in messages %}",
+    "{% for message in messages %}{% set parts = namespace(text='') %}"
+    "{% if message['content'] is not string %}{% for item in message['content'] %}"
+    "{% set parts.text = parts.text + ('<image>' if item['type'] == 'image' else item['text']) %}"
+    "{% endfor %}{% endif %}",
+)
+IMAGE_SIZE, PATCH_SIZE, SCALE_FACTOR = 56, 14, 2  # pixels, pixels, patches a side in a token
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,11 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, int]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     ),
 }
-SHAPES = {"tiny": Shape(), "small": Shape(hidden=256, layers=12, heads=8, kv_heads=4, vocabulary=2048)}
+SHAPES = {
+    "tiny": Shape(),
+    "small": Shape(hidden=256, layers=12, heads=8, kv_heads=4, vocabulary=2048),
+    "vision": Shape(family="idefics3", tied=False),
+}
 
 
 def builtin_folder(name: str, flag: str) -> Path:
@@ -92,9 +109,9 @@ def create_tiny(path: Path, seed: int = 0) -> None:
 
 def create(path: Path, shape: Shape, seed: int = 0) -> None:
     """Write a model folder with random weights. Equal seeds give equal weights."""
-    tokenizer = byte_tokenizer()
-    config_class, model_class, extra = FAMILIES[shape.family]
-    config = config_class(**sizes(shape, tokenizer), **extra)
+    sees = shape.family == "idefics3"
+    tokenizer = byte_tokenizer(sees)
+    config, model_class = vision_config(shape, tokenizer) if sees else text_config(shape, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
@@ -106,26 +123,72 @@ def create(path: Path, shape: Shape, seed: int = 0) -> None:
     with written_aside(path, keep=True) as folder:
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
+        if sees:
+            save_processor(folder)
         tokenizer.save_pretrained(folder)
         write_weights({n: t.contiguous() for n, t in revert_weight_conversion(model, weights).items()}, folder)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def text_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Return the configuration of a language model, and its class."""
+    config_class, model_class, extra = FAMILIES[shape.family]
+    return config_class(**sizes(shape, tokenizer), **extra), model_class
+
+
+def vision_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> tuple[Any, Any]:
+    """Return the configuration of a model that reads images, and its class."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    vision = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": 2,
+        "image_size": IMAGE_SIZE,
+        "patch_size": PATCH_SIZE,
+        "initializer_range": 0.5 / shape.hidden**0.5,
+    }
+    text = {"model_type": "llama", **sizes(shape, tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    config = Idefics3Config(
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        pad_token_id=tokenizer.pad_token_id,
+        scale_factor=SCALE_FACTOR,
+        tie_word_embeddings=shape.tied,
+        vision_config=vision,
+        text_config=text,
+    )
+    return config, Idefics3ForConditionalGeneration
+
+
+def save_processor(folder: Path) -> None:
+    """Write what makes tokens and pixels of images. It changes the tokenizer that it is given."""
+    from transformers import Idefics3ImageProcessorPil, Idefics3Processor
+
+    size = {"longest_edge": IMAGE_SIZE}
+    images = Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False)
+    tokens = (IMAGE_SIZE // PATCH_SIZE // SCALE_FACTOR) ** 2
+    processor = Idefics3Processor(images, byte_tokenizer(with_images=True), tokens, chat_template=IMAGE_TEMPLATE)
+    processor.save_pretrained(folder)
+
+
+def byte_tokenizer(with_images: bool = False) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per UTF-8 byte, so that it encodes any text, plus special tokens and role
     names."""
+    more = [IMAGE, *IMAGE_TOKENS] if with_images else []
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([PAD, BOS, EOS, START])
     backend.add_tokens(list(ROLES))
+    backend.add_special_tokens(more)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=[START, *more],
+        chat_template=IMAGE_TEMPLATE if with_images else CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=4096,
     )

@@ -23,6 +23,7 @@ from rlhf_suite.models.attention import SequenceLayout
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead
 from rlhf_suite.models.sequence_parallel import SequenceGroup
+from rlhf_suite.models.vision import VisionProcessor
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -49,11 +50,12 @@ class ScalarOutputs(NamedTuple):
 class LanguageModel(nn.Module):
     """A causal language model of transformers with the one forward pass."""
 
-    def __init__(self, model: PreTrainedModel, packed: bool) -> None:
+    def __init__(self, model: PreTrainedModel, packed: bool, vision: VisionProcessor | None = None) -> None:
         super().__init__()
         check_layout(model, packed)
         model.set_output_embeddings(ScoringHead.of(model.get_output_embeddings()))
         self.model = model
+        self.vision = vision  # None: it reads no images
         self.packed = packed
         self.sequence_group: SequenceGroup | None = None  # the ranks that split the tokens of each batch
         self.balance: ExpertBalance | None = None
@@ -76,7 +78,10 @@ class LanguageModel(nn.Module):
         `expert_counts`.
         """
         sequences = SequenceLayout.of(batch.lengths, self.packed, self.sequence_group)
-        hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+        if batch.images is None:
+            hidden, router_logits = hidden_states(self.model, batch, sequences, self.balance is not None)
+        else:
+            hidden, router_logits = self.seen_states(batch), ()
         if count_experts:
             assert self.balance is not None
             return ScalarOutputs(self.balance.counts(router_logits, batch, sequences), None)
@@ -97,6 +102,21 @@ class LanguageModel(nn.Module):
             sequences.whole(_spread(entropies, tokens, batch.num_tokens)) if entropy else None,
             aux_loss,
         )
+
+    def never_sample_images(self) -> None:
+        """Give tokens that stand for images no probability, as the engines of a run with images do."""
+        assert self.vision is not None, "a model that reads no images"
+        head: ScoringHead = self.model.get_output_embeddings()
+        head.never_sample(self.vision.never_sampled)
+
+    def seen_states(self, batch: TokenBatch) -> Tensor:
+        """Return the last hidden states [T, H] of a batch with images."""
+        assert self.vision is not None and self.balance is None, "images for a model that cannot take them"
+        assert self.sequence_group is None, "checked with the flags"
+        whole = self.vision.with_an_image(batch)
+        sequences = SequenceLayout.of(whole.lengths, self.packed)
+        states, _ = hidden_states(self.model, whole, sequences, False, self.vision.inputs(whole))
+        return states[: batch.num_tokens]
 
     def _read(self, hidden: Tensor, sequences: SequenceLayout, at: Tensor, read: Read | None) -> Any:
         """Return the values of `read` at the tokens `at` [N], or without it the logits as `DeferredLogits`."""
@@ -219,16 +239,17 @@ def response_log_probs(model: Callable[..., Any], batch: TokenBatch) -> ScalarOu
 def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | None = None) -> None:
     """Raise UserError for an attention that would silently compute something else in this layout, or if a group of
     ranks splits the tokens."""
-    implementation = model.config._attn_implementation
+    config = model.config.get_text_config()
+    implementation = config._attn_implementation
     if group is not None:
         assert packed and implementation == attention.NAME, "checked with the flags"
-        group.check_heads(model.config.get_text_config())
+        group.check_heads(config)
     if packed and implementation not in PACKING:
         raise UserError(
             f"ds.packing_samples=true needs ds.attn_implementation={' or '.join(PACKING)}, not {implementation}: "
             "the others let packed sequences see each other"
         )
-    other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other and (packed or implementation == attention.NAME):
         raise UserError(
             f"this model has layers of type {', '.join(sorted(other))}, which run neither packed nor with varlen "
@@ -242,11 +263,17 @@ def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | No
 
 
 def hidden_states(
-    model: PreTrainedModel, batch: TokenBatch, sequences: SequenceLayout, router_logits: bool
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    sequences: SequenceLayout,
+    router_logits: bool,
+    images: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer."""
+    """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer.
+    `images`: further inputs of the model."""
     inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
-    implementation = model.config._attn_implementation
+    inputs |= images or {}
+    implementation = model.config.get_text_config()._attn_implementation
     if implementation == attention.NAME:
         inputs |= {"attention_mask": None, "sequences": sequences}
     elif sequences.packed:

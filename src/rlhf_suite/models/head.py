@@ -11,7 +11,7 @@ N rows, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_suite.data.generation import NEVER
 from rlhf_suite.errors import UserError
 
 Rows = slice | Tensor  # some of N rows
@@ -156,12 +157,30 @@ class ScoringHead(nn.Linear):
     gather the parameters of a module around its forward and backward pass, and at no other time.
     """
 
+    never: Tensor | None  # [V] added to the logits; None: nothing is
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: str | None = None) -> None:
+        super().__init__(in_features, out_features, bias, device)
+        self.register_buffer("never", None, persistent=False)
+
     @classmethod
     def of(cls, linear: nn.Linear) -> ScoringHead:
         """Return a head that shares the parameters of `linear`."""
         head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         head.weight, head.bias = linear.weight, linear.bias
         return head
+
+    def never_sample(self, tokens: Sequence[int]) -> None:
+        """Give these tokens no probability, as an engine does that is told never to sample them."""
+        penalty = torch.zeros(self.out_features, dtype=self.weight.dtype, device=self.weight.device)
+        self.never = penalty.index_fill_(0, torch.tensor(tokens, device=penalty.device), NEVER)
+
+    def offset(self, hidden: Tensor) -> Tensor | None:
+        """Return what is added to the logits of `hidden`, [V], or None."""
+        if self.never is None:
+            return self.bias
+        never = self.never.to(hidden.device)
+        return never if self.bias is None else self.bias + never
 
     def forward(
         self,
@@ -178,19 +197,20 @@ class ScoringHead(nn.Linear):
         which are computed again in the backward pass; with `later`, the logits as `DeferredLogits`.
         """
         if later:
-            return DeferredLogits(hidden, self.weight.detach(), None if self.bias is None else self.bias.detach())
+            offset = self.offset(hidden)
+            return DeferredLogits(hidden, self.weight.detach(), None if offset is None else offset.detach())
         if read is not None:
             return self.read(hidden, read)
         if targets is None:
             return super().forward(hidden)
         settings = HeadSettings(temperature, entropy, chunk_rows(self.out_features))
-        return ChunkedLogProbs.apply(hidden, self.weight, self.bias, targets, settings)
+        return ChunkedLogProbs.apply(hidden, self.weight, self.offset(hidden), targets, settings)
 
     def read(self, hidden: Tensor, read: Read) -> Tensor:
         """Return the values of `read`, computed one chunk of rows at a time."""
 
         def of_chunk(part: slice) -> Tensor:
-            return read(_logits(hidden[part], self.weight, self.bias, 1.0), part)
+            return read(_logits(hidden[part], self.weight, self.offset(hidden), 1.0), part)
 
         rows = chunk_rows(self.out_features)
         parts = [slice(start, start + rows) for start in range(0, max(len(hidden), 1), rows)]

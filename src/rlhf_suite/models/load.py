@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -30,6 +31,7 @@ from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.head import check_head
 from rlhf_suite.models.prepare import switch_off_dropout
 from rlhf_suite.models.quantize import four_bit, keep_exact
+from rlhf_suite.models.vision import FAMILIES, VisionProcessor
 from rlhf_suite.models.weights import Gather, whole
 
 Tokenizer: TypeAlias = PreTrainedTokenizerBase
@@ -173,9 +175,13 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
         dropout_off = {} if dropout else switch_off_dropout(config)
         settings = loading_settings(ds, head) | {"config": config}
+        sees = head == "lm" and config.model_type in FAMILIES
         if head == "lm":
-            check_head(config, flag, path)
-            model, info = AutoModelForCausalLM.from_pretrained(folder, **settings)
+            check_head(config.get_text_config(), flag, path)
+            if sees:  # packed images need no kernel of their own
+                settings["attn_implementation"] = {"text_config": ds.attn_implementation, "vision_config": "sdpa"}
+            kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+            model, info = kind.from_pretrained(folder, **settings)
         else:
             model, info = AutoModelForSequenceClassification.from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
@@ -189,7 +195,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     model.get_input_embeddings().padding_idx = None
     result: LanguageModel | ScalarModel
     if head == "lm":
-        result = LanguageModel(model, ds.packing_samples)
+        result = LanguageModel(model, ds.packing_samples, VisionProcessor(folder, flag, path) if sees else None)
     else:
         if new:
             with writable([model.score.weight]):
@@ -197,6 +203,20 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         result = ScalarModel(model, ds.packing_samples, head_name=ds.value_head_prefix, head_is_new=bool(new))
     result.dropout_off = dropout_off
     return result.eval()
+
+
+def vision_processor(
+    path: str, image_key: str | None, flag: str = "actor.model_name_or_path"
+) -> VisionProcessor | None:
+    """Return what reads images for a model; None for a run without images.
+
+    Raises:
+        UserError: the model reads no images.
+    """
+    if image_key is None:
+        return None
+    with loading(flag, path):
+        return VisionProcessor(model_folder(path, flag), flag, path)
 
 
 def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[str, Any]:

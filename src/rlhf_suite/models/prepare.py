@@ -11,11 +11,12 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rlhf_suite.config.ds import LoRAConfig
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.models import SeeingActorConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import add_lora
+from rlhf_suite.models.vision import frozen_parts
 
 LIGER = "ds.use_liger_kernel=true"
 # transformers has no common name: attn_pdrop, resid_pdrop, dropout, attention_dropout, layerdrop, router_jitter_noise.
@@ -39,6 +40,8 @@ def make_trainable(
         add_lora(model, lora, seed)
     if config.freeze:
         freeze(model.model, config.freeze, f"{section}.freeze")
+    if isinstance(config, SeeingActorConfig) and config.freeze_visual_encoder:
+        freeze(model.model, frozen_parts(model.model.config.model_type), f"{section}.freeze_visual_encoder")
     if config.gradient_checkpointing_enable:
         if not model.model.supports_gradient_checkpointing:
             name = f"{section}.gradient_checkpointing_enable"

@@ -36,6 +36,8 @@ def save_hf(
         _config(model, tokenizer, weights, extras or {}).save_pretrained(folder)
         if isinstance(model, LanguageModel):
             _generation_config(model, tokenizer).save_pretrained(folder)
+            if model.vision is not None:
+                model.vision.processor.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_weights(weights, folder)
 

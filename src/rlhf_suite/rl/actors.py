@@ -40,9 +40,16 @@ class Actors:
         self.engines.ready()
 
 
-def start_actors(run: PPORun, plan: Plan, slots: Mapping[str, list[Slot]], log_dir: Path, rollouts: int) -> Actors:
+def start_actors(
+    run: PPORun,
+    plan: Plan,
+    slots: Mapping[str, list[Slot]],
+    log_dir: Path,
+    rollouts: int,
+    image_token: int | None = None,
+) -> Actors:
     """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
-    run, which set the schedules."""
+    run, which set the schedules; `image_token`: the placeholder of images, if the run has any."""
     env, sequence = runtime_env(plan.device), plan.placement.sequence
     options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, env, sequence)
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
@@ -53,7 +60,7 @@ def start_actors(run: PPORun, plan: Plan, slots: Mapping[str, list[Slot]], log_d
     def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
         return start(handle, cls, name, *more) if name in plan.models else None
 
-    engines = start_engines(run, plan, slots[ENGINE], log_dir)
+    engines = start_engines(run, plan, slots[ENGINE], log_dir, image_token)
     if plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()

@@ -15,6 +15,7 @@ from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
@@ -49,6 +50,7 @@ class RunData:
     tokenizer: PreTrainedTokenizerBase
     prompts: Prompts
     order: BatchOrder  # which prompts each step takes
+    vision: VisionProcessor | None = None  # None: the run has no images
 
 
 def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
@@ -64,8 +66,8 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = watched_episodes(config, actors.engines, tokenizer, stop_ids, journal.timeline)
-    sampler = make_sampler(config, prompts.train, actors.engines, stop_ids, episodes)
+    episodes = watched_episodes(config, actors.engines, data, stop_ids, journal.timeline)
+    sampler = make_sampler(config, data, actors.engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
         for part in (prompts.train, prompts.held_out)
@@ -106,14 +108,14 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
 def watched_episodes(
     config: PPORun,
     engines: EnginePool,
-    tokenizer: PreTrainedTokenizerBase,
+    data: RunData,
     stop_ids: Sequence[int],
     timeline: Timeline,
 ) -> Episodes | None:
     """Have the timeline record when engines and environments are busy, and return what runs the episodes, if the run
     has an agent."""
     engines.busy = Activity(timeline, "engines", "generation")
-    episodes = make_episodes(config, engines, tokenizer, stop_ids, ChatServer)
+    episodes = make_episodes(config, engines, data.tokenizer, stop_ids, ChatServer, data.vision)
     if episodes is not None:
         episodes.environments.timeline = timeline
     return episodes
@@ -132,7 +134,7 @@ def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: in
 
 def make_sampler(
     config: PPORun,
-    prompts: Sequence[Prompt],
+    data: RunData,
     engines: EnginePool,
     stop_ids: Sequence[int],
     episodes: Episodes | None,
@@ -140,7 +142,7 @@ def make_sampler(
     """Return what samples responses to the prompts that the run trains on."""
     return Sampler(
         config.rollout,
-        prompts,
+        data.prompts.train,
         engines,
         stop_ids,
         seed=config.train.seed,
@@ -148,6 +150,7 @@ def make_sampler(
         adds_greedy=config.algo.advantage.needs("greedy"),
         sleeps=config.vllm.enable_sleep,
         episodes=episodes,
+        never=() if data.vision is None else data.vision.never_sampled,
     )
 
 
@@ -155,7 +158,8 @@ def connected_weight_sync(
     config: PPORun, plan: Plan, actors: Actors, prompts: Sequence[Prompt], mismatch_limit: float
 ) -> WeightSync:
     """Connect the trainer with the engines. The first sync is probed with `prompts`."""
-    probe = collate([Example(prompt.ids, [0] * len(prompt.ids)) for prompt in prompts], TokenBatch)
+    examples = [Example(prompt.ids, [0] * len(prompt.ids), images=prompt.images) for prompt in prompts]
+    probe = collate(examples, TokenBatch)
     result = WeightSync(
         config.vllm,
         actors.policy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,8 @@ class ExperienceMaker:
             pending[name] = group.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
-        batch = replace(batch, **{name: answer.result() for name, answer in pending.items()})
+        columns: dict[str, Any] = {name: answer.result() for name, answer in pending.items()}
+        batch = replace(batch, **columns)
         metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
         batch, correction = corrected(batch, self.algo.advantage)
         return batch, metrics | correction

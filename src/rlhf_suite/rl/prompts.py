@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.data.images import ImageReader
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, metric_names, source_names
@@ -37,12 +38,13 @@ def load_prompts(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
     keeps_chat: bool = False,
+    reader: ImageReader | None = None,
 ) -> Prompts:
     """Read and encode all rows of data.prompt_dataset and eval.dataset. `keeps_chat`: with their messages, for
-    agents."""
+    agents; `reader`: of images."""
     assert data.prompt_dataset is not None
     bad = BadRows(data.on_bad_row)
-    loader = Loader(PromptEncoder(tokenizer, data, keeps_chat), data, seed, bad)
+    loader = Loader(PromptEncoder(tokenizer, data, keeps_chat, reader), data, seed, bad)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
     train, train_sources = loader.load_with_names(sources)
     contents_digest = loader.contents_digest
@@ -50,7 +52,7 @@ def load_prompts(
     names = source_names(evaluation.dataset or "")
     for source, columns in zip(names, evaluation.columns_of_sets(len(names)), strict=True):
         sources = Sources(source, evaluation.split, evaluation.max_samples, flags=EVAL)
-        encoder = PromptEncoder(tokenizer, replace(data, **columns), keeps_chat)
+        encoder = PromptEncoder(tokenizer, replace(data, **columns), keeps_chat, reader)
         sets.append(replace(loader, encoder=encoder).load(sources))
     held_out_sources = [name for name, part in zip(metric_names(names), sets, strict=True) for _ in part]
     return Prompts(

@@ -23,7 +23,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.distributed.workers import Worker
 from rlhf_suite.distributed.world import seed_process
-from rlhf_suite.models.forward import sequence_scores, token_log_probs, token_values
+from rlhf_suite.models.forward import LanguageModel, sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.models.weights import named_weights
@@ -92,8 +92,19 @@ class ForwardRole(Role):
         self.model = load_frozen(model, settings.ds, self.world)
 
 
+def never_sample_images(model: object) -> None:
+    """Give the tokens of images no probability, as the engines do."""
+    assert isinstance(model, LanguageModel)
+    model.never_sample_images()
+
+
 class ReferenceRole(ForwardRole):
     """The reference policy, or the teacher of on-policy distillation."""
+
+    def __init__(self, rank: Rank, model: ModelPlan, settings: WorkerSettings) -> None:
+        super().__init__(rank, model, settings)
+        if settings.data.image_key is not None:
+            never_sample_images(getattr(self.model, "module", self.model))
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T], computed as `PolicyRole.log_probs` does."""
@@ -196,6 +207,8 @@ class PolicyRole(TrainedRole):
         total_steps: int,
     ) -> None:
         super().__init__(rank, model, settings, actor, total_steps)
+        if settings.data.image_key is not None:
+            never_sample_images(self.model.module)
         rollout, train = settings.rollout, settings.train
         horizon = rollout.max_new_tokens or settings.data.max_len
         self.objective = PolicyObjective(actor, kl, rollout.temperature, horizon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf_suite.data.images import Image
 from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 
 
@@ -76,12 +78,14 @@ def concatenated(parts: Sequence[ScoredTrajectories]) -> ScoredTrajectories:
 def write_samples(folder: Path, whole: ScoredTrajectories) -> None:
     """Write the arrays of samples as one .npz and everything else as JSON: nothing in the files is code."""
     arrays, others = split_fields(whole, skip=("trajectories",))
-    rows = [split_fields(t) for t in whole.trajectories]
+    rows = [split_fields(t, skip=("images",)) for t in whole.trajectories]
+    images = [[(i.start, i.length, b64encode(i.data).decode()) for i in t.images] for t in whole.trajectories]
     names = list(rows[0][0])
     arrays |= {f"t.{name}": np.concatenate([row[0][name] for row in rows]) for name in names}
     arrays["lengths"] = np.array([len(t.ids) for t in whole.trajectories])
     np.savez(folder / "samples.npz", **arrays)
-    (folder / "samples.json").write_text(json.dumps({"samples": others, "trajectories": [row[1] for row in rows]}))
+    plain = {"samples": others, "trajectories": [row[1] for row in rows], "images": images}
+    (folder / "samples.json").write_text(json.dumps(plain))
 
 
 def has_samples(folder: Path) -> bool:
@@ -99,7 +103,8 @@ def read_samples(folder: Path) -> ScoredTrajectories:
     trajectories = []
     for i, rest in enumerate(others["trajectories"]):
         values: dict[str, Any] = rest | {name: parts[i] for name, parts in per_token.items()}
-        trajectories.append(Trajectory(**values))
+        images = tuple(Image(start, length, b64decode(data)) for start, length, data in others["images"][i])
+        trajectories.append(Trajectory(**values, images=images))
     return ScoredTrajectories(trajectories=trajectories, **arrays, **others["samples"])
 
 

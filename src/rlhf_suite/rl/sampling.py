@@ -37,10 +37,12 @@ class Sampler:
         adds_greedy: bool,
         sleeps: bool,
         episodes: Episodes | None = None,
+        never: Sequence[int] = (),
     ) -> None:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)
         self.seed, self.max_len = seed, max_len
         self.episodes = episodes  # of an agent; None: a response is one turn
+        self.never = never  # tokens that are not sampled
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
@@ -83,7 +85,7 @@ class Sampler:
 
     def settings(self, temperature: float) -> SamplingSettings:
         """Return the flags of `rollout` at a given temperature."""
-        return SamplingSettings.of(self.config, temperature, self.stop_ids)
+        return SamplingSettings.of(self.config, temperature, self.stop_ids, self.never)
 
     def sample(
         self,
@@ -107,7 +109,9 @@ class Sampler:
 
     def begin(self, prompts: Sequence[Prompt], group: int, index: int, samples: int) -> list[Trajectory]:
         """Return ledgers that hold the prompt `index`."""
-        return [Trajectory.start(index, group, sample, prompts[index].ids) for sample in range(samples)]
+        prompt = prompts[index]
+        images = prompt.images or ()
+        return [Trajectory.start(index, group, sample, prompt.ids, images) for sample in range(samples)]
 
     async def write(
         self,
@@ -135,6 +139,7 @@ class Sampler:
             max_new_tokens=self.max_new_tokens(len(t.ids)),
             seed=seed,
             sampling=sampling,
+            images=t.images,
         )
         generation = await self.engines.generate(request)
         t.append_model(generation.ids, generation.log_probs, generation.versions)

@@ -9,12 +9,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_suite.config.algo import DPOAlgoConfig
-from rlhf_suite.config.plan import REFERENCE, WorkerPlan
+from rlhf_suite.config.plan import REFERENCE, WorkerPlan, actor_path
 from rlhf_suite.config.runs import DPORun
 from rlhf_suite.data.preferences import PairEncoder
 from rlhf_suite.losses.preference import Answers, preference_term
 from rlhf_suite.losses.reduce import tokens_per_sequence
 from rlhf_suite.models.forward import response_log_probs
+from rlhf_suite.models.load import vision_processor
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task, counted
 
@@ -49,7 +50,8 @@ class DPO(Task):
 
 
 def make_task(config: DPORun, tokenizer: PreTrainedTokenizerBase) -> DPO:
-    return DPO(PairEncoder(tokenizer, config.data), config.algo, config.ref.cache_enable)
+    reader = vision_processor(actor_path(config), config.data.image_key)
+    return DPO(PairEncoder(tokenizer, config.data, reader=reader), config.algo, config.ref.cache_enable)
 
 
 def run(config: DPORun, folder: Path, plan: WorkerPlan) -> dict[str, float]:

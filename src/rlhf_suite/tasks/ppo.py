@@ -14,7 +14,7 @@ from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
-from rlhf_suite.models.load import check_teacher, load_tokenizer
+from rlhf_suite.models.load import check_teacher, load_tokenizer, vision_processor
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.rewards.base import RewardSource
@@ -42,7 +42,8 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         announce(journal, config, plan, data)
         stack.enter_context(ray_cluster(config.launch, folder, plan.placement.num_actors))
         slots = reserve(plan.placement, config.launch.timeout_s)
-        actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order))
+        image_token = None if data.vision is None else data.vision.placeholder
+        actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order), image_token)
         rewards = None
         if has_source(config.reward):
             sources = judges.sources(actors, config.reward.process.aggregate)
@@ -56,9 +57,14 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
     if TEACHER in plan.models:
         check_teacher(tokenizer, plan.models[TEACHER].path, config.data)
-    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, config.agent.kind != "single_turn")
+    vision, keeps_chat = (
+        vision_processor(plan.models[ACTOR].path, config.data.image_key),
+        config.agent.kind != "single_turn",
+    )
+    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, keeps_chat, vision)
     check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
-    return RunData(tokenizer, prompts, BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed))
+    order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
+    return RunData(tokenizer, prompts, order, vision)
 
 
 @dataclass(frozen=True)

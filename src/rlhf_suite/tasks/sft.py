@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_suite.config.plan import WorkerPlan
+from rlhf_suite.config.plan import WorkerPlan, actor_path
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.tokens import next_token_loss
 from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.load import vision_processor
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
 
@@ -34,8 +35,9 @@ class SFT(Task):
 
 
 def make_task(config: SFTRun, tokenizer: PreTrainedTokenizerBase) -> SFT:
-    encoder = DocumentEncoder if config.actor.pretrain_mode_enable else ConversationEncoder
-    return SFT(encoder(tokenizer, config.data))
+    if config.actor.pretrain_mode_enable:
+        return SFT(DocumentEncoder(tokenizer, config.data))
+    return SFT(ConversationEncoder(tokenizer, config.data, vision_processor(actor_path(config), config.data.image_key)))
 
 
 def run(config: SFTRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:

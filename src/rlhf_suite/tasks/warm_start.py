@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config.plan import WorkerPlan
+from rlhf_suite.config.plan import IMAGE_RECIPE, WorkerPlan
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.data import builtin
 from rlhf_suite.data.sources import source_names
@@ -26,7 +26,12 @@ P = TypeVar("P", bound=WorkerPlan)
 WAIT_S = 3600.0  # for another process that is training the same model
 RECIPE_TASK = "reverse"  # the built-in task whose rows the recipes name
 # By recipe (a file in conf/demo): the task that runs it, and the suffix of the built-in data set that it learns from.
-RECIPES = {"warm_start": ("sft", "_noisy"), "teacher": ("sft", ""), "prm": ("prm", "_steps")}
+RECIPES = {
+    IMAGE_RECIPE: ("sft", "_noisy"),
+    "warm_start": ("sft", "_noisy"),
+    "teacher": ("sft", ""),
+    "prm": ("prm", "_steps"),
+}
 
 
 def with_warm_starts(plan: P, prompts: str | None) -> P:
@@ -49,7 +54,8 @@ def warm_started(path: str | None, recipe: str = "warm_start", prompts: str | No
     if not path.startswith(PREFIX):
         return path
     (_, form), words = RECIPES[recipe], list[str]()
-    if rows := same_tasks(prompts, form):
+    rows = "" if recipe == IMAGE_RECIPE else same_tasks(prompts, form)  # of the built-in tasks one has images
+    if rows:
         # The max_steps of the recipe fits its own rows. Other rows are used for its number of epochs.
         words = [f'data.dataset="{rows}"', "eval.dataset=null", "train.max_steps=null"]
     folder = warm_folder(path, conf_dir() / "demo" / f"{recipe}.yaml", words)

@@ -61,6 +61,8 @@ def cache_file(task: Task, config: SupervisedRun, models: Mapping[str, ModelPlan
         digest.update(f"{name} {model_digest(models[role].path, models[role].flag)}".encode())
     for example in chain.from_iterable(map(sequences, items)):
         digest.update(torch.tensor([len(example), *example.ids, *example.mask]).numpy().tobytes())
+        for image in example.images or ():
+            digest.update(hashlib.sha256(image.data).digest())
     return cache_folder("annotations") / f"{digest.hexdigest()}.safetensors"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -61,4 +62,5 @@ def annotated(task: Task, batch: SupervisedBatch) -> SupervisedBatch:
     """Return the batch with what the frozen models say of its sequences, unless that was done before training."""
     if not task.frozen:
         return batch
-    return replace(batch, **task.annotate(batch))
+    columns: dict[str, Any] = dict(task.annotate(batch))
+    return replace(batch, **columns)

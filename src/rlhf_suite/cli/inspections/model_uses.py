@@ -39,6 +39,7 @@ class ModelUse:
     has_tokenizer: bool = False
     needs_template: bool = False
     head_prefix: str = "score"
+    reads_images: bool = False
     length_key: str = ""
     length: int = 0
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
@@ -65,7 +66,9 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
-    return use
+    return replace(
+        use, reads_images=name == ACTOR and getattr(getattr(run, "data", None), "image_key", None) is not None
+    )
 
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:

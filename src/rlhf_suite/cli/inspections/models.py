@@ -16,6 +16,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
+IMAGE_FAMILIES = ("idefics3",)  # as in models/vision.py, which imports torch; a test compares them
 UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain weights
 
 
@@ -124,6 +125,21 @@ def has_chat_template(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem("data.apply_chat_template", what, fix)
 
 
+def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that the model is of a family whose images are supported, if the run has images."""
+    kind = files.setting("model_type")
+    if not use.reads_images:
+        return
+    if kind not in IMAGE_FAMILIES:
+        what = (
+            f"data.image_key needs a model that reads images ({', '.join(IMAGE_FAMILIES)}), and {use.path} is a {kind}"
+        )
+        yield Problem(use.key, what, "give another model, or write data.image_key=null")
+    elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
+        what = f"{use.path} has no processor_config.json, which says how it reads images"
+        yield Problem(use.key, what, "copy the processor files of the model that it was trained from into the folder")
+
+
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the model supports the longest sequence of the run."""
     if use.length_key and files.positions is not None and use.length > files.positions:
@@ -159,6 +175,7 @@ FITS: tuple[Check, ...] = (
     has_its_head,
     has_tokenizer,
     has_chat_template,
+    reads_images,
     has_positions,
     splits_over_ranks,
 )

@@ -1,0 +1,59 @@
+"""Rules about images: which models read them, and what has not been made to work with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite.config.models import SEEING_MODEL
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
+from rlhf_suite.config.sources import BUILTIN
+
+KEY = "data.image_key"
+WITHOUT = f"write {KEY}=null"
+
+
+@rule
+def model_reads_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
+    path = run.actor.model_name_or_path
+    if run.data.image_key is not None and path is not None and path.startswith(BUILTIN) and path != SEEING_MODEL:
+        key = "actor.model_name_or_path"
+        yield Problem(key, f"{path} reads no images, and {KEY} is set", f"write {key}={SEEING_MODEL}, or {KEY}=null")
+
+
+@rule
+def ranks_hold_whole_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
+    if run.data.image_key is not None and run.ds.ring_attn_size > 1:
+        what = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
+        yield Problem("ds.ring_attn_size", what, "write ds.ring_attn_size=1")
+
+
+@rule
+def distillation_reads_text(run: DistillRun) -> Iterator[Problem]:
+    if run.data.image_key is not None:
+        yield Problem(KEY, "task=distill reads text alone", WITHOUT)
+
+
+@rule
+def others_need_no_images(run: PPORun) -> Iterator[Problem]:
+    """Refuse what would read the tokens of images as text, or has not been compared with the engines."""
+    if run.data.image_key is None:
+        return
+    if run.algo.advantage.needs("values"):
+        what = f"{run.algo.advantage.estimator} trains a critic, and a critic that reads images has not been tested"
+        yield Problem(
+            "algo.advantage.estimator", what, "write algo.advantage.estimator=rloo, or another without critic"
+        )
+    if run.algo.distill.coef > 0:
+        what = "a teacher that reads images has not been tested"
+        yield Problem("algo.distill.coef", what, "write algo.distill.coef=0")
+    if reward_model(run.reward) is not None or run.reward.process.enable:
+        what = "a reward model reads text alone, and would take the tokens of images for text"
+        yield Problem("reward.model_name_or_path", what, "score with reward.rule or reward.remote_url")
+    if run.agent.kind == "endpoint":
+        what = "programs behind the endpoint send and get text alone"
+        yield Problem("agent.kind", what, "write agent.kind=environment")
+    if run.agent.kind != "single_turn" and run.agent.history == "template":
+        what = "a conversation with images is not rendered again"
+        yield Problem("agent.history", what, "write agent.history=append")

@@ -1,0 +1,247 @@
+"""Images: from the columns of a row to image files in memory, and from placeholders to the tokens of images.
+
+An image travels as the bytes of its file until the forward pass of a model makes pixels of it. So batches stay small,
+and the engine and the trainer read the same file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rlhf_suite.config.data import ImageDataConfig
+from rlhf_suite.data.messages import Message
+from rlhf_suite.data.row import Row, RowError, required
+
+TAG = "<image>"  # where an image belongs in the text of a message
+URL = re.compile(r"https?://")
+DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+LONGEST_PATH, LONGEST_NAME = 4096, 256  # characters; a longer text is base64
+URL_TIMEOUT_S = 30.0
+URL_BYTES = 1 << 26  # 64 MiB, the largest image that is fetched
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)  # what Pillow raises for a broken file
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in a sequence of tokens: the tokens that stand for it, and the bytes of its file."""
+
+    start: int
+    length: int
+    data: bytes = field(repr=False)
+
+
+class ImageReader(Protocol):
+    """What encoders need to know of a model that reads images (`models.vision.VisionProcessor`)."""
+
+    @property
+    def placeholder(self) -> int:
+        """The token that stands for an image before it is expanded."""
+        ...
+
+    def tokens(self, image: bytes) -> list[int]:
+        """Return the tokens that stand for an image in a sequence.
+
+        Raises:
+            ValueError: the model cannot read this image, with the reason.
+        """
+        ...
+
+
+def expanded(
+    ids: Sequence[int], images: Sequence[bytes], reader: ImageReader, offset: int = 0
+) -> tuple[list[int], tuple[Image, ...]]:
+    """Return `ids` with the tokens of an image in place of each placeholder, and where the images are. `offset`: the
+    number of tokens before `ids` in their sequence.
+
+    Raises:
+        ValueError: there are more or fewer placeholders than images, or the model cannot read an image.
+    """
+    found = sum(token == reader.placeholder for token in ids)
+    if found != len(images):
+        raise ValueError(f"the text has places for {found} images, and there are {len(images)}")
+    result: list[int] = []
+    places: list[Image] = []
+    left = iter(images)
+    for token in ids:
+        if token != reader.placeholder:
+            result.append(token)
+            continue
+        data = next(left)
+        tokens = reader.tokens(data)
+        places.append(Image(offset + len(result), len(tokens), data))
+        result += tokens
+    return result, tuple(places)
+
+
+def collapsed(ids: Sequence[int], images: Sequence[Image], placeholder: int) -> list[int]:
+    """Return `ids` with one placeholder in place of the tokens of each image: what vLLM expands itself."""
+    result: list[int] = []
+    done = 0
+    for image in images:
+        result += [*ids[done : image.start], placeholder]
+        done = image.start + image.length
+    return result + list(ids[done:])
+
+
+def row_images(row: Row, config: ImageDataConfig) -> list[bytes]:
+    """Return the image files of a row; none if the column is null or an empty list.
+
+    Raises:
+        RowError: there are more than data.max_images_per_prompt, or one of them cannot be read.
+    """
+    assert config.image_key is not None
+    if config.image_key in row.values and row.values[config.image_key] is None:
+        return []
+    value = required(row, config.image_key)
+    values = value if isinstance(value, list | tuple) else [value]
+    if len(values) > config.max_images_per_prompt:
+        limit = f"data.max_images_per_prompt={config.max_images_per_prompt}"
+        raise RowError(row.where, f"{len(values)} images, and {limit} allows fewer")
+    try:
+        return [image_file(each, Path(row.source).parent, config.image_urls_enable) for each in values]
+    except ValueError as error:
+        raise RowError(row.where, f"column {config.image_key!r}: {error}") from None
+
+
+def image_file(value: Any, folder: Path | None = None, with_urls: bool = False) -> bytes:
+    """Return the bytes of an image file.
+
+    `value` is such bytes, the path of a file (relative to `folder`, or to the working folder), base64, a data URI, a
+    URL, an image of Pillow, or what `datasets` stores: {"bytes": ..., "path": ...}.
+
+    Raises:
+        ValueError: it is none of these, or no image.
+    """
+    if isinstance(value, dict) and {"bytes", "path"} & value.keys():
+        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, str):
+        data = file_of_text(value, folder, with_urls)
+    elif isinstance(value, bytes | bytearray):
+        data = bytes(value)
+    elif hasattr(value, "save") and hasattr(value, "getbands"):  # an image of Pillow, which is not imported for this
+        stream = io.BytesIO()
+        value.convert("RGB").save(stream, "PNG")
+        data = stream.getvalue()
+    else:
+        raise ValueError(f"an image is of type {type(value).__name__}, not a path, bytes, base64 or an image")
+    open_image(data)
+    return data
+
+
+def file_of_text(text: str, folder: Path | None, with_urls: bool) -> bytes:
+    """Return the image file that a text names or holds."""
+    if URL.match(text):
+        if not with_urls:
+            raise ValueError("an image is a URL; add data.image_urls_enable=true to fetch it")
+        return fetched(text)
+    if start := DATA_URI.match(text):
+        return decoded(text[start.end() :])
+    if len(text) < LONGEST_PATH and max(map(len, text.split("/"))) < LONGEST_NAME:
+        for path in (Path(folder or "") / text, Path(text)):
+            if path.is_file():
+                return path.read_bytes()
+    if not BASE64.fullmatch(text):
+        raise ValueError("an image file does not exist")
+    return decoded(text)
+
+
+def decoded(text: str) -> bytes:
+    """Return the bytes that base64 text stands for."""
+    try:
+        return base64.b64decode(re.sub(r"\s", "", text), validate=True)
+    except binascii.Error:
+        raise ValueError("an image is not base64") from None
+
+
+def fetched(url: str) -> bytes:
+    """Return the content behind a URL."""
+    try:
+        with urlopen(url, timeout=URL_TIMEOUT_S) as reply:
+            data: bytes = reply.read(URL_BYTES + 1)
+    except (URLError, OSError, ValueError) as error:
+        raise ValueError(f"an image could not be fetched ({type(error).__name__})") from None
+    if len(data) > URL_BYTES:
+        raise ValueError(f"an image behind a URL has more than {URL_BYTES >> 20} MiB")
+    return data
+
+
+def open_image(data: bytes) -> Any:
+    """Return the image in a file as an RGB image of Pillow.
+
+    Raises:
+        ValueError: the bytes are not an image, or it is incomplete.
+    """
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(io.BytesIO(data)) as image:
+            return image.convert("RGB")
+    except (*UNREADABLE, Pillow.DecompressionBombError) as error:
+        what = "too large" if isinstance(error, Pillow.DecompressionBombError) else "broken, or no image"
+        raise ValueError(f"an image file is {what}") from None
+
+
+def with_places(messages: Sequence[Message], count: int, row: Row) -> list[Message]:
+    """Return messages in which each of `count` images has its place, as chat templates expect it.
+
+    A place is an item {"type": "image"} of a content list, or `<image>` in a text. Where there is none, all images
+    stand at the start of the first message of the user.
+
+    Raises:
+        RowError: there are places, but not `count`.
+    """
+    result = [with_items(message) for message in messages]
+    found = sum(map(num_places, result))
+    if not found and count:
+        first = next((i for i, message in enumerate(result) if message["role"] == "user"), None)
+        if first is None:
+            raise RowError(row.where, "the prompt has no user message, to which its images could belong")
+        items = [{"type": "image"}] * count + as_items(result[first]["content"])
+        result[first] = {**result[first], "content": items}
+    elif found != count:
+        raise RowError(row.where, f"the messages have places for {found} images, and the row has {count}")
+    return result
+
+
+def with_items(message: Message) -> Message:
+    """Return a message whose `<image>` tags are items of its content; the text of the model stays as it is."""
+    content = message.get("content")
+    if isinstance(content, str) and (TAG not in content or message["role"] == "assistant"):
+        return message
+    return message if content is None else {**message, "content": list(items_of(as_items(content)))}
+
+
+def as_items(content: Any) -> list[dict[str, Any]]:
+    """Return the content of a message as a list of items."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def items_of(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the items of a content list, `<image>` tags in its texts as items. What an image item says of its image is
+    left out, since templates may print it."""
+    for item in items:
+        if item.get("type") in ("image", "image_url"):
+            yield {"type": "image"}
+            continue
+        for number, text in enumerate(str(item.get("text") or "").split(TAG)):
+            if number:
+                yield {"type": "image"}
+            if text:
+                yield {"type": "text", "text": text}
+
+
+def num_places(message: Message) -> int:
+    """Return how many images have a place in a message."""
+    content = message.get("content")
+    return 0 if content is None or isinstance(content, str) else sum(item["type"] == "image" for item in content)

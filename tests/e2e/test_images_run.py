@@ -1,0 +1,89 @@
+"""Reinforcement learning about images, on Ray, vLLM and DeepSpeed: the engine and the trainer agree at every step."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
+
+SMALL = [
+    "task=ppo",
+    "demo=ppo_images",
+    "rollout.batch_size=8",
+    "rollout.n_samples_per_prompt=4",
+    "train.batch_size=16",
+    "train.micro_batch_size=8",
+    "rollout.micro_batch_size=8",
+    "data.max_samples=64",
+    "eval.dataset=null",
+    "eval.steps=-1",
+    "train.max_steps=3",
+    "launch.timeout_s=300",
+]
+CROPS = """
+from rlhf_suite.agents.base import Start, Step
+from rlhf_suite.data.images import open_image
+
+class Environment:
+    async def reset(self, task):
+        self.image, self.label, self.turns = open_image(task.images[0].data), task.label, 0
+        return Start()
+
+    async def step(self, turn):
+        self.turns += 1
+        if self.turns == 2:
+            return Step(reward=float(turn.content.strip() == self.label), done=True)
+        crop = self.image.crop((0, 0, 28, 56))
+        content = [{"type": "image", "image": crop}, {"type": "text", "text": "closer"}]
+        return Step(({"role": "user", "content": content},), reward=0.0)
+
+    async def close(self): ...
+"""
+
+
+def column(folder, name: str) -> list[float]:
+    return [row[name] for row in read_rows(RunFolder(folder).metrics) if name in row]
+
+
+@pytest.fixture(scope="module")
+def start(runs):
+    """A model that was trained on a few rows, so that its folder is that of a user."""
+    folder = runs / "images_start"
+    if not (folder / "model" / "config.json").exists():
+        words = ["task=sft", "demo=sft_images", "train.max_steps=30", "eval.dataset=null", "eval.steps=-1"]
+        jobs.run(folder, words)
+    return folder / "model"
+
+
+def test_engine_and_trainer_agree_at_every_step(runs, start):
+    folder = runs / "images"
+    jobs.run(folder, [*SMALL, f"actor.model_name_or_path={start}"])
+    gaps = column(folder, "mismatch/max")
+    assert len(gaps) == 3 and max(gaps) <= 5e-6
+    received, proved = column(folder, "sync/tensors"), column(folder, "sync/read_back")
+    assert min(received) > 50 and min(proved) >= min(received) - 3, "the tower's tensors too"
+
+
+def test_an_environment_that_answers_with_images_is_trained(runs, start, tmp_path):
+    (tmp_path / "crops.py").write_text(CROPS)
+    folder = runs / "images_turns"
+    words = [
+        *SMALL,
+        f"actor.model_name_or_path={start}",
+        "agent.kind=environment",
+        f"train.agent_func_path={tmp_path}/crops.py",
+        "reward.rule=null",
+        "data.max_images_per_prompt=2",
+        "data.max_len=128",
+        "rollout.max_new_tokens=64",
+        "actor.freeze_visual_encoder=true",
+    ]
+    jobs.run(folder, words)
+    assert max(column(folder, "mismatch/max")) <= 5e-6
+    turns = {
+        sum(1 for a, b in zip([0, *row["owner"]], row["owner"], strict=False) if (a, b) in ((0, 1), (2, 1)))
+        for row in jobs.rollout(folder, 1)
+    }
+    assert 2 in turns, "some episodes have a second turn, behind the second image"

@@ -1,0 +1,154 @@
+"""A real engine that reads images: the log-probs of the trainer, before and after a weight sync, and every trap of
+requests with images."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.data.batch import Example, TokenBatch, collate
+from rlhf_suite.data.generation import GenerationRequest, SamplingSettings
+from rlhf_suite.data.images import Image, expanded
+from rlhf_suite.engines.actor import Engine
+from rlhf_suite.engines.pool import EnginePool
+from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.engines.start import engine_env
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.models.forward import token_log_probs
+from rlhf_suite.models.weights import named_weights
+from rlhf_suite.weight_sync.sender import ShmSender
+from vision import PICTURES, Seeing
+
+MAX_LEN, MAX_IMAGES = 96, 2
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Seeing:
+    return Seeing(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(cluster, seeing):
+    """An engine with the weights of `trained(seeing, 1)`."""
+    placeholder = seeing.processor.placeholder
+    spec = EngineSpec(
+        str(seeing.folder), "float32", "cpu", MAX_LEN, 0, VLLMConfig(kv_cache_mb=32), load_weights=False,
+        image_token=placeholder, max_images=MAX_IMAGES,
+    )  # fmt: skip
+    member = Member("seeing", seeing.folder.parent / "engine.log")
+    engine = ray.remote(Engine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
+    pool = EnginePool([engine.remote(spec, member.log)], [member], timeout_s=300)
+    sync(pool, trained(seeing, 1), 1)
+    yield pool
+    ray.kill(pool._handles[0])
+
+
+def trained(seeing: Seeing, seed: int):
+    """The model after a training that moved every weight, also those of the tower."""
+    model = seeing.model(noise=0.05 * seed)
+    model.never_sample_images()
+    return model
+
+
+def sync(pool: EnginePool, model, version: int):
+    sender = ShmSender(torch.float32, check=True)
+    try:
+        return pool.update_weights(sender.send(version, named_weights(model)))[0]
+    finally:
+        sender.release()
+
+
+def requests(seeing: Seeing, count: int = 6, tokens: int = 8) -> list[GenerationRequest]:
+    """Requests with one image, two and none."""
+    settings = SamplingSettings(never=seeing.processor.never_sampled)
+    found = []
+    for number in range(count):
+        files = [PICTURES[:1], PICTURES[1:3], [], [PICTURES[3]], [PICTURES[0], PICTURES[0]], PICTURES[4:]][number % 6]
+        ids, images = expanded(seeing.ids(len(files), "x" * number), files, seeing.processor)
+        found.append(GenerationRequest(number, ids, tokens, number, settings, images=images))
+    return found
+
+
+def gap(model, asked, answers) -> float:
+    """Largest |log-prob of the engine - of the trainer's packed forward pass| over all sampled tokens."""
+    examples = []
+    for request, answer in zip(asked, answers, strict=True):
+        prompt, written = list(request.prompt_ids), answer.ids.tolist()
+        mask = [0] * len(prompt) + [1] * len(written)
+        examples.append(Example(prompt + written, mask, images=request.images))
+    batch = collate(examples, TokenBatch)
+    with torch.no_grad():
+        ours = token_log_probs(model, batch).log_probs[batch.mask > 0].numpy()
+    return float(np.abs(ours - np.concatenate([answer.log_probs for answer in answers])).max())
+
+
+def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing):
+    report = sync(pool, trained(seeing, 1), 2)
+    names = [name for name, _ in named_weights(trained(seeing, 1))]
+    assert any("vision_model" in name for name in names) and report.received == len(names)
+    assert not [name for name in report.not_readable if "embeddings" not in name], "the tower's matrices are read back"
+    asked = requests(seeing)
+    assert gap(trained(seeing, 1), asked, pool.generate_all(asked)) <= 2e-6
+
+
+def test_a_sync_replaces_the_tower_and_the_features_of_images_that_were_seen(pool, seeing):
+    """The scheduler counts on features that the worker has forgotten: the next request would kill the engine."""
+    asked = requests(seeing)
+    pool.generate_all(asked)
+    for version, seed in ((3, 2), (4, 3)):
+        sync(pool, trained(seeing, seed), version)
+        answers = pool.generate_all(asked)
+        assert gap(trained(seeing, seed), asked, answers) <= 2e-6
+        assert gap(trained(seeing, 1), asked, answers) > 1e-2
+    sync(pool, trained(seeing, 1), 5)
+
+
+def test_tokens_of_images_are_never_sampled(pool, seeing):
+    """Of 268 tokens each has about the same probability, so of 480 some would be one of the two."""
+    asked = [replace(each, max_new_tokens=40) for each in requests(seeing, 12)]
+    answers = pool.generate_all(asked)
+    assert sum(len(answer.ids) for answer in answers) == 480
+    assert not {token for answer in answers for token in answer.ids.tolist()} & set(seeing.processor.never_sampled)
+    free = [replace(each, sampling=SamplingSettings()) for each in asked]
+    assert {t for answer in pool.generate_all(free) for t in answer.ids.tolist()} & set(seeing.processor.never_sampled)
+
+
+def test_a_continued_request_sees_its_images_again(pool, seeing):
+    (request,) = requests(seeing, 1)
+    (first,) = pool.generate_all([request])
+    longer = replace(request, prompt_ids=[*request.prompt_ids, *first.ids.tolist()])
+    (second,) = pool.generate_all([longer])
+    assert gap(trained(seeing, 1), [longer], [second]) <= 2e-6
+
+
+def test_more_images_than_the_flag_allows_are_refused_and_affect_no_other(pool, seeing):
+    files = PICTURES[:3]
+    ids, images = expanded(seeing.ids(3), files, seeing.processor)
+    with pytest.raises(UserError, match=r"3 images, and data.max_images_per_prompt=2"):
+        pool.generate_all([GenerationRequest(0, ids, 4, 0, SamplingSettings(), images=images)])
+    assert len(pool.generate_all(requests(seeing, 2))) == 2
+
+
+def test_a_prompt_that_the_engine_expands_otherwise_ends_the_run(pool, seeing):
+    """Comes last: the engine is not used any more. Two places of one image would be trained on wrong tokens."""
+    (request,) = requests(seeing, 1)
+    image = request.images[0]
+    ids = [*request.prompt_ids[: image.start + image.length], 264, *request.prompt_ids[image.start + image.length :]]
+    longer = Image(image.start, image.length + 1, image.data)
+    with pytest.raises(RunError, match="vLLM reads its images as other tokens"):
+        pool.generate_all([replace(request, prompt_ids=ids, images=(longer,))])
