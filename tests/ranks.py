@@ -70,6 +70,7 @@ def serve(pipe: Connection, rank: int, size: int, port: int) -> None:
     os.environ.update(runtime_env("cpu"))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # a test of workers may have set it in this process
     import torch
 
     from rlhf_suite.distributed.mesh import Mesh, Rank
