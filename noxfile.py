@@ -52,6 +52,7 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "gradient_equality": (),
     "oracles": (),
     "mutations": (),
+    "resume_matrix": (),
     "kills": ("--write",),
     "reward_attacks": ("--write",),
     "jail_attacks": ("--write",),

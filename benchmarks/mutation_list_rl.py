@@ -121,8 +121,8 @@ RL = [
     Mutation(
         "the average of the weights decays the wrong way round",
         "train/ema.py",
-        "mul_(self.beta).add_(weight, alpha=1 - self.beta)",
-        "mul_(1 - self.beta).add_(weight, alpha=self.beta)",
+        "mul_(self.beta).add_(weight.float().cpu(), alpha=1 - self.beta)",
+        "mul_(1 - self.beta).add_(weight.float().cpu(), alpha=self.beta)",
         ("tests/train/test_ema.py",),
     ),
     Mutation(

@@ -140,8 +140,8 @@ RL_STEP = [
     Mutation(
         "an RL checkpoint has the number of the step before",
         "train/loop.py",
-        "self.saver.save_if_due(step + 1, evaluation)",
-        "self.saver.save_if_due(step, evaluation)",
+        "self.saver.save_if_due(step + 1, evaluation, self.row)",
+        "self.saver.save_if_due(step, evaluation, self.row)",
         PIPELINE,
     ),
     Mutation(

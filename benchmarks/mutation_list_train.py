@@ -35,15 +35,15 @@ TRAIN = [
     Mutation(
         "every rank continues with the random numbers of the first",
         "train/strategy.py",
-        'f"rng_{self.world.rank}.pt"))',
-        '"rng_0.pt"))',
+        'own := folder / f"rng_{self.world.rank}.pt"',
+        'own := folder / "rng_0.pt"',
         WORLD,
     ),
     Mutation(
         "random numbers begin anew after a resume",
         "train/strategy.py",
-        "set_rng_state(load_tensors(",
-        "(load_tensors(",
+        "set_rng_state(load_tensors(own))",
+        "load_tensors(own)",
         WORLD,
     ),
     Mutation(
@@ -98,8 +98,8 @@ TRAIN = [
     Mutation(
         "the average of the weights starts at 0",
         "train/ema.py",
-        "local_part(p).detach().float().cpu().clone()",
-        "local_part(p).detach().float().cpu() * 0",
+        "part.float().cpu().clone()",
+        "part.float().cpu() * 0",
         ("tests/train/test_ema.py", "-k", "1-ZeRO-0"),
     ),
     Mutation(
@@ -147,8 +147,8 @@ TRAIN = [
     Mutation(
         "a checkpoint has the number of the step before",
         "train/loop.py",
-        "self.saver.save_if_due(step + 1, evaluation)",
-        "self.saver.save_if_due(step, evaluation)",
+        "self.saver.save_if_due(step + 1, evaluation, self.row)",
+        "self.saver.save_if_due(step, evaluation, self.row)",
         TRAINER,
     ),
     Mutation(
@@ -182,8 +182,8 @@ TRAIN = [
     Mutation(
         "the highest loss is the best",
         "train/saving.py",
-        'lower_is_better = "loss" in self.metric',
-        "lower_is_better = False",
+        'return "loss" in self.metric',
+        "return False",
         SAVING,
     ),
     Mutation(

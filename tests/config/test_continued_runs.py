@@ -63,7 +63,39 @@ def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name
     assert problems(checked, ppo, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
 
 
-FIXED = ["ds.zero_stage=3", "actor.num_gpus_per_node=2", "ds.lora.rank=8", "ds.param_dtype=bf16", "actor.optim=muon"]
+SHAPES = ["ds.zero_stage=3", "actor.num_gpus_per_node=2", "actor.num_nodes=2"]
+MUON = "actor.optim=muon actor.max_norm=0"
+
+
+@pytest.mark.parametrize("more", SHAPES)
+def test_another_number_of_ranks_or_zero_stage_is_let_through_by_the_universal_checkpoint(checked, ppo, more):
+    key = more.partition("=")[0]
+    (problem,) = problems(checked, ppo, f"{PPO} {more}")
+    assert f"{key}: " in problem and "add ds.use_universal_ckpt=true" in problem
+    assert problems(checked, ppo, f"{PPO} {more} ds.use_universal_ckpt=true") == []
+    (other,) = problems(checked, ppo, f"{PPO} {more} train.seed=7 ds.use_universal_ckpt=true")
+    assert f"{key}: " not in other and "train.seed: 42 -> 7" in other
+
+
+def test_the_momentum_of_muon_is_bound_to_its_ranks(checked, tmp_path):
+    earlier(tmp_path, checked(f"{PPO} {MUON}").runs[0])
+    (problem,) = problems(checked, tmp_path, f"{PPO} {MUON} ds.zero_stage=3 ds.use_universal_ckpt=true")
+    assert "(ds.zero_stage cannot change)" in problem
+
+
+def test_a_checkpoint_without_the_optimiser_needs_a_word_to_go_on(checked, tmp_path):
+    run = checked(f"{PPO} ckpt.disable_ds=true").runs[0]
+    record = earlier(tmp_path, run, steps=())
+    store = store_of(run.ckpt, record)
+    save(run, store.begin(3) / "config.yaml")
+    store.commit(3, {"step": 3, "has_optimizer": False})
+    line = f"{PPO} ckpt.load_enable=true"
+    (problem,) = inspect(checked(line).runs, tmp_path)
+    assert "has weights alone" in problem.what and "ckpt.reset_optimizer=true" in problem.fix
+    assert inspect(checked(f"{line} ckpt.reset_optimizer=true").runs, tmp_path) == []
+
+
+FIXED = ["ds.lora.rank=8", "ds.param_dtype=bf16", "actor.optim=muon"]
 
 
 @pytest.mark.parametrize("more", FIXED)

@@ -233,6 +233,38 @@ def test_a_reward_model_may_call_its_head_otherwise_and_has_one_output(model):
     assert "has 3 outputs in score.weight" in one(line + str(model("three", {"score.weight": [3, 4]})))[1]
 
 
+def test_the_head_that_openrlhf_names_in_the_checkpoint_is_found(model):
+    folder = model("named", {"value_head.weight": [1, 4]}, value_head_prefix="value_head")
+    assert found(f"task=serve_rm serve.max_len=512 reward.model_name_or_path={folder}") == []
+
+
+def with_vocabulary(folder, vocabulary, special):
+    tokens = [{"content": token, "id": number} for token, number in special.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": tokens}))
+    return folder
+
+
+def test_a_reward_model_that_reads_other_words_in_the_policys_tokens_is_found(model):
+    policy = with_vocabulary(model(), {"a": 0, "b": 1}, {"<eos>": 2})
+    line = RULE + f"reward.rule=null actor.model_name_or_path={policy} data.apply_chat_template=false "
+    line += "reward.model_name_or_path="
+    for name, more in (("same", {}), ("with another token", {"<pad>": 3})):
+        fine = with_vocabulary(model(name.replace(" ", "_"), SCORE), {"b": 1, "a": 0}, {"<eos>": 2} | more)
+        assert found(line + str(fine)) == []
+    for number, (vocabulary, special, said) in enumerate((
+        ({"a": 1, "b": 0}, {"<eos>": 2}, "'a' is 1 and 0"),
+        ({"a": 0, "b": 1}, {}, "2 and 3 tokens; '<eos>' is None and 2"),
+        ([["a", -1.0], ["c", -2.0]], {"<eos>": 2}, "'b' is None and 1"),
+    )):  # fmt: skip
+        other = with_vocabulary(model(f"other{number}", SCORE), vocabulary, special)
+        key, words = one(line + str(other))
+        assert key == "reward.model_name_or_path" and said in words
+    sizes = [model(name, SCORE, ["tokenizer.json"], vocab_size=size) for name, size in (("few", 2), ("as_many", 3))]
+    line = line.replace(str(policy), str(model("sized", vocab_size=3)))
+    assert "has a vocabulary of 2 tokens, but the policy has 3" in one(line + str(sizes[0]))[1]
+    assert found(line + str(sizes[1])) == []
+
+
 def test_weights_that_are_not_whole_are_named(model):
     folder = model()
     with (folder / "model.safetensors").open("r+b") as file:

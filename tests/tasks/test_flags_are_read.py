@@ -25,6 +25,7 @@ MORE = (
 )
 IMAGES = f"task=sft demo=sft_images actor.freeze_visual_encoder=true {FEW}".replace("data.cache_enable=false", "")
 READ_ELSEWHERE = {
+    "ds.use_universal_ckpt": "a run with a record of its flags, tests/config/test_continued_runs.py",
     "explain": "the command line shows the plan instead of running",
     "launch.num_cpus": "a run on Ray, tests/e2e/test_flags_of_rl_are_read.py",
     "launch.object_store_mb": "as launch.num_cpus",

@@ -42,6 +42,8 @@ class Setup:
     lr: float = 1e-2
     objective: str = "next token"
     on_nonfinite: str = "skip"
+    overlap: bool = False
+    leaves: tuple[str, ...] = ()  # the classes of modules that ZeRO-3 gathers as a whole
     sleeps: bool = False  # whether the optimiser state is in host memory between steps
 
     def __str__(self) -> str:
@@ -76,6 +78,8 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         zero_stage=setup.zero,
         param_dtype=setup.dtype,
         adam_offload=setup.offload,
+        overlap_comm=setup.overlap,
+        zero3_leaf_modules=list(setup.leaves),
         grad_accum_dtype=setup.accumulate,
         packing_samples=True,
         load_in_4bit=setup.four_bits,

@@ -28,6 +28,7 @@ def averaged(world, folder, setup, batch, checkpoint):
     for step in range(3):
         if step == 2:
             average.save_state(checkpoint)
+            world.barrier()
             average = WeightAverage(model, BETA)
             average.load_state(checkpoint)
         one_step(model, batch, step, setup)
@@ -54,7 +55,7 @@ def plain(world, folder, setup, batch):
 @pytest.mark.parametrize(("size", "setup"), SETUPS, ids=str)
 def test_the_average_is_that_of_the_formula_and_stays_beside_the_training(ranks, folder, batch, tmp_path, size, setup):
     start, *steps, average, after, last = ranks(size).call(averaged, folder, setup, batch, tmp_path)[0]
-    assert len(list(tmp_path.glob("ema_*.pt"))) == size
+    assert len(list(tmp_path.glob("ema_*.pt"))) == (size if setup.zero == 3 else 1)
     moved = 0
     for name, weight in start.items():
         wanted = weight.float()

@@ -6,10 +6,15 @@ from __future__ import annotations
 import gradients
 import pytest
 import task_gradients
+import torch
+from deepspeed.utils import get_z3_leaf_modules
 from plain_models import make_models, relative_error
+from reshape import distance
 from splits import Split
+from steps import Setup, build, one_step
 from task_cases import ROWS
 
+from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.evaluate import evaluate
 
 AUX = 10.0
@@ -61,3 +66,30 @@ def test_an_evaluation_measures_it_over_all_micro_batches(ranks, folder):
     one, many = (Split("", micro=micro, aux=AUX) for micro in (ROWS, 1))
     found, wanted = (ranks(1).call(evaluation, folder("mixtral"), split)[0] for split in (many, one))
     assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def whole_modules(world, folder, batch, names):
+    """Which modules ZeRO-3 gathers as a whole; the norm of the gradient and the weights after a step."""
+    setup = Setup(zero=3, leaves=names)
+    torch.manual_seed(0)
+    model = build(world, folder, setup)
+    norm = one_step(model, batch, 0, setup)["grad_norm"]
+    leaves = sorted({type(each).__name__ for each in get_z3_leaf_modules(model.module)})
+    return leaves, norm, weights_on_cpu(model.module, model.gathered)
+
+
+def test_zero3_gathers_the_modules_of_a_class_as_a_whole_and_trains_the_same(ranks, folder):
+    path = folder("qwen3_moe")
+    batch = gradients.make_batch(path)
+    none, norm, plain = ranks(2).call(whole_modules, path, batch, ())[0]
+    some, other_norm, found = ranks(2).call(whole_modules, path, batch, ("Qwen3MoeDecoderLayer",))[0]
+    assert none == ["Qwen3MoeSparseMoeBlock"], "DeepSpeed knows this one"
+    assert "Qwen3MoeDecoderLayer" in some
+    assert other_norm == pytest.approx(norm, rel=1e-5)
+    assert distance(found, plain) <= 1e-3, "Adam's first step is 1e-2 for every weight, even one without a gradient"
+
+
+def test_a_class_that_the_model_has_not_is_refused(ranks, folder):
+    path = folder("qwen3_moe")
+    with pytest.raises(AssertionError, match=r"ds\.zero3_leaf_modules: the model has no module of class Other"):
+        ranks(1).call(whole_modules, path, gradients.make_batch(path), ("Other",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,3 +163,30 @@ def test_two_ranks_on_ray_killed_once(ranks, tmp_path):
     assert len(losses) == 5
     assert weights(run.model) == weights(tmp_path / "whole" / "model")
     assert run.status()["state"] == "done"
+
+
+@pytest.mark.e2e
+def test_a_run_of_one_rank_goes_on_on_two_at_another_zero_stage(tmp_path):
+    """The rows on record stay, the others are those of the run that was not stopped: data, rates, losses."""
+    whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
+
+    def started(folder: Path, **changes: str) -> None:
+        flags = FLAGS | {name.replace("__", "."): value for name, value in changes.items()} | {"ckpt.max_num": "9"}
+        words = [sys.executable, "run.py", "task=sft", *(f"{k}={v}" for k, v in flags.items()), f"run_dir={folder}"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(
+            words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    started(whole.path, actor__num_gpus_per_node="1")
+    shutil.copytree(whole.path, other.path)
+    for step in (3, 4, 5):
+        shutil.rmtree(other.checkpoints / f"step_{step:06d}")
+    started(other.path, ds__zero_stage="3", ckpt__load_enable="true", ds__use_universal_ckpt="true")
+    before, after = curves(whole.path), curves(other.path)
+    assert before[:2] == after[:2] and len(before) == len(after) == 5
+    for expected, found in zip(before[2:], after[2:], strict=True):
+        assert {**found} == {name: pytest.approx(value, rel=1e-3, abs=1e-5) for name, value in expected.items()}
+    (resumed,) = other.status()["resumes"]
+    assert {"ds.zero_stage", "actor.num_gpus_per_node"} <= {*resumed["changed"]}

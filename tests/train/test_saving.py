@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -22,6 +23,10 @@ class Counter(Worker):
     """A model of one number."""
 
     number = 0
+    asked: tuple[bool, ...] = ()  # whether the optimiser's state was saved or loaded, call by call
+
+    def get_asked(self) -> list[bool]:
+        return list(self.asked)
 
     def set(self, number: int) -> None:
         self.number = number
@@ -29,10 +34,12 @@ class Counter(Worker):
     def get(self) -> int:
         return self.number
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> None:
+        self.asked = (*self.asked, with_optimizer)
         (folder / "number").write_text(str(self.number))
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path, with_optimizer: bool) -> None:
+        self.asked = (*self.asked, with_optimizer)
         self.number = int((folder / "number").read_text())
 
     def export(self, path: Path) -> None:
@@ -188,6 +195,33 @@ def test_save_hf_puts_the_model_into_the_checkpoint(saver):
     assert (one.store.latest().path / "hf" / "number").exists()
 
 
+def test_metric_json_has_the_metrics_of_the_step_and_the_rule_of_the_best(saver):
+    one = saver(save_steps=1)
+    one.save_if_due(1, {"eval/gpt_loss": 2.0}, {"train/gpt_loss": 2.5, "eval/gpt_loss": 2.0})
+    one.save_if_due(2, {"eval/gpt_loss": 3.0}, {"train/gpt_loss": 1.5, "eval/gpt_loss": 3.0})
+    said = json.loads((one.store.path / "step_000002" / "metric.json").read_text())
+    assert said == {
+        "step": 2,
+        "metrics": {"train/gpt_loss": 1.5, "eval/gpt_loss": 3.0},
+        "best": {"metric": "eval/gpt_loss", "lower_is_better": True, "best_so_far": 2.0},
+    }
+    assert "metric.json" in one.store.latest().check_sizes()
+
+
+def test_weights_alone_are_saved_and_resumed_from_only_when_that_is_asked_for(saver, group):
+    saver(save_steps=1, disable_ds=True).save_if_due(1, {})
+    said = []
+    with pytest.raises(UserError, match=r"has weights alone .*ckpt\.disable_ds=true.*ckpt\.reset_optimizer=true"):
+        saver(save_steps=1, load_enable=True).resume(said.append)
+    assert group.begin("get_asked", what="").result() == [False], "saved without, and nothing loaded"
+    assert saver(save_steps=1, load_enable=True, reset_optimizer=True).resume(said.append) == 1
+    assert group.begin("get_asked", what="").result() == [False, False]
+    assert "ckpt.reset_optimizer: false -> true" in said[0]
+    saver(save_steps=1, load_enable=True, reset_optimizer=True).save_if_due(2, {})
+    assert saver(save_steps=1, load_enable=True).resume(said.append) == 2
+    assert group.begin("get_asked", what="").result() == [False, False, True, True]
+
+
 def test_checkpoints_go_where_ckpt_path_says(saver, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = saver(save_steps=1, path="elsewhere")
@@ -204,7 +238,7 @@ def test_a_full_disk_ends_the_run_in_one_message_and_keeps_the_last_checkpoint(s
     )
     one.save(1, "step")
 
-    def save_state(self, place: Path) -> None:
+    def save_state(self, place: Path, with_optimizer: bool) -> None:
         fill(place)
         (place / "number").write_text("more")
 

@@ -18,7 +18,7 @@ from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
-from rlhf_suite.config.resume import changes, is_allowed, load_earlier
+from rlhf_suite.config.resume import allowed_changes, changes, is_allowed, load_earlier
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
@@ -173,10 +173,11 @@ def is_earlier(record: RunFolder, run: Run) -> bool:
             return True
     except UserError:
         return False
-    if not run.ckpt.allow_changes or not record.config.exists():
+    allowed = allowed_changes(run)
+    if not allowed or not record.config.exists():
         return False
     before = load_earlier(record.config)
-    return isinstance(before, Run) and all(is_allowed(each, run.ckpt.allow_changes) for each in changes(before, run))
+    return isinstance(before, Run) and all(is_allowed(each, allowed) for each in changes(before, run))
 
 
 def finished(run: Run, folder: Path) -> str | None:

@@ -44,6 +44,18 @@ class CheckpointConfig(ResumeConfig):
         resume=FREE,
     )
     save_steps: int = flag(-1, "Save every so many steps; -1: never", ge=-1, resume=FREE)
+    disable_ds: bool = flag(
+        False,
+        "Save the weights alone, without the optimiser's state, in about a third of the space; to resume from such a "
+        "checkpoint, ckpt.reset_optimizer=true is needed",
+        resume=FREE,
+    )
+    reset_optimizer: bool = flag(
+        False,
+        "Resume from the weights alone: the moments of the optimiser begin anew",
+        resume=FREE,
+        when=is_true(".load_enable"),
+    )
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
     max_num: int = flag(3, "How many periodic checkpoints are kept", ge=1, resume=FREE, when=PERIODIC)
     max_mem: float | None = flag(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, When, flag, group, is_positive, is_true
+from rlhf_suite.config.flags import FIXED, FREE, When, flag, group, is_positive, is_true
 
+ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
+HUB_KERNELS = "kernels-community/"
 ADAPTED = is_positive(".rank", "<rank>")
 SPLIT = When(".ring_attn_size", lambda size: size > 1, " > 1", "<number > 1>")
 
@@ -58,11 +60,22 @@ class AttentionConfig:
 
     attn_implementation: str = flag(
         "varlen",
-        "varlen: exact with and without packing, on CPU and GPU; the others are those of transformers",
-        choices=("varlen", "sdpa", "eager", "flash_attention_2"),
+        "varlen: exact with and without packing, on CPU and GPU; or one of transformers: sdpa, eager, "
+        "flash_attention_2, flash_attention_3, or a kernel of the hub, kernels-community/<name>, which is downloaded",
+    )
+    experts_implementation: str | None = flag(
+        None,
+        "How a mixture of experts computes its experts, by the name in transformers; null: grouped_mm where the model "
+        "supports it",
+        choices=("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"),
     )
     packing_samples: bool = flag(False, "Lay sequences end to end in one row, without padding")
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
+
+
+def is_flash(attn_implementation: str) -> bool:
+    """Return whether an attention is a flash kernel: of a package or of the hub, for GPUs and half precision alone."""
+    return attn_implementation.startswith(("flash_attention_", HUB_KERNELS))
 
 
 @dataclass
@@ -79,10 +92,22 @@ class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
 class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
-    zero_stage: int = flag(2, "ZeRO stage of DeepSpeed", choices=(0, 1, 2, 3), resume=FIXED)
+    zero_stage: int = flag(2, "ZeRO stage of DeepSpeed", choices=(0, 1, 2, 3))
+    use_universal_ckpt: bool = flag(
+        False,
+        "Resume also on another number of ranks and at another ZeRO stage than those of the checkpoint",
+        resume=FREE,
+        when=is_true("ckpt.load_enable"),
+    )
     adam_offload: bool = flag(False, "Keep the optimiser state in host memory")
-    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass")
+    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-2 and 3)")
     zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1)
+    zero3_leaf_modules: list[str] = flag(
+        [],
+        "Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which "
+        "a rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself",
+        when=When(".zero_stage", lambda stage: stage == 3, "=3", "3"),
+    )
     grad_accum_dtype: str = flag(
         "fp32",
         "Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error "

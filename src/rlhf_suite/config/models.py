@@ -36,10 +36,8 @@ class TrainedModelConfig:
     """A model that is trained: where it starts, how it is optimised, on how many ranks"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=FIXED)
-    num_gpus_per_node: int = flag(
-        1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=FIXED
-    )
+    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1)
+    num_gpus_per_node: int = flag(1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1)
     optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))

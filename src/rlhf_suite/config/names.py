@@ -48,6 +48,8 @@ RENAMED: dict[str, str | tuple[str, ...]] = {
     "max_ckpt_num": "ckpt.max_num",
     "max_ckpt_mem": "ckpt.max_mem",
     "save_hf_ckpt": "ckpt.save_hf",
+    "disable_ds_ckpt": "ckpt.disable_ds",
+    "use_ds_universal_ckpt": "ds.use_universal_ckpt",
     "micro_train_batch_size": "train.micro_batch_size",
     "use_dynamic_batch": "train.dynamic_batch_enable",
     "full_determinism": "train.full_determinism_enable",

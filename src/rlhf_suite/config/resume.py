@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from rlhf_suite.config.flags import FIXED, FREE, all_values, flat
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import load, recorded_values, resume_of
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
 
 # These flags decide how many steps a run has, and so the learning rate of each of them.
 LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")
 # Where a checkpoint was found does not change what is in it.
 PLACE = "ckpt.path"
+# Checkpoints hold parts of parameters by name, so these may differ with ds.use_universal_ckpt.
+SHAPE = re.compile(r"ds\.zero_stage|[\w.]+\.num_(nodes|gpus_per_node)")
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,21 @@ def changes(before: Run, now: Run) -> list[Change]:
     if before.task != now.task:
         return [Change("task", before.task, now.task, is_fixed=True)]
     earlier, later = all_values(before), flat(recorded_values(now))
+    bound = [key for key, value in later.items() if key.endswith(".optim") and value == "muon"]
     found = []
     for key in dict.fromkeys([*later, *earlier]):
         kind = resume_of(key, now.task)
         if kind != FREE and key != PLACE and earlier.get(key) != later.get(key):
-            found.append(Change(key, earlier.get(key), later.get(key), kind == FIXED))
+            is_fixed = kind == FIXED or (bool(bound) and SHAPE.fullmatch(key) is not None)
+            found.append(Change(key, earlier.get(key), later.get(key), is_fixed))
     return found
+
+
+def allowed_changes(run: ResumableRun) -> list[str]:
+    """Return the flags that a run lets differ from the run that it continues."""
+    shape = [key for key in all_values(run) if SHAPE.fullmatch(key)]
+    is_universal = isinstance(run, TrainedRun | LoopRun) and run.ds.use_universal_ckpt
+    return [*run.ckpt.allow_changes, *(shape if is_universal else [])]
 
 
 def is_allowed(change: Change, allowed: Collection[str]) -> bool:
@@ -65,6 +77,10 @@ def refusal(found: Collection[Change], allowed: Collection[str], source: Path) -
         fixed = ", ".join(change.key for change in refused if change.is_fixed)
         return Problem(
             "ckpt.load_enable", what, f"{back}, or start a new run in another folder ({fixed} cannot change)"
+        )
+    if all(SHAPE.fullmatch(change.key) for change in refused):
+        return Problem(
+            "ckpt.load_enable", what, f"{back}, or add ds.use_universal_ckpt=true to continue it with the new ones"
         )
     keys = [*allowed, *(change.key for change in refused)]
     fix = f"{back}, or add 'ckpt.allow_changes=[{','.join(keys)}]' to continue it with the new ones"

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_suite.config.ds import is_flash
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.errors import UserError
 from rlhf_suite.losses.reduce import sequence_sums
@@ -27,8 +28,6 @@ from rlhf_suite.models.vision import VisionProcessor
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-
-PACKING = (attention.NAME, "flash_attention_2")
 
 
 class TokenOutputs(NamedTuple):
@@ -244,10 +243,10 @@ def check_layout(model: PreTrainedModel, packed: bool, group: SequenceGroup | No
     if group is not None:
         assert packed and implementation == attention.NAME, "checked with the flags"
         group.check_heads(config)
-    if packed and implementation not in PACKING:
+    if packed and implementation != attention.NAME and not is_flash(implementation):
         raise UserError(
-            f"ds.packing_samples=true needs ds.attn_implementation={' or '.join(PACKING)}, not {implementation}: "
-            "the others let packed sequences see each other"
+            f"ds.packing_samples=true needs ds.attn_implementation={attention.NAME} or a flash kernel, not "
+            f"{implementation}: the others let packed sequences see each other"
         )
     other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other and (packed or implementation == attention.NAME):

@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -174,7 +175,10 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         labels = {"num_labels": 1} if head == "value" else {}
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
         dropout_off = {} if dropout else switch_off_dropout(config)
-        settings = loading_settings(ds, head) | {"config": config}
+        head_name = head_prefix(config, ds)
+        if ds.experts_implementation is not None:
+            config._experts_implementation = ds.experts_implementation
+        settings = loading_settings(ds, head, head_name) | {"config": config}
         sees = head == "lm" and config.model_type in FAMILIES
         if head == "lm":
             check_head(config.get_text_config(), flag, path)
@@ -190,6 +194,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         raise UserError(
             f"{flag}={path}: the checkpoint lacks {list_tensors(absent)}. Give a complete {head} checkpoint"
         )
+    check_experts(model, ds, flag, path)
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
     model.get_input_embeddings().padding_idx = None
@@ -200,7 +205,7 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         if new:
             with writable([model.score.weight]):
                 _init_scalar_head(model, seed)
-        result = ScalarModel(model, ds.packing_samples, head_name=ds.value_head_prefix, head_is_new=bool(new))
+        result = ScalarModel(model, ds.packing_samples, head_name=head_name, head_is_new=bool(new))
     result.dropout_off = dropout_off
     return result.eval()
 
@@ -219,7 +224,24 @@ def vision_processor(
         return VisionProcessor(model_folder(path, flag), flag, path)
 
 
-def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[str, Any]:
+def head_prefix(config: PretrainedConfig, ds: ForwardConfig) -> str:
+    """Return the name of the scalar head in a checkpoint: OpenRLHF writes it into config.json, which wins."""
+    name: str = getattr(config, "value_head_prefix", ds.value_head_prefix)
+    return name
+
+
+def check_experts(model: PreTrainedModel, ds: ForwardConfig, flag: str, path: str) -> None:
+    """Raise UserError for ds.experts_implementation if the actor has no experts whose computation can be chosen. The
+    models beside it may be of another kind."""
+    is_actor = flag.startswith("actor.")
+    if ds.experts_implementation is not None and is_actor and not model._can_set_experts_implementation():
+        raise UserError(
+            f"ds.experts_implementation={ds.experts_implementation}: {flag}={path} ({type(model).__name__}) has no "
+            "experts whose computation can be chosen. Remove the flag"
+        )
+
+
+def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"], head_name: str) -> dict[str, Any]:
     """Return the keyword arguments that every model is loaded with."""
     settings: dict[str, Any] = {
         "dtype": DTYPES[ds.param_dtype],
@@ -229,8 +251,8 @@ def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"]) -> dict[st
     }
     if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:
         settings["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
-    if head == "value" and ds.value_head_prefix != "score":
-        settings["key_mapping"] = {rf"^{ds.value_head_prefix}\.": "score."}
+    if head == "value" and head_name != "score":
+        settings["key_mapping"] = {rf"^{head_name}\.": "score."}
     return settings
 
 

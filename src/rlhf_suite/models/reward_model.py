@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig
+from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig, is_flash
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
@@ -54,13 +54,17 @@ class RewardModel:
 def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
     """Return the settings of the model's forward pass. The default precision is that of its checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(path, FLAG)
-    if precision == "fp32" and ds.attn_implementation == "flash_attention_2":
+    if precision == "fp32" and is_flash(ds.attn_implementation):
         raise UserError(
-            f"ds.attn_implementation=flash_attention_2: it has no fp32 kernels, and {FLAG}={path} is not in bf16. "
-            "Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
+            f"ds.attn_implementation={ds.attn_implementation}: it has no fp32 kernels, and {FLAG}={path} is not in "
+            "bf16. Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
         )
     return ForwardConfig(
-        precision, ds.attn_implementation, packing_samples=ds.packing_samples, value_head_prefix=ds.value_head_prefix
+        precision,
+        ds.attn_implementation,
+        experts_implementation=ds.experts_implementation,
+        packing_samples=ds.packing_samples,
+        value_head_prefix=ds.value_head_prefix,
     )
 
 
@@ -94,6 +98,7 @@ def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | N
 
 def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:
     """Return the mean and standard deviation of a reward model's scores, if its config.json has them."""
-    if not hasattr(config, "reward_mean"):
-        return None
-    return float(config.reward_mean), float(config.reward_std)
+    for mean, std in (("reward_mean", "reward_std"), ("mean", "std")):  # the second pair is OpenRLHF's
+        if hasattr(config, mean) and hasattr(config, std):
+            return float(getattr(config, mean)), float(getattr(config, std))
+    return None

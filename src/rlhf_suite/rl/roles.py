@@ -150,13 +150,13 @@ class TrainedRole(Role, TrainedWorker):
         """Return a context in which the whole state of the model is on its device (ds.enable_sleep)."""
         return self.model.optimizer_on_device() if self.settings.ds.enable_sleep else nullcontext()
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> None:
         with self.awake():
-            super().save_state(folder)
+            super().save_state(folder, with_optimizer)
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path, with_optimizer: bool) -> None:
         with self.awake():
-            super().load_state(folder)
+            super().load_state(folder, with_optimizer)
 
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
@@ -227,13 +227,13 @@ class PolicyRole(TrainedRole):
         if self.average is not None:
             self.average.update()
 
-    def save_state(self, folder: Path) -> None:
-        super().save_state(folder)
+    def save_state(self, folder: Path, with_optimizer: bool) -> None:
+        super().save_state(folder, with_optimizer)
         if self.average is not None:
             self.average.save_state(folder)
 
-    def load_state(self, folder: Path) -> None:
-        super().load_state(folder)
+    def load_state(self, folder: Path, with_optimizer: bool) -> None:
+        super().load_state(folder, with_optimizer)
         if self.average is not None:
             self.average.load_state(folder)
 

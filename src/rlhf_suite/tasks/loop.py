@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_suite.config.loop_stages import Share, evaluate_run, generate_run, score_run
+from rlhf_suite.config.resume import allowed_changes
 from rlhf_suite.config.runs import GenerateRun, LoopRun, SupervisedRun
 from rlhf_suite.data.response_groups import ResponseGroup, Selected, read_lines, response_groups
 from rlhf_suite.data.row_range import prompt_rows
@@ -137,7 +138,7 @@ class Loop:
 def run_loop(config: LoopRun, folder: Path, recipe: Recipe) -> dict[str, float]:
     """Run or continue a loop and return its last metrics; the model is in `<folder>/model`."""
     with (
-        stages(folder, config.ckpt.allow_changes) as steps,
+        stages(folder, allowed_changes(config)) as steps,
         closing(MetricLogger(config.logger, RunFolder(folder), 0)) as sinks,
     ):
         loop = Loop(config, steps, recipe, sinks)

@@ -1,6 +1,6 @@
 """The one commit protocol of checkpoints: write aside, list with digests, sync, rename. What is not listed is nothing.
 
-Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, the run's
+Layout: `<path>/step_000120/` and `<path>/best_000100/`, each with `state.json`, `metric.json`, the run's
 `config.yaml`, a folder per model, and `manifest.json`, which has the size and the SHA-256 of every other file. The
 sizes are compared at every look, the digests before a checkpoint is loaded.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.problems import Problem
 from rlhf_suite.disk import file_digest, flush
 from rlhf_suite.errors import RunError
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -172,6 +173,15 @@ class CheckpointStore:
             if stale.path == keep:
                 break
             remove(stale.path)
+
+
+def optimizer_problem(checkpoint: Checkpoint, config: CheckpointConfig) -> Problem | None:
+    """Return why a run cannot go on from a checkpoint: it has no optimiser state, and the run asks for one."""
+    if checkpoint.state().get("has_optimizer", True) or config.reset_optimizer:
+        return None
+    what = f"{checkpoint.path} has weights alone (it was saved with ckpt.disable_ds=true)"
+    fix = "add ckpt.reset_optimizer=true to continue from them with moments that begin anew"
+    return Problem("ckpt.load_enable", what, fix)
 
 
 def store_of(config: CheckpointConfig, folder: RunFolder) -> CheckpointStore:

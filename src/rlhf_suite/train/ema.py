@@ -9,7 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf_suite.train.strategy import TrainedModel, load_tensors
+from rlhf_suite.train.parts import SavedParts, local_part, write_parts
+from rlhf_suite.train.strategy import TrainedModel
+
+AVERAGE = "average"
 
 
 class WeightAverage:
@@ -21,23 +24,24 @@ class WeightAverage:
 
     def __init__(self, model: TrainedModel, beta: float) -> None:
         self.model, self.beta = model, beta
-        self.average = {name: local_part(p).detach().float().cpu().clone() for name, p in self.trained()}
+        self.average = {name: part.float().cpu().clone() for name, (_, part) in self.parts().items()}
 
-    def trained(self) -> list[tuple[str, Tensor]]:
-        return [(name, p) for name, p in self.model.module.named_parameters() if p.requires_grad]
+    def parts(self) -> dict[str, tuple[int, Tensor]]:
+        """Return where this rank's part of each trained parameter starts, and the part, flattened."""
+        named = self.model.module.named_parameters()
+        return {name: local_part(p, self.model.world.rank) for name, p in named if p.requires_grad}
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the weights after an optimiser step."""
-        for name, parameter in self.trained():
-            weight = local_part(parameter).detach().float().cpu()
-            self.average[name].mul_(self.beta).add_(weight, alpha=1 - self.beta)
+        for name, (_, weight) in self.parts().items():
+            self.average[name].mul_(self.beta).add_(weight.float().cpu(), alpha=1 - self.beta)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the average, rounded to the precision of the model, in place of its weights. Every rank enters it."""
-        parameters = {name: local_part(parameter) for name, parameter in self.trained()}
-        weights = {name: part.detach().cpu().clone() for name, part in parameters.items()}
+        parameters = {name: part for name, (_, part) in self.parts().items()}
+        weights = {name: part.cpu().clone() for name, part in parameters.items()}
         try:
             self._put(parameters, self.average)
             yield
@@ -52,14 +56,16 @@ class WeightAverage:
 
     def save_state(self, folder: Path) -> None:
         """Write this rank's part of a checkpoint."""
-        torch.save(self.average, folder / f"ema_{self.model.world.rank}.pt")
+        world = self.model.world
+        if world.is_main or self.model.ds.zero_stage == 3:
+            write_parts(
+                folder / f"ema_{world.rank}.pt",
+                {name: (start, {AVERAGE: self.average[name]}, {}) for name, (start, _) in self.parts().items()},
+            )
 
     def load_state(self, folder: Path) -> None:
-        """Read what `save_state` wrote."""
-        self.average = load_tensors(folder / f"ema_{self.model.world.rank}.pt")
-
-
-def local_part(parameter: Tensor) -> Tensor:
-    """Return what this rank has of a parameter: its part under ZeRO-3, else all of it."""
-    part: Tensor = getattr(parameter, "ds_tensor", parameter)
-    return part
+        """Read what `save_state` wrote, on any number of ranks and at any ZeRO stage."""
+        saved, parts = SavedParts(folder, "ema"), self.parts()
+        saved.check_names(parts)
+        for name, (start, _) in parts.items():
+            saved.read(name, AVERAGE, start, self.average[name])

@@ -28,6 +28,8 @@ class TrainingLoop(ABC):
     journal: Journal
     total_steps: int
     last: dict[str, float] = field(default_factory=dict)  # the last value of every metric
+    row: dict[str, float] = field(default_factory=dict)  # the metrics of the newest step
+    row_step: int = 0
 
     def run(self) -> dict[str, float]:
         """Train to the end; return the last value of every metric."""
@@ -44,8 +46,8 @@ class TrainingLoop(ABC):
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)
                 with self.journal.phase("save"):
-                    self.saver.save_if_due(step + 1, evaluation)
-                    self.saver.stop_if_requested(step + 1)
+                    self.saver.save_if_due(step + 1, evaluation, self.row)
+                    self.saver.stop_if_requested(step + 1, self.row)
             self.export()
         return self.last
 
@@ -81,6 +83,8 @@ class TrainingLoop(ABC):
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Log metrics and keep them as the last ones."""
+        self.row = self.row | metrics if step == self.row_step else dict(metrics)
+        self.row_step = step
         self.last |= metrics
         self.journal.log(step, metrics, always)
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.record import load
-from rlhf_suite.config.resume import Change, changes, refusal
+from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
+from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import writing
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.stop import Stopped, requested
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.checkpoint import Checkpoint, store_of
+from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
 from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.trained_worker import TrainedGroup
 
+NOTHING: Mapping[str, float] = MappingProxyType({})
 NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 
 
@@ -82,16 +86,11 @@ class Saver:
         if checkpoint is None:
             return 0
         state, changed = checkpoint.state(), self.changes_since(checkpoint)
-        allowed = {self.rows.flag, "data"} & {*self.config.allow_changes}
-        if state["rows"] != self.rows.contents_digest and not allowed:
-            raise UserError(
-                f"{self.rows.flag}: the files have other contents than when {checkpoint.path} was written. Restore "
-                f"them, or add 'ckpt.allow_changes=[{self.rows.flag}]' to continue with the new rows"
-            )
+        self.check_same_rows(checkpoint, state)
         said = "".join(f"; {change}" for change in changed)
         say(f"Resuming after step {checkpoint.step} from {checkpoint.path}{said}")
         for name, group in self.groups.items():
-            group.load_state(checkpoint.path / name)
+            group.load_state(checkpoint.path / name, with_optimizer=not self.config.reset_optimizer)
         self.folder.set_run_id(state["run"])
         self.best, self.evaluations_since_best = state["best"], state["evaluations_since_best"]
         for name, part in self.driver_state.items():
@@ -104,37 +103,54 @@ class Saver:
         )
         return checkpoint.step
 
+    def check_same_rows(self, checkpoint: Checkpoint, state: Mapping[str, object]) -> None:
+        """Raise UserError if the run would train on other rows than those of the checkpoint, unless it may."""
+        allowed = {self.rows.flag, "data"} & {*self.config.allow_changes}
+        if state["rows"] != self.rows.contents_digest and not allowed:
+            raise UserError(
+                f"{self.rows.flag}: the files have other contents than when {checkpoint.path} was written. Restore "
+                f"them, or add 'ckpt.allow_changes=[{self.rows.flag}]' to continue with the new rows"
+            )
+
     def changes_since(self, checkpoint: Checkpoint) -> list[Change]:
         """Return the flags that are not what they were for this checkpoint; UserError where they may not be.
 
         The command line was compared with the newest checkpoint; an older one may be of other flags again.
         """
-        if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
-            return []
-        now, before = load(self.folder.config), load(checkpoint.config)
-        found = changes(before, now)
-        if problem := refusal(found, self.config.allow_changes, checkpoint.config):
+        if problem := optimizer_problem(checkpoint, self.config):
             raise UserError(f"{problem.what}: {problem.fix}")
-        return found
+        found = [Change("ckpt.reset_optimizer", False, True, is_fixed=False)] if self.config.reset_optimizer else []
+        if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
+            return found
+        now, before = load(self.folder.config), load(checkpoint.config)
+        assert isinstance(now, ResumableRun)
+        changed = changes(before, now)
+        if problem := refusal(changed, allowed_changes(now), checkpoint.config):
+            raise UserError(f"{problem.what}: {problem.fix}")
+        return [*changed, *found]
 
-    def save_if_due(self, step: int, evaluation: Mapping[str, float]) -> None:
+    def save_if_due(self, step: int, evaluation: Mapping[str, float], metrics: Mapping[str, float] = NOTHING) -> None:
         """The periodic checkpoint, and the best one when this step's evaluation beats all before; the model of that
-        step too where ckpt.best_metric_key names a metric."""
+        step too where ckpt.best_metric_key names a metric. `metrics`: those of this step, for metric.json."""
         if self.is_best(evaluation):
-            self.save(step, "best")
+            self.save(step, "best", metrics)
             if self.config.best_metric_key is not None:
                 self.export(kind="best")
         if self.config.save_steps > 0 and step % self.config.save_steps == 0:
-            self.save(step, "step")
+            self.save(step, "step", metrics)
 
-    def stop_if_requested(self, step: int) -> None:
+    def stop_if_requested(self, step: int, metrics: Mapping[str, float] = NOTHING) -> None:
         """End the run after `step` when a signal asked for it; the step is saved first, whatever ckpt.save_steps is."""
         number = requested()
         if number is None:
             return
         if self.saved != step:
-            self.save(step, "step")
+            self.save(step, "step", metrics)
         raise Stopped(number, f"step {step}")
+
+    @property
+    def lower_is_better(self) -> bool:
+        return "loss" in self.metric
 
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
         """Return whether the metric of ckpt.best_metric_key is the best so far (the lowest of a loss), and is kept."""
@@ -144,28 +160,27 @@ class Saver:
                 raise UserError(f"ckpt.best_metric_key={self.metric}: the evaluation has {choices}, or set {NO_METRIC}")
             return False
         value = evaluation[self.metric]
-        lower_is_better = "loss" in self.metric
-        is_worse = self.best is not None and (value >= self.best if lower_is_better else value <= self.best)
+        is_worse = self.best is not None and (value >= self.best if self.lower_is_better else value <= self.best)
         if is_worse or not math.isfinite(value):
             self.evaluations_since_best += 1
             return False
         self.best, self.evaluations_since_best = value, 0
         return self.config.save_steps > 0 or self.config.best_metric_key is not None
 
-    def save(self, step: int, kind: str) -> None:
+    def save(self, step: int, kind: str, metrics: Mapping[str, float] = NOTHING) -> None:
         """Write a checkpoint into a folder of its own, then commit it."""
         folder = self.store.begin(step, kind)
         try:
             with writing(folder):
-                self._write(folder, step, kind)
+                self._write(folder, step, kind, metrics)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so
             raise
 
-    def _write(self, folder: Path, step: int, kind: str) -> None:
+    def _write(self, folder: Path, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         for name, group in self.groups.items():
             (folder / name).mkdir()
-            group.save_state(folder / name)
+            group.save_state(folder / name, with_optimizer=not self.config.disable_ds)
         for name, files in self.driver_files.items():
             (folder / name).mkdir()
             files.save(folder / name)
@@ -173,12 +188,15 @@ class Saver:
             self.groups["actor"].export(folder / "hf")
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
+        best = {"metric": self.metric, "lower_is_better": self.lower_is_better, "best_so_far": self.best}
+        (folder / "metric.json").write_text(json.dumps({"step": step, "metrics": {**metrics}, "best": best}, indent=1))
         state = {
             "step": step,
             "best": self.best,
             "evaluations_since_best": self.evaluations_since_best,
             "run": self.folder.run_id,
             "rows": self.rows.contents_digest,
+            "has_optimizer": not self.config.disable_ds,
         }
         self.store.commit(step, state | {name: part.state_dict() for name, part in self.driver_state.items()}, kind)
         self.saved = step

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
@@ -28,6 +26,17 @@ from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_h
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.train import optim
+from rlhf_suite.train.parts import (
+    WEIGHT,
+    Held,
+    SavedParts,
+    base_state,
+    held_parts,
+    load_tensors,
+    local_part,
+    state_of,
+    write_parts,
+)
 from rlhf_suite.train.schedules import learning_rate_factor
 
 
@@ -112,7 +121,6 @@ class TrainedModel:
             self.engine, self.optimizer, _, _ = deepspeed.initialize(
                 model=module, model_parameters=trained, optimizer=optimizer, config=settings
             )
-        self.engine.checkpoint_engine = tensor_files(self.engine._config)
         if is_plain(ds):
             optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -178,19 +186,48 @@ class TrainedModel:
         """Return a context in which the given parameters are whole on every rank; ZeRO-3 partitions them."""
         return gathered(self.ds, parameters)
 
-    def save_state(self, folder: Path) -> None:
-        """Write weights, optimiser state and the state of the random numbers of this rank. Every rank calls it."""
-        frozen_4bit = self.ds.load_in_4bit  # such weights do not load again, and come from the model's folder
-        self.engine.save_checkpoint(
-            str(folder), tag="engine", client_state={}, save_latest=False, exclude_frozen_parameters=frozen_4bit
-        )
+    def save_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
+        """Write the parts of weights and optimiser state that this rank holds, and its random numbers. Every rank
+        calls it."""
+        base = self.engine.optimizer
+        if self.world.is_main or not is_plain(self.ds):  # without ZeRO every rank has everything
+            held = list(held_parts(self.module, base, self.world.rank))
+            states = [state_of(each, base) if with_optimizer else ({}, {}) for each in held]
+            parts = {
+                each.name: (each.start, {WEIGHT: each.weight} | tensors, values)
+                for each, (tensors, values) in zip(held, states, strict=True)
+            }
+            write_parts(folder / f"state_{self.world.rank}.pt", parts)
         torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
 
-    def load_state(self, folder: Path) -> None:
-        """Do the inverse of `save_state`, on the same number of ranks."""
-        path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.ds.load_in_4bit)
-        assert path is not None, f"no engine state in {folder}"
-        set_rng_state(load_tensors(folder / f"rng_{self.world.rank}.pt"))
+    def load_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
+        """Do the inverse of `save_state`, whatever the number of ranks and the ZeRO stage were. A rank that the
+        checkpoint has not keeps the random numbers with which it began."""
+        saved = SavedParts(folder, "state")
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        saved.check_names(trained)
+        for held in held_parts(self.module, self.engine.optimizer, self.world.rank):
+            saved.read(held.name, WEIGHT, held.start, held.weight)
+            if with_optimizer:
+                self._load_moments(saved, held)
+        for name, parameter in trained.items():
+            start, part = local_part(parameter, self.world.rank)
+            saved.read(name, WEIGHT, start, part)
+        if self.ds.zpg > 1:
+            self.engine.optimizer.invalidate_secondary_tensor()
+        if (own := folder / f"rng_{self.world.rank}.pt").exists():
+            set_rng_state(load_tensors(own))
+
+    def _load_moments(self, saved: SavedParts, held: Held) -> None:
+        """Put what is saved of the optimiser's state about a part into the optimiser."""
+        state = base_state(self.engine.optimizer)[held.owner]
+        for key in saved.keys(held.name):
+            if key not in state:
+                state[key] = torch.zeros_like(held.owner)
+            saved.read(held.name, key, held.start, held.of(state[key]))
+        for key, value in saved.values(held.name, held.start).items():
+            is_tensor = isinstance(value, torch.Tensor)
+            state[key] = value.to(held.owner.device, copy=True) if is_tensor else value
 
 
 def load_trained(
@@ -210,6 +247,7 @@ def load_trained(
         )
     if ds.use_liger_kernel:
         fuse_layers(module.model, world.device.type)
+    mark_leaf_modules(module, ds, must_have=model.name == "actor")
     make_trainable(module, section, ds.lora, seed=seed, section=model.name)
     split_tokens(module, ds, world)
     return TrainedModel(module.to(world.device), section, ds, total_steps, world)
@@ -241,6 +279,7 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
     """Prepare a model that only runs forward: whole on its device, under ZeRO-3 partitioned over the ranks, and with
     `offload` streamed from host memory."""
     module.eval().requires_grad_(False)
+    mark_leaf_modules(module, ds, must_have=False)
     if ds.zero_stage != 3:
         return stream_from_host(module, world.device) if offload else module.to(world.device)
     import deepspeed
@@ -258,6 +297,24 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
     return engine
 
 
+def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool) -> None:
+    """Have ZeRO-3 gather the modules of these classes as a whole. Models beside the actor may be of another kind.
+
+    Raises:
+        UserError: no module of a model that `must_have` them is of such a class.
+    """
+    known = {type(each).__name__ for each in module.modules()}
+    missing = sorted({*ds.zero3_leaf_modules} - known)
+    if missing and must_have:
+        raise UserError(
+            f"ds.zero3_leaf_modules: the model has no module of class {missing[0]}. It has {', '.join(sorted(known))}"
+        )
+    if ds.zero_stage == 3 and (present := sorted({*ds.zero3_leaf_modules} & known)):
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(module, present)
+
+
 def gathered(
     ds: DeepSpeedConfig, parameters: Iterable[torch.Tensor], modifier_rank: int | None = None
 ) -> AbstractContextManager[Any]:
@@ -268,37 +325,6 @@ def gathered(
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank)
-
-
-def tensor_files(config: Any) -> Any:
-    """Return the part of a DeepSpeed engine that writes and reads its checkpoint files, made to run no code in them.
-
-    DeepSpeed's own unpickles whatever a file holds. The files need three of its classes, which only hold values.
-    """
-    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    class TensorFiles(TorchCheckpointEngine):
-        def load(self, path: str, map_location: Any = None) -> Any:
-            with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-                return load_tensors(Path(path), map_location)
-
-    return TensorFiles(config)
-
-
-def load_tensors(path: Path, map_location: Any = None) -> Any:
-    """Load a file of `torch.save` that holds tensors and plain values. Anything else in it is refused, not run."""
-    try:
-        return torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks for {asked[1]}" if asked else "torch cannot read it"
-        raise UserError(
-            f"{path} is not a file of tensors and plain values ({reason}). It could run code, so nothing of it was "
-            "loaded. Delete the checkpoint that it is part of, and resume from another one"
-        ) from None
 
 
 def rng_state() -> dict[str, torch.Tensor]:

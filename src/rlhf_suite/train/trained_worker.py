@@ -21,13 +21,13 @@ class TrainedWorker(Worker):
     model: TrainedModel
     tokenizer: PreTrainedTokenizerBase
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> None:
         """Write the part of this rank in a checkpoint."""
-        self.model.save_state(folder)
+        self.model.save_state(folder, with_optimizer=with_optimizer)
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path, with_optimizer: bool) -> None:
         """Do the inverse of `save_state`."""
-        self.model.load_state(folder)
+        self.model.load_state(folder, with_optimizer=with_optimizer)
 
     def export(self, path: Path) -> None:
         """Write the model in HF format: every rank gathers, and rank 0 writes."""
@@ -43,13 +43,13 @@ class TrainedWorker(Worker):
 class TrainedGroup(ModelGroup):
     """The ranks of a model that is trained."""
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path, *, with_optimizer: bool) -> None:
         """Write the state of every rank into a folder of a checkpoint."""
-        self.begin("save_state", folder, what=f"saving {folder}").result()
+        self.begin("save_state", folder, with_optimizer, what=f"saving {folder}").result()
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path, *, with_optimizer: bool) -> None:
         """Do the inverse of `save_state`."""
-        self.begin("load_state", folder, what=f"loading {folder}").result()
+        self.begin("load_state", folder, with_optimizer, what=f"loading {folder}").result()
 
     def export(self, path: Path) -> None:
         """Write the model in HF format."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
-from rlhf_suite.cli.inspections.models import models_fit
+from rlhf_suite.cli.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.cli.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.cli.inspections.rewards import (
     programs_have_a_jail,
@@ -33,6 +33,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     token_fits_a_header,
     reward_files_define,
     models_fit,
+    reward_model_reads_the_policy,
     hub_names_exist,
     reward_servers_answer,
     programs_have_a_jail,

@@ -70,6 +70,14 @@ class ModelFiles:
         """Return whether the folder has the files of a tokenizer."""
         return any(next(self.folder.glob(name), None) for name in TOKENIZERS)
 
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each token, special ones too, by tokenizer.json; empty if there is none."""
+        tokenizer = read_json(self.folder / "tokenizer.json") or {}
+        known = tokenizer.get("model", {}).get("vocab", {})
+        ids = dict(known) if isinstance(known, dict) else {piece[0]: place for place, piece in enumerate(known)}
+        return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+
     @property
     def has_chat_template(self) -> bool:
         """Return whether the tokenizer has a chat template."""

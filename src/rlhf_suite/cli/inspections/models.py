@@ -12,8 +12,9 @@ from pathlib import Path
 from rlhf_suite.cli.inspections.hub import cached_model
 from rlhf_suite.cli.inspections.model_files import ModelFiles, files_of, known_model_types
 from rlhf_suite.cli.inspections.model_uses import ModelUse, model_uses
+from rlhf_suite.config.plan import ACTOR, REWARD
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import Run
+from rlhf_suite.config.runs import PPORun, Run
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
 IMAGE_FAMILIES = ("idefics3",)  # as in models/vision.py, which imports torch; a test compares them
@@ -23,9 +24,37 @@ UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain 
 def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield the problems of each model of a run."""
     for use in model_uses(run):
-        found = Path(use.path) if Path(use.path).is_dir() else cached_model(use.path)
+        found = folder_of(use.path)
         if found is not None:
             yield from model_problems(use, files_of(found))
+
+
+def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if the reward model of a policy, which scores its tokens, reads other words in them."""
+    if not isinstance(run, PPORun):
+        return
+    uses = {use.key.partition(".")[0]: use for use in model_uses(run)}
+    found = {name: folder_of(use.path) for name, use in uses.items() if name in (ACTOR, REWARD)}
+    policy, reward = found.get(ACTOR), found.get(REWARD)
+    if policy is None or reward is None:
+        return
+    use, ours, theirs = uses[REWARD], files_of(policy).vocabulary, files_of(reward).vocabulary
+    fix = "give a reward model of the policy's family; one behind HTTP reads text (task=serve_rm, reward.remote_url)"
+    other = next((token for token, number in ours.items() if theirs.get(token) != number), None) if theirs else None
+    if other is not None:  # tokens that only the reward model has do no harm: the policy cannot write them
+        what = (
+            f"the vocabulary of {use.path} is not that of the policy ({len(theirs)} and {len(ours)} tokens; {other!r} "
+            f"is {theirs.get(other)} and {ours[other]}), so it would score other words than were written"
+        )
+        yield Problem(use.key, what, fix)
+    size, wanted = files_of(reward).setting("vocab_size"), files_of(policy).setting("vocab_size")
+    if not theirs and None not in (size, wanted) and size != wanted:
+        yield Problem(use.key, f"{use.path} has a vocabulary of {size} tokens, but the policy has {wanted}", fix)
+
+
+def folder_of(path: str) -> Path | None:
+    """Return the folder of a model, on the disk or in the cache of the hub."""
+    return Path(path) if Path(path).is_dir() else cached_model(path)
 
 
 def model_problems(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
@@ -96,14 +125,15 @@ def has_its_head(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     if names is None:
         return
     if use.head == "reward":
-        shape = names.get(f"{use.head_prefix}.weight")
+        prefix = files.setting("value_head_prefix") or use.head_prefix  # OpenRLHF's checkpoints name it
+        shape = names.get(f"{prefix}.weight")
         if shape is None:
             kind = f" ({architecture})" if architecture else ""
-            what = f"{use.path} has no tensor {use.head_prefix}.weight to score with{kind}"
+            what = f"{use.path} has no tensor {prefix}.weight to score with{kind}"
             fix = "give a reward model (task=rm trains one), or the name of its head: ds.value_head_prefix=<name>"
             yield Problem(use.key, what, fix)
         elif shape[:1] != [1]:
-            what = f"{use.path} has {shape[0]} outputs in {use.head_prefix}.weight, but a reward is one number"
+            what = f"{use.path} has {shape[0]} outputs in {prefix}.weight, but a reward is one number"
             yield Problem(use.key, what, "give a reward model with one output")
     elif use.head == "language" and architecture.endswith(NO_LANGUAGE_HEAD) and "lm_head.weight" not in names:
         what = f"{use.path} is a {architecture}, which scores texts and cannot write them"

@@ -15,12 +15,12 @@ from pathlib import Path
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.resume import changes, load_earlier, refusal
+from rlhf_suite.config.resume import allowed_changes, changes, load_earlier, refusal
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.checkpoint import store_of
+from rlhf_suite.train.checkpoint import optimizer_problem, store_of
 from rlhf_suite.train.output import MARK, is_own
 
 SOURCES = ("data.dataset", "data.prompt_dataset", "eval.dataset", "reward.remote_url", "lora.path")
@@ -212,7 +212,9 @@ def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     if isinstance(before, Problem):
         yield before
         return
-    problem = refusal(changes(before, run), run.ckpt.allow_changes, source)
+    problem = refusal(changes(before, run), allowed_changes(run), source)
+    if problem is None and isinstance(run, TrainedRun) and (newest := store_of(run.ckpt, record).latest()) is not None:
+        problem = optimizer_problem(newest, run.ckpt)
     if problem is not None:
         yield problem
 

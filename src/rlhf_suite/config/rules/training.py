@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.formatting import did_you_mean, number_of
 from rlhf_suite.config.models import TrainedModelConfig
@@ -14,6 +14,8 @@ from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, mod
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
+
+FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
 
 @rule
@@ -183,9 +185,11 @@ def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
             yield Problem(
                 f"ds.{name}", f"needs ds.zero_stage={least} or more, but it is {stage}", f"write ds.zero_stage={least}"
             )
-    if run.ds.overlap_comm and stage != 2:
-        what = f"works only with ds.zero_stage=2, but it is {stage}"
-        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2, or ds.overlap_comm=false")
+    if run.ds.overlap_comm and stage < 2:
+        what = (
+            f"has nothing to overlap with ds.zero_stage={stage}: gradients are reduced once, after the last micro-batch"
+        )
+        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2 (or 3), or ds.overlap_comm=false")
     if stage == 0 and run.ds.param_dtype == "bf16":
         what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
         yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
@@ -220,13 +224,32 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
 @rule
 def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
     key, name = "ds.attn_implementation", run.ds.attn_implementation
-    if name in ("sdpa", "eager") and run.ds.packing_samples:
+    if isinstance(run.ds, DeepSpeedConfig) and run.ds.ring_attn_size > 1 and is_flash(name):
+        return  # `sequences_split` refuses it
+    if is_flash(name):
+        yield from flash_attention_fits(name, run.ds.param_dtype, run.launch.device)
+    elif name not in ATTENTION:
+        close = did_you_mean(name, ATTENTION) or "write varlen"
+        known = f"{', '.join(ATTENTION)} and {HUB_KERNELS}<name>"
+        fix = close.replace("did you mean ", f"did you mean {key}=").replace("write ", f"write {key}=")
+        yield Problem(key, f"{name} is not known; there are {known}", fix)
+    elif name != "varlen" and run.ds.packing_samples:
         what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
         yield Problem(key, what, f"write {key}=varlen")
-    if name == "flash_attention_2" and run.ds.param_dtype == "fp32":
+
+
+def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[Problem]:
+    """Yield why a flash kernel cannot run. Where its package is missing, transformers would fetch another kernel from
+    the hub in its place, unasked."""
+    key = "ds.attn_implementation"
+    package = FLASH_PACKAGES.get(name, "kernels")
+    if dtype == "fp32":
         yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
-    if name == "flash_attention_2" and run.launch.device == "cpu":
+    elif device == "cpu":
         yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
+    elif find_spec(package) is None:
+        what = f"{name} needs the package {package}, which is not installed"
+        yield Problem(key, what, f"install it, or write {key}=varlen, which uses the kernels of torch")
 
 
 @rule
@@ -238,7 +261,7 @@ def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
     if not run.ds.packing_samples:
         what = f"{key}={size} splits the tokens of one row, without padding"
         yield Problem("ds.packing_samples", what, "add ds.packing_samples=true")
-    if run.ds.attn_implementation == "flash_attention_2":  # `attention_fits` refuses the others
+    if is_flash(run.ds.attn_implementation):  # `attention_fits` refuses the others
         what = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({key}={size})"
         yield Problem("ds.attn_implementation", what, "write ds.attn_implementation=varlen")
     for name, section in model_sections(run).items():

@@ -1,0 +1,84 @@
+"""A checkpoint of some ranks and some ZeRO stage is loaded at others, bit for bit, and the run goes on as it would.
+
+`python benchmarks/resume_matrix.py` does it for every pair.
+"""
+
+from __future__ import annotations
+
+import gradients
+import pytest
+import torch
+from reshape import distance, load_and_go_on, save_and_go_on
+from steps import Setup, build, one_step, same
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.models.weights import weights_on_cpu
+
+# From ranks and setup to ranks and setup; the last number is the tolerance for the weights after three more steps.
+PAIRS = [
+    (1, Setup(0), 2, Setup(3)),
+    (2, Setup(3), 1, Setup(2)),
+    (2, Setup(1), 1, Setup(0)),
+    (2, Setup(2), 2, Setup(2)),
+    (2, Setup(2, "bf16"), 1, Setup(3, "bf16")),
+    (1, Setup(3, "bf16"), 2, Setup(1, "bf16")),
+    (2, Setup(2, lora=True), 1, Setup(3, lora=True)),
+    (1, Setup(2, offload=True), 2, Setup(3)),
+]
+TOLERANCE = {"fp32": 1e-6, "bf16": 2e-2}  # sums over other ranks are rounded otherwise
+
+
+@pytest.fixture(scope="session")
+def batches(folder):
+    return [gradients.make_batch(folder)] * 6
+
+
+@pytest.mark.parametrize(("size", "setup", "other_size", "other"), PAIRS, ids=str)
+def test_a_run_goes_on_in_another_shape(ranks, folder, batches, tmp_path, size, setup, other_size, other):  # noqa: PLR0917
+    first = ranks(size).call(save_and_go_on, folder, setup, batches, tmp_path / "saved")[0]
+    for second in ranks(other_size).call(load_and_go_on, folder, other, batches, [tmp_path / "saved"]):
+        assert same(second[0].state, first.state), "what is loaded is what was saved"
+        is_same_shape = (size, setup) == (other_size, other)
+        assert distance(second[0].weights, first.weights) <= (0 if is_same_shape else TOLERANCE[setup.dtype])
+        assert [row["lr"] for row in second[0].metrics] == [row["lr"] for row in first.metrics]
+
+
+def only_weights(world, folder, batches, checkpoint):
+    """What is loaded of a checkpoint without the optimiser's state, and of a whole one without loading that state; the
+    same step with fresh moments."""
+    found = []
+    for with_optimizer in (True, False):
+        torch.manual_seed(0)
+        model = build(world, folder, Setup(2))
+        one_step(model, batches[0], 0, Setup(2))
+        place = checkpoint / str(with_optimizer)
+        place.mkdir(parents=True)
+        model.save_state(place, with_optimizer=with_optimizer)
+        saved = weights_on_cpu(model.module, model.gathered)
+        fresh = build(world, folder, Setup(2))
+        fresh.load_state(place, with_optimizer=False)
+        assert same(saved, weights_on_cpu(fresh.module, fresh.gathered))
+        found.append([*fresh.optimizer.optimizer.state.values()])
+    sizes = [(checkpoint / str(each) / "state_0.pt").stat().st_size for each in (True, False)]
+    return found, sizes
+
+
+def test_weights_alone_take_a_third_of_the_space_and_the_moments_begin_anew(ranks, folder, batches, tmp_path):
+    ((states, (whole, alone)),) = ranks(1).call(only_weights, folder, batches, tmp_path)
+    assert states == [[], []]
+    assert alone < 0.4 * whole
+
+
+def other_parameters(world, folder, batches, checkpoint):
+    model = build(world, folder, Setup(2, freeze=("model.embed_tokens",)))
+    model.save_state(checkpoint)
+    try:
+        build(world, folder, Setup(2)).load_state(checkpoint)
+    except UserError as error:
+        return str(error)
+
+
+def test_a_checkpoint_of_other_trained_parameters_is_refused(ranks, folder, batches, tmp_path):
+    (said,) = ranks(1).call(other_parameters, folder, batches, tmp_path)
+    assert "a checkpoint of another model, or of one in which other parameters are trained" in said
+    assert "embed_tokens.weight" in said
