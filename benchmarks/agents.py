@@ -1,6 +1,6 @@
 """What the example agents learn: the commands at the head of each file in experiments/agents, with several seeds.
 
-    python benchmarks/agents.py [--examples guess fences] [--seeds 1 2 3] [--again] [--write]
+    python benchmarks/agents.py [--examples calculator fences] [--seeds 1 2 3] [--again] [--write]
 
 Runs every example that results/agents.jsonl does not have, adds a line for each, and with --write docs/agent_curves.md
 and docs/agent_curves.png of all lines.
@@ -38,7 +38,6 @@ class Example:
 
 EXAMPLES = {
     "second_try": Example("agent/turns", "turns", "the first answer is right"),
-    "guess": Example("agent/turns", "turns", "the number is found in four turns"),
     "calculator": Example("agent/calls", "calls", "the sum is right"),
     "chat_client": Example("agent/calls", "calls", "the sum is right"),
     "fences": Example("agent/python_calls", "calls", "the sum is right"),

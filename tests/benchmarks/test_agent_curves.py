@@ -50,6 +50,6 @@ def test_a_row_of_the_table_has_means_and_ranges_over_seeds():
         }
         for seed in (1, 2)
     ]
-    line = table_line("guess", rows)
+    line = table_line("second_try", rows)
     assert "| 2 | 0.150 (0.100, 0.200) | 0.600 (0.600, 0.600) | 1.000 (1.000, 1.000) | 2.000" in line
     assert line.endswith("| 50 |")

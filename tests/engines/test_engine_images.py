@@ -60,7 +60,7 @@ def pool(cluster, seeing):
 
 def trained(seeing: Seeing, seed: int):
     """The model after a training that moved every weight, also those of the tower."""
-    model = seeing.model(noise=0.05 * seed)
+    model = seeing.model(noise=0.02 * seed)
     model.never_sample_images()
     return model
 

@@ -152,8 +152,10 @@ class StepLoop:
         """Run one step of the engine and store the results of finished requests."""
         try:
             for output in engine.step():
-                job = self._waiting.pop(output.request_id)
-                job.result.set_result(job.read(output))
+                job = self._waiting[output.request_id]
+                response = job.read(output)
+                del self._waiting[output.request_id]  # only now: a failure of `read` is one of this job too
+                job.result.set_result(response)
         except BaseException as error:
             self.fail(error, "generating")
 

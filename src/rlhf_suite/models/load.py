@@ -172,28 +172,20 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
     """
     folder = model_folder(path, flag)
     with loading(flag, path), quiet_transformers():
-        labels = {"num_labels": 1} if head == "value" else {}
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
-        dropout_off = {} if dropout else switch_off_dropout(config)
-        head_name = head_prefix(config, ds)
-        if ds.experts_implementation is not None:
-            config._experts_implementation = ds.experts_implementation
+        config = model_config(folder, head, ds)
+        dropout_off, head_name = {} if dropout else switch_off_dropout(config), head_prefix(config, ds)
         settings = loading_settings(ds, head, head_name) | {"config": config}
         sees = head == "lm" and config.model_type in FAMILIES
+        if sees:  # packed images need no kernel of their own
+            settings["attn_implementation"] = {"text_config": ds.attn_implementation, "vision_config": "sdpa"}
         if head == "lm":
             check_head(config.get_text_config(), flag, path)
-            if sees:  # packed images need no kernel of their own
-                settings["attn_implementation"] = {"text_config": ds.attn_implementation, "vision_config": "sdpa"}
-            kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-            model, info = kind.from_pretrained(folder, **settings)
-        else:
-            model, info = AutoModelForSequenceClassification.from_pretrained(folder, **settings)
+        model, info = auto_class(head, sees).from_pretrained(folder, **settings)
     new = {key for key in info["missing_keys"] if head == "value" and key == "score.weight"}
     absent = sorted(set(info["missing_keys"]) - new) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
-        raise UserError(
-            f"{flag}={path}: the checkpoint lacks {list_tensors(absent)}. Give a complete {head} checkpoint"
-        )
+        what = f"the checkpoint lacks {list_tensors(absent)}"
+        raise UserError(f"{flag}={path}: {what}. Give a complete {head} checkpoint")
     check_experts(model, ds, flag, path)
     keep_exact(model)
     # An embedding takes no gradient for its padding row; here every row is a token like any other.
@@ -208,6 +200,22 @@ def load_model(  # noqa: PLR0913 - what a model is loaded from and for
         result = ScalarModel(model, ds.packing_samples, head_name=head_name, head_is_new=bool(new))
     result.dropout_off = dropout_off
     return result.eval()
+
+
+def auto_class(head: Literal["lm", "value"], sees: bool) -> Any:
+    """Return the class of transformers that loads a model."""
+    if head == "value":
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:
+    """Return the configuration with which a model is loaded."""
+    labels = {"num_labels": 1} if head == "value" else {}
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
+    if ds.experts_implementation is not None:
+        config._experts_implementation = ds.experts_implementation
+    return config
 
 
 def vision_processor(
