@@ -21,8 +21,8 @@ from rlhf_suite.config.algo import (
     RMAlgoConfig,
 )
 from rlhf_suite.config.data import (
+    ImagePairDataConfig,
     LabelledDataConfig,
-    PairDataConfig,
     RewardPairDataConfig,
     SFTDataConfig,
     StepDataConfig,
@@ -104,7 +104,7 @@ def dpo_config(folder: Path, common: Common, loss: str) -> DPORun:
     return DPORun(
         actor=replace(DPORun().actor, model_name_or_path=str(folder / "lm")),
         ref=PreferenceReferenceConfig(None if without else str(folder / "reference")),
-        data=PairDataConfig(prompt_key="prompt", max_len=MAX_LEN),
+        data=ImagePairDataConfig(prompt_key="prompt", max_len=MAX_LEN),
         algo=DPOAlgoConfig(
             loss=loss,
             beta=BETA,

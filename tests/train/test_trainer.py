@@ -33,10 +33,10 @@ class Model:
     def evaluate(self, step: int) -> dict[str, float]:
         return {"eval/gpt_loss": 10.0 - min(self.trained, self.improves_until)}
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path, with_optimizer: bool) -> None:
         (folder / "trained").write_text(str(self.trained))
 
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, folder: Path, with_optimizer: bool) -> None:
         self.trained = int((folder / "trained").read_text())
 
     def export(self, path: Path, *options: object) -> None:
