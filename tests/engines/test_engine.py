@@ -7,7 +7,6 @@ because a fault ends its engine.
 from __future__ import annotations
 
 import asyncio
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -133,14 +132,6 @@ def sync(pool: EnginePool, model, version: int):
         return pool.update_weights(sender.send(version, checkpoint(model)))[0]
     finally:
         sender.release()
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -65,13 +65,6 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
-    yield
-    ray.shutdown()
-
-
 def engines(count: int, backend: str, model: Path, logs: Path) -> EnginePool:
     config = VLLMConfig(kv_cache_mb=32, max_restarts=1)
     spec = EngineSpec(str(model), "float32", "cpu", MAX_LEN, 0, config, backend, load_weights=False)

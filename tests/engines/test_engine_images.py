@@ -3,7 +3,6 @@ requests with images."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -32,14 +31,6 @@ MAX_LEN, MAX_IMAGES = 96, 2
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory) -> Seeing:
     return Seeing(tmp_path_factory.mktemp("vision"))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=2, logging_level="ERROR")
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
