@@ -23,7 +23,7 @@ import policy_matrix  # noqa: E402
 from plain_models import Gradients, make_models, relative_error  # noqa: E402
 from policy_formulas import OBJECTIVES  # noqa: E402
 from ranks import Ranks  # noqa: E402
-from splits import SPLITS, Split  # noqa: E402
+from splits import SEQUENCE_SPLITS, SPLITS, Split  # noqa: E402
 from task_cases import CASES, ROWS  # noqa: E402
 
 from rlhf_suite.data.batch import TokenBatch, take  # noqa: E402
@@ -84,16 +84,17 @@ def of_task(folder: Path, ranks: Ranks, loss: str, split: Split) -> Gradients:
 def by_loss(
     found: Callable[[Path, Ranks, str, Split], Gradients],
     wanted: Callable[[Path, str, Split], Gradients],
+    splits: list[Split],
     folder: Path,
     ranks: AllRanks,
     losses: list[str],
 ) -> Errors:
     """The gradient that the optimiser is given against that of the formula, one loss after the other."""
     for loss in losses:
-        formula = {(split.lora, split.rows): split for split in SPLITS}
+        formula = {(split.lora, split.rows): split for split in splits}
         right = {key: wanted(folder, loss, split) for key, split in formula.items()}
         row = []
-        for split in SPLITS:
+        for split in splits:
             gradient = found(folder, ranks[split.ranks], loss, split)
             row.append(relative_error(gradient, right[split.lora, split.rows]))
         yield loss, row
@@ -127,7 +128,14 @@ PARTS = (
         f"Supervised tasks: {ROWS} rows (pairs, answers or solutions) of up to {2 * 64} tokens",
         list(CASES),
         SPLITS,
-        partial(by_loss, of_task, task_gradients.wanted),
+        partial(by_loss, of_task, task_gradients.wanted, SPLITS),
+    ),
+    Part(
+        "The same on ranks that split the tokens of each batch (`ds.ring_attn_size`, `ds.ring_attn_mode`); `2 x`: on "
+        "four ranks, of which each two share a batch",
+        list(CASES),
+        SEQUENCE_SPLITS,
+        partial(by_loss, of_task, task_gradients.wanted, SEQUENCE_SPLITS),
     ),
     Part(
         f"Tokens with a mask: {len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens, masks with gaps, "
@@ -135,7 +143,7 @@ PARTS = (
         "an entropy bonus",
         list(OBJECTIVES),
         SPLITS,
-        partial(by_loss, of_tokens, tokens_wanted),
+        partial(by_loss, of_tokens, tokens_wanted, SPLITS),
     ),
     Part(
         f"Policy losses x advantage estimators: {policy_matrix.PROMPTS} prompts x {policy_matrix.SAMPLES} responses of "
@@ -152,7 +160,7 @@ PARTS = (
 def started() -> Iterator[tuple[Path, AllRanks]]:
     """The models' folder, and ranks."""
     with tempfile.TemporaryDirectory() as temporary:
-        ranks = {size: Ranks(size) for size in (1, 2)}
+        ranks = {size: Ranks(size) for size in (1, 2, 4)}
         try:
             yield make_models(Path(temporary)), ranks
         finally:
