@@ -76,7 +76,8 @@ def run_with_deaths(folder, words, actor, after=(2,)):
     return rows
 
 
-@pytest.mark.parametrize(("mode", "engines"), [pytest.param([], 1, marks=pytest.mark.proof), (AHEAD, 2)])
+@pytest.mark.proof
+@pytest.mark.parametrize(("mode", "engines"), [([], 1), (AHEAD, 2)])
 def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, engines):
     words = [*LONG, *mode, f"vllm.num_engines={engines}", f"actor.model_name_or_path={warm}"]
     whole, killed = (runs / f"{name}_{engines}_engines" for name in ("whole", "engine_killed"))
@@ -89,7 +90,7 @@ def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, 
         assert jobs.rollout(killed, step) == jobs.rollout(whole, step)
 
 
-@pytest.mark.parametrize("mode", ["beside", "shared"])
+@pytest.mark.parametrize("mode", ["beside", pytest.param("shared", marks=pytest.mark.proof)])
 def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm, mode):
     """On shared devices the engines pause while the models train: they die in a pause or not."""
     killed, words = runs / f"stream_{mode}_engine_killed", STREAM if mode == "beside" else SHARED
@@ -115,6 +116,7 @@ EVALUATED = [
 ]
 
 
+@pytest.mark.proof
 def test_an_engine_that_is_killed_during_an_evaluation_changes_no_number(runs, warm):
     words = [*EVALUATED, f"actor.model_name_or_path={warm}"]
     whole, killed = (runs / f"evaluation_{name}" for name in ("whole", "engine_killed"))

@@ -89,6 +89,7 @@ def next_row(folder):
     return json.loads(record.read_text())["next_row"] if record.exists() else 0
 
 
+@pytest.mark.proof
 def test_a_killed_engine_is_started_again_and_every_response_is_the_same(runs, words, whole):
     folder = runs / "generated_with_a_death"
     job = jobs.Job(folder, [*words, "generate.chunk_size=3"])

@@ -57,6 +57,7 @@ VARIANTS = {
             "critic.num_gpus_per_node=2",
             "ref.num_gpus_per_node=2",
         ),
+        is_proof=True,
     ),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),
 }

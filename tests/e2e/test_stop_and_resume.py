@@ -53,6 +53,7 @@ def test_a_stopped_sft_run_ends_in_the_weights_of_an_undisturbed_one(stopped_sft
     assert jobs.digest(runs / "stopped_sft") == jobs.digest(runs / "undisturbed_sft")
 
 
+@pytest.mark.proof
 def test_a_stopped_ppo_run_ends_in_the_weights_of_an_undisturbed_one(baseline, baseline_words, runs):
     """Ray's daemons and actors do not act upon the signal, so the driver can finish its step with them."""
     folder = runs / "stopped_ppo"

@@ -140,7 +140,7 @@ def never_killed(world, folder):
     return losses
 
 
-@pytest.mark.e2e
+@pytest.mark.proof
 def test_two_ranks_on_ray_killed_once(ranks, tmp_path):
     run = RunFolder(tmp_path / "run")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
