@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from openenv_server import OpenEnvServer
 from scripted import Scripted, chat_task, open_session, run
 
+from openenv_server import OpenEnvServer
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.config.agent import AgentConfig

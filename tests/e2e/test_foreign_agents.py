@@ -1,9 +1,11 @@
-"""One RL run in which every prompt has another agent: files of four other libraries as they are, and an MCP server."""
+"""RL runs with agents of others: files of four other libraries as they are, an MCP server and a server of OpenEnv, each
+for some of the prompts of one run; and a program with the client of OpenAI."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import jobs
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 
 from foreign_agents import BASES, FILES
+from openenv_server import OpenEnvServer
+from rlhf_suite.data.trajectory import MODEL
 
 ROOT = Path(__file__).parents[2]
-ONE_OF_FIVE = """
+ONE_OF_SIX = """
 import sys
 from pathlib import Path
 
@@ -22,9 +26,10 @@ from rlhf_suite.config.agent import AgentConfig
 
 HERE = Path(__file__).parent
 ENVIRONMENT, TOOLS = AgentConfig(kind="environment"), AgentConfig(kind="tools")
+SERVER = AgentConfig(kind="environment", server_url="SERVER_URL")
 TOOLS.tools = [f"mcp:{sys.executable} {HERE / 'mcp_server.py'}"]
 MAKERS = {path.stem.removeprefix("for_"): maker(ENVIRONMENT, str(path))[0] for path in HERE.glob("for_*.py")}
-MAKERS["mcp"] = maker(TOOLS, None)[0]
+MAKERS |= {"mcp": maker(TOOLS, None)[0], "openenv": maker(SERVER, None)[0]}
 
 class Environment:
     async def reset(self, task):
@@ -44,17 +49,36 @@ SAYS = {
     "skyrl": "begin now",
     "gymnasium": "You are at 0.",
     "mcp": "",  # its tools are in the prompt where a template shows them
+    "openenv": "Between 1 and 9",
 }
 
 
+def common_words(model: Path, rows: Path) -> list[str]:
+    """Three steps of conversations, two samples of each prompt."""
+    small = [word for word in jobs.SMALL if not word.startswith(("eval.", "data.", "rollout.", "train."))]
+    return [
+        *small,
+        *(f"actor.model_name_or_path={model}", "algo.advantage.estimator=reinforce_baseline", "algo.kl.init_coef=0"),
+        *(f"data.prompt_dataset={rows}", "data.label_key=label", "data.input_key=messages"),
+        *("data.apply_chat_template=true", f"data.tokenizer_chat_template={ROOT}/experiments/agents/tools.jinja"),
+        *("rollout.n_samples_per_prompt=2", "train.max_steps=3", "eval.dataset=null", "eval.steps=-1"),
+    ]
+
+
 @pytest.fixture(scope="module")
-def folder(runs, warm):
+def server():
+    with closing(OpenEnvServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(runs, warm, server):
     home = runs / "foreign_agents"
     home.mkdir(parents=True)
     for name, text in FILES.items():
         (home / f"for_{name}.py").write_text(text)
     (home / "bases.py").write_text(BASES)
-    (home / "one_of_five.py").write_text(ONE_OF_FIVE)
+    (home / "one_of_six.py").write_text(ONE_OF_SIX.replace("SERVER_URL", server.url))
     shutil.copy(ROOT / "tests" / "agents" / "mcp_server.py", home)
     rows = [
         {"messages": [{"role": "user", "content": "321"}], "label": "123", "datasource": name}
@@ -63,25 +87,24 @@ def folder(runs, warm):
     ]
     (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
-        *(word for word in jobs.SMALL if not word.startswith(("eval.", "data.", "rollout.", "train."))),
-        *("agent.kind=environment", f"train.agent_func_path={home}/one_of_five.py", "agent.max_turns=3"),
-        *("reward.rule=exact_match", "data.label_key=label", "data.input_key=messages", "data.max_len=1024"),
-        *(f"data.prompt_dataset={home}/rows.jsonl", "data.apply_chat_template=true"),
-        f"data.tokenizer_chat_template={ROOT}/experiments/agents/tools.jinja",
-        *(f"actor.model_name_or_path={warm}", "algo.advantage.estimator=reinforce_baseline", "algo.kl.init_coef=0"),
-        *("rollout.batch_size=10", "rollout.n_samples_per_prompt=2", "rollout.micro_batch_size=5"),
-        *("train.batch_size=20", "train.micro_batch_size=5", "train.max_steps=3"),
-        *("rollout.max_new_tokens=100", "eval.dataset=null", "eval.steps=-1"),
+        *common_words(warm, home / "rows.jsonl"),
+        *("agent.kind=environment", f"train.agent_func_path={home}/one_of_six.py", "agent.max_turns=3"),
+        *("reward.rule=exact_match", "data.max_len=1024", "rollout.max_new_tokens=100"),
+        *("rollout.batch_size=12", "rollout.micro_batch_size=6", "train.batch_size=12", "train.micro_batch_size=6"),
     ]
     jobs.run(home / "run", words)
     return home / "run"
 
 
-def test_files_of_other_libraries_and_an_mcp_server_train(folder):
+@pytest.fixture(scope="module")
+def samples(folder):
+    return [sample for step in (1, 2, 3) for sample in jobs.rollout(folder, step)]
+
+
+def test_files_of_other_libraries_and_servers_train(folder, server, samples):
     steps = jobs.train_rows(folder)
     assert len(steps) == 3 and all(np.isfinite(row["train/policy_loss"]) for row in steps)
-    samples = [sample for step in (1, 2, 3) for sample in jobs.rollout(folder, step)]
-    assert len(samples) == 60
+    assert len(samples) == 72
     for name, text in SAYS.items():
         mine = [sample for sample in samples if sample["datasource"] == name]
         assert mine and any(text in sample["reward_query"] for sample in mine), name
@@ -89,3 +112,32 @@ def test_files_of_other_libraries_and_an_mcp_server_train(folder):
     assert {sample["agent/tool_errors"] for sample in samples if sample["datasource"] == "mcp"} == {0.0}
     assert max(sample["agent/turns"] for sample in samples) > 1
     assert {sample["reward/steps"] is None for sample in samples if sample["datasource"] == "openrlhf"} == {False}
+    assert len(server.sessions) == 12, "an episode each"
+
+
+def test_engine_and_trainer_agree_on_every_turn(samples):
+    gaps = []
+    for sample in samples:
+        own = np.array(sample["owner"]) == MODEL
+        turns = np.cumsum(np.diff(own.astype(int), prepend=0) == 1)
+        later = own & (turns > 1)
+        gaps += np.abs(np.array(sample["engine_log_probs"]) - np.array(sample["old_log_probs"]))[later].tolist()
+    assert len(gaps) > 100 and np.mean(gaps) < 1e-6
+
+
+@pytest.mark.proof
+def test_a_program_with_the_client_of_openai_trains(runs, warm):
+    rows, folder = runs / "questions.jsonl", runs / "chat_client"
+    row = {"messages": [{"role": "user", "content": "reverse 321 ="}], "label": "123"}
+    rows.write_text(12 * (json.dumps(row) + "\n"))
+    words = [
+        *common_words(warm, rows),
+        *("agent.kind=endpoint", f"train.agent_func_path={ROOT}/experiments/agents/chat_client.py"),
+        *("reward.rule=null", "data.max_len=256", "rollout.max_new_tokens=60", "rollout.batch_size=4"),
+        *("rollout.micro_batch_size=4", "train.batch_size=8", "train.micro_batch_size=4"),
+    ]
+    jobs.run(folder, words)
+    steps = jobs.train_rows(folder)
+    assert len(steps) == 3 and all(np.isfinite(row["train/policy_loss"]) for row in steps)
+    samples = [sample for step in (1, 2, 3) for sample in jobs.rollout(folder, step)]
+    assert len(samples) == 24 and all(sample["reward"] == float(sample["response"] == "123") for sample in samples)

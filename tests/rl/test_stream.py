@@ -12,7 +12,8 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.rl.stream import GroupOrder, select
+from rlhf_suite.rl import build
+from rlhf_suite.rl.stream import GroupOrder, Stream, select
 from rlhf_suite.tracking.metrics import read_rows
 
 STEPS = 6
@@ -117,25 +118,49 @@ def whole(ranks, tmp_path_factory):
     return folder
 
 
-def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path):
-    strict = {"train__async_queue_size": 0, "train__async_run_ahead": 0}
-    plain = {"train__async_enable": False, "train__partial_rollout_enable": False}
-    for name, flags in (("stream", strict), ("plain", plain)):
-        ranks(1).call(run, tmp_path / name, small(**FLAGS | flags))
-    for step in range(1, STEPS + 1):
+def streamed_run(world, folder, config) -> None:
+    """Run as a stream whose groups are trained by the step in which they begin; a run would be synchronous then."""
+
+    def make(config, plan, builder, steps, folder) -> Stream:
+        builder.phase = builder.background
+        return Stream(builder, GroupOrder(builder.order, steps, config.algo.dynamic_filtering_enable), 0, 0, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "make_schedule", make)
+        run(world, folder, config)
+
+
+# One group a step: a synchronous round of several groups may accept too many, which then wait and grow old.
+ONE_GROUP = FILTERED | {
+    "algo__dynamic_filtering_range": [0.0, 0.7],
+    "rollout__batch_size": 1,
+    "train__batch_size": 2,
+    "train__num_episodes": 2,
+}
+
+
+@pytest.mark.parametrize(("steps", "more"), [(STEPS, {}), (8, ONE_GROUP)], ids=["all groups", "filtered"])
+def test_a_stream_without_staleness_is_a_synchronous_run(ranks, tmp_path, steps, more):
+    plain = {"train__async_enable": False, "train__partial_rollout_enable": False, "ckpt__load_enable": False}
+    for name, make in (("stream", streamed_run), ("plain", run)):
+        ranks(1).call(make, tmp_path / name, small(**FLAGS | plain | more))
+    for step in range(1, steps + 1):
         assert rollout(tmp_path / "stream", step) == rollout(tmp_path / "plain", step)
+    assert not (tmp_path / f"stream/rollouts/step_{steps + 1:06d}.parquet").exists()
     weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("stream", "plain")]
     assert weights[0] == weights[1]
+    rows = [row for row in read_rows(tmp_path / "stream/metrics.jsonl") if "async/outstanding" in row]
+    assert len(rows) == steps and (sum(row["async/rejected"] for row in rows) > 0) == bool(more)
 
 
-def assert_sound(folder) -> None:
+def assert_sound(folder, bound=2) -> None:
     """Every prompt once an epoch, no token of weights that are too old, and what the metrics say of it."""
     assert prompts(folder) == sorted([*range(4)] * 3)
     rows = [row for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     for step, row in enumerate(rows):
         versions = [v for s in rollout(folder, step + 1) for v in s["weight_version"] if v >= 0]
-        assert step - 2 <= min(versions) <= max(versions) <= step
+        assert step - bound <= min(versions) <= max(versions) <= step
         assert row["async/staleness_max"] == step - min(versions) and row["async/rejected"] == 0
 
 
@@ -243,7 +268,7 @@ def failing_run(world, folder, config) -> str:
     return "it did not end"
 
 
-# One episode waits until two steps are trained and all other episodes that could begin have ended.
+# One episode waits until four steps are trained and all other groups, of two episodes each, have ended.
 STRAGGLER = """
 import asyncio
 import threading
@@ -251,7 +276,7 @@ from pathlib import Path
 
 from rlhf_suite.agents.base import Start, Step
 
-METRICS, OTHERS = Path("METRICS_FILE"), 14
+METRICS, OTHERS = Path("METRICS_FILE"), 22
 lock, begun, ended = threading.Lock(), [], []
 
 class Environment:
@@ -262,7 +287,7 @@ class Environment:
         return Start()
 
     async def step(self, turn):
-        while self.is_late and (steps() < 2 or len(ended) < OTHERS):
+        while self.is_late and (steps() < 4 or len(ended) < OTHERS):
             await asyncio.sleep(0.01)
         if self.is_late:
             await asyncio.sleep(2)  # longer than it takes to score the others
@@ -280,15 +305,16 @@ def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_pa
     file = tmp_path / "late.py"
     file.write_text(STRAGGLER.replace("METRICS_FILE", str(tmp_path / "run/metrics.jsonl")))
     agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
-    ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent | {"reward__stop_properly_penalty_coef": None}))
-    assert_sound(tmp_path / "run")
+    more = {"reward__stop_properly_penalty_coef": None, "train__async_queue_size": 4}
+    ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent | more))
+    assert_sound(tmp_path / "run", bound=4)
     late = [step for step in range(STEPS) for s in rollout(tmp_path / "run", step + 1) if s["reward/late"]]
     waits = [
         row.get("timing/waiting_for_deadline", 0.0)
         for row in read_rows(tmp_path / "run/metrics.jsonl")
         if "train/reward" in row
     ]
-    assert late == [2] and waits[2] > 0, "begun at version 0, with S = 2"
+    assert late == [4] and waits[4] > 0, "begun at version 0, with S = 4"
 
 
 # The environment of one of the prompts never answers.
