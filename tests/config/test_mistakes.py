@@ -69,7 +69,6 @@ MISTAKES = [
     # images
     (SFT + "data.output_key=output" + IMAGES, "actor.model_name_or_path", "builtin:tiny reads no images"),
     (SFT.replace("tiny", "vision") + "data.output_key=output data.image_key=image", "data.image_key", "chat template"),
-    (SFT.replace("tiny", "vision") + "data.output_key=output ds.zero_stage=3" + IMAGES, "ds.zero_stage", "images"),
     (DISTILL + IMAGES, "data.image_key", "task=distill reads text alone"),
     (SEEING_PPO.replace("=rloo", "=gae"), "algo.advantage.estimator", "trains a critic"),
     (SEEING_PPO + " agent.kind=environment agent.server_url=ws://x:1 agent.history=template", "agent.history", "again"),

@@ -30,13 +30,6 @@ def ranks_hold_whole_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
 
 
 @rule
-def tower_is_whole(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
-    if run.data.image_key is not None and run.ds.zero_stage == 3:
-        what = "images have not been shown to work where every weight is split over the ranks"
-        yield Problem("ds.zero_stage", what, "write ds.zero_stage=2")
-
-
-@rule
 def distillation_reads_text(run: DistillRun) -> Iterator[Problem]:
     if run.data.image_key is not None:
         yield Problem(KEY, "task=distill reads text alone", WITHOUT)
