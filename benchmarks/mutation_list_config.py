@@ -128,7 +128,7 @@ CONFIG = [
     Mutation(
         "an engine on several devices shares as if it had one",
         "config/rules/training.py",
-        "engines = run.vllm.num_engines * run.vllm.tensor_parallel_size",
+        "engines = run.vllm.num_engines * run.vllm.devices",
         "engines = run.vllm.num_engines",
         BORDERS,
     ),

@@ -54,9 +54,16 @@ LAUNCH = [
     Mutation(
         "an engine on several devices is counted as one",
         "config/plan.py",
-        "self.roles[0].num_actors * self.roles[0].devices_per_actor",
-        "self.roles[0].num_actors",
+        "self.num_actors * self.devices_per_actor",
+        "self.num_actors",
         PLACEMENT,
+    ),
+    Mutation(
+        "an engine is told the first of its GPUs alone",
+        "launch/placement.py",
+        "gpus=tuple(names[i : i + wide])",
+        "gpus=tuple(names[i : i + 1])",
+        ("tests/launch/test_reserve_gpus.py",),
     ),
     Mutation(
         "roles that share a device take all of it",

@@ -36,6 +36,11 @@ def test_a_machine_without_loopback_is_named(words, tmp_path):
     assert "nothing can listen on 127.0.0.1" in said and "ip link set lo up" in said
 
 
+def test_a_machine_without_gpus_has_no_engines_of_stages(tmp_path):
+    words = [*PPO, "launch.device=cpu", "train.colocate_all=false", "vllm.pipeline_parallel_size=2"]
+    assert "vllm.pipeline_parallel_size: the CPU build of vLLM" in refused(words, ":", "", tmp_path)
+
+
 def test_a_machine_with_too_few_ports_is_named(tmp_path):
     up = "ip link set lo up && echo '40000 40009' > /proc/sys/net/ipv4/ip_local_port_range"
     if subprocess.run(["which", "ip"], check=False, capture_output=True).returncode:

@@ -429,11 +429,11 @@ MISTAKES = [
         "critic 2, reward 1",
     ),
     (
-        PPO
-        + "train.colocate_all=true vllm.tensor_parallel_size=2 actor.num_nodes=2 critic.num_nodes=2 ref.num_nodes=2",
-        "vllm.tensor_parallel_size",
-        "cannot share",
+        PPO + "train.colocate_all=true vllm.tensor_parallel_size=2 vllm.pipeline_parallel_size=2",
+        "train.colocate_all",
+        "actor 1, critic 1, ref 1, vllm 4",
     ),
+    (PPO + "vllm.sync_backend=nccl train.colocate_all=true", "vllm.sync_backend", "on the same GPU"),
     (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "or train.colocate_all=true"),
     (PPO + "vllm.enable_sleep=true", "vllm.enable_sleep", "an engine that shares no GPU has no reason to sleep"),
     (
@@ -443,7 +443,6 @@ MISTAKES = [
     ),
     (PPO + "vllm.sync_backend=ipc", "vllm.sync_backend", "same GPU"),
     (PPO + "vllm.sync_backend=nccl launch.device=cpu", "vllm.sync_backend", "needs GPUs"),
-    (PPO + "vllm.tensor_parallel_size=2 launch.device=cpu", "vllm.tensor_parallel_size", "not split"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "write algo.kl.target=null"),
     (PPO + "algo.kl.init_coef=0 algo.kl.target=0.1", "algo.kl.target", "no KL to control"),
     (PPO + "algo.kl.init_coef=0 algo.kl.use_loss=true", "algo.kl.use_loss", "no KL to make a loss of"),
@@ -526,7 +525,6 @@ MISTAKES = [
         "would all be the same",
     ),
     (GENERATE + "rollout.max_new_tokens=2048", "rollout.max_new_tokens", "no room for a prompt"),
-    (GENERATE + "launch.device=cpu vllm.tensor_parallel_size=2", "vllm.tensor_parallel_size", "raise vllm.num_engines"),
     # loops: every stage is checked before the first one starts, in the names of the loop's flags
     (REJECTION + "train.batch_size=100", "train.batch_size", "100 is not a multiple of train.micro_batch_size"),
     (REJECTION + "data.input_template=Q", "data.input_template", "must have one {}"),

@@ -56,6 +56,22 @@ def test_colocation_of_all_puts_every_role_on_the_same_devices(config):
     assert placed.pools[0].share == pytest.approx(1 / 3)
 
 
+def test_an_engine_shares_the_devices_of_several_ranks(config):
+    config.algo.kl.init_coef = 0.01
+    config.train.colocate_all = True
+    config.actor.num_gpus_per_node = config.ref.num_gpus_per_node = 8
+    config.vllm.num_engines, config.vllm.tensor_parallel_size, config.vllm.pipeline_parallel_size = 2, 2, 2
+    placed = placement(config)
+    assert placed.lines() == ["8 x GPU: actor x 8, engine x 2 of 4, ref x 8"]
+    assert (placed.num_devices, placed.pools[0].bundle, placed.pools[0].share) == (8, 1, pytest.approx(1 / 3))
+    assert resolved(config).engines.sync_backend == "ipc"
+
+
+def test_a_split_engine_and_its_ranks_share_the_gpus_of_a_machine_that_has_too_few(config):
+    config.actor.num_gpus_per_node, config.vllm.tensor_parallel_size = 4, 4
+    assert resolved(config, num_gpus=4).placement.lines() == ["4 x GPU: actor x 4, engine x 1 of 4"]
+
+
 def test_pairs_share_devices(config):
     config.algo.kl.init_coef = 0.01
     config.algo.advantage.estimator = "gae"

@@ -60,6 +60,17 @@ VARIANTS = {
         is_proof=True,
     ),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),
+    "all roles share two devices, of which each has a half of the engine": Variant(
+        "baseline",
+        (
+            "train.colocate_all=true",
+            "actor.num_gpus_per_node=2",
+            "ref.num_gpus_per_node=2",
+            "vllm.tensor_parallel_size=2",
+            "vllm.enable_sleep=true",
+        ),
+        is_proof=True,
+    ),
 }
 
 
@@ -87,6 +98,7 @@ def test_the_numbers_do_not_depend_on(name, runs, request):
         if "train/actor_grad_norm" in other:
             assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
         assert row["mismatch/mean"] < 1e-6
+        assert row["sync/read_back"] == row["sync/tensors"]
         assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
 
 

@@ -7,6 +7,8 @@ because a fault ends its engine.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,14 @@ import pytest
 import ray
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.config.rollout import VLLMConfig
@@ -27,6 +36,7 @@ from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.engines.start import engine_env
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.weight_sync.digests import WeightSyncError
 from rlhf_suite.weight_sync.sender import ShmSender, StreamSender
 
@@ -44,7 +54,10 @@ SHAPE = {
     "bos_token_id": 2,
     "pad_token_id": 0,
 }
+# With two workers both hold the one key/value head; the vocabulary ends in the middle of the second worker's rows.
+SPLIT = SHAPE | {"vocab_size": 70, "num_attention_heads": 2, "num_key_value_heads": 1}
 CONFIGS = {
+    "split": Qwen2Config(tie_word_embeddings=True, **SPLIT),
     "tied": Qwen3Config(tie_word_embeddings=True, **SHAPE),
     "experts": Qwen3MoeConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **SHAPE),
 }
@@ -63,6 +76,17 @@ class ProbedEngine(Engine):
             parameter.data[-1] += 1e-3
 
         await self._call(lambda engine: engine.apply_model(change))
+
+    async def perturb_last_worker(self, name: str) -> None:
+
+        def change(worker):
+            if worker.rank == worker.parallel_config.world_size - 1:
+                worker.get_model().get_parameter(name).data[0] += 1e-3
+
+        await self._call(lambda engine: engine.collective_rpc(change))
+
+    async def workers(self) -> list[int]:
+        return await self._call(lambda engine: engine.collective_rpc(lambda worker: os.getpid()))
 
     async def without_head_cure(self) -> None:
         from rlhf_suite.weight_sync import receiver as weight_sync
@@ -138,25 +162,27 @@ def sync(pool: EnginePool, model, version: int):
 def pools(cluster, tmp_path_factory):
     """One pool of one engine each, started together."""
     folder = tmp_path_factory.mktemp("models")
-    for kind in CONFIGS:
+    for kind in ("tied", "experts"):
         make_model(kind, seed=1).save_pretrained(folder / kind)
     save_tokenizer(folder / "tied")
-    tested = ray.remote(ProbedEngine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
-
-    def start(name: str, kind: str, backend: str = "shm", **spec) -> EnginePool:
-        config = VLLMConfig(enable_prefix_caching=kind == "tied", kv_cache_mb=32)
-        member = Member(name, folder / f"{name}.log")
-        spec = EngineSpec(str(folder / kind), "float32", "cpu", MAX_LEN, 0, config, backend, **spec)
-        return EnginePool([tested.remote(spec, member.log)], [member], timeout_s=120)
-
+    cached = VLLMConfig(enable_prefix_caching=True, kv_cache_mb=32)
     pools = {
-        "tied": start("tied", "tied", detokenize=True),
-        "experts": start("experts", "experts", "gloo", load_weights=False),
-        "uncured": start("uncured", "tied"),
+        "tied": start(folder, "tied", "tied", cached, detokenize=True),
+        "experts": start(folder, "experts", "experts", VLLMConfig(kv_cache_mb=32), "gloo", load_weights=False),
+        "uncured": start(folder, "uncured", "tied", cached),
     }
     yield pools
     for pool in pools.values():
         ray.kill(pool._handles[0])
+
+
+def start(
+    folder: Path, name: str, kind: str, config: VLLMConfig, backend: str = "shm", timeout_s: float = 120, **spec
+) -> EnginePool:
+    tested = ray.remote(ProbedEngine).options(num_cpus=0.1, runtime_env={"env_vars": engine_env("cpu")})
+    member = Member(name, folder / f"{name}.log")
+    spec = EngineSpec(str(folder / kind), "float32", "cpu", MAX_LEN, 0, config, backend, **spec)
+    return EnginePool([tested.remote(spec, member.log)], [member], timeout_s)
 
 
 @pytest.fixture
@@ -406,6 +432,30 @@ def test_the_verification_finds_a_head_that_kept_the_old_embedding(pools):
         WeightSyncError, match=r"model.embed_tokens.weight .* differs in lm_head.weight \(packed\) after loading"
     ):
         sync(pools["uncured"], make_model("tied", 5), version=1)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2)])
+def test_workers_of_a_split_engine_get_their_parts_and_prove_them(cluster, tmp_path, tensor, stages):
+    """At last one of the workers is killed: the engine ends with it, so that it can be started again."""
+    make_model("split", seed=1).save_pretrained(tmp_path / "split")
+    config = VLLMConfig(kv_cache_mb=32, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    pool, asked = start(tmp_path, "split", "split", config, timeout_s=300), requests(4)
+    (handle,) = pool._handles
+    for version, seed in ((1, 1), (2, 5)):
+        model = make_model("split", seed)
+        report = sync(pool, model, version)
+        assert report.received == report.read_back == len([*checkpoint(model)]), report.not_readable
+        if stages == 1:  # the CPU build of vLLM runs no stages
+            assert gap(model, asked, pool.generate_all(asked)) < 1e-6
+    for name in ("model.norm.weight", "model.embed_tokens.weight"):  # the head is tied, so the last stage has it too
+        ray.get(handle.perturb_last_worker.remote(name))
+        with pytest.raises(WeightSyncError, match=rf"tensor {name} .* differs in {name} after loading"):
+            ray.get(handle.attest.remote())
+        sync(pool, model, version=3)
+    os.kill(ray.get(handle.workers.remote())[1], signal.SIGKILL)
+    with pytest.raises(ActorDied, match="split died"):
+        pool.generate_all(asked)
 
 
 def test_a_model_without_cpu_kernels_is_refused(cluster, tmp_path):

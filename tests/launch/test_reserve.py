@@ -23,11 +23,11 @@ def test_a_device_without_gpu_is_a_share_of_cpu():
 
 
 def test_the_roles_of_a_pool_divide_its_devices():
-    pool = Pool((Role("engine", 2, 4), Role("actor", 2, 4)))
+    pool = Pool((Role("engine", 2, 4), Role("actor", 8)))
     assert (pool.share, pool.num_devices, pool.name) == (0.5, 8, "engine+actor")
     placement = Placement("cuda", (pool, Pool((Role("ref", 3),))))
-    assert (placement.num_devices, placement.num_actors) == (11, 7)
-    assert placement.lines() == ["8 x GPU: engine x 2 of 4, actor x 2 of 4", "3 x GPU: ref x 3"]
+    assert (placement.num_devices, placement.num_actors) == (11, 13)
+    assert placement.lines() == ["8 x GPU: engine x 2 of 4, actor x 8", "3 x GPU: ref x 3"]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -46,6 +46,15 @@ def test_roles_of_a_pool_share_bundles_and_others_do_not():
     )
     for group in {slots["actor"][0].group.id: slots["actor"][0].group, "engine": slots["engine"][0].group}.values():
         remove_placement_group(group)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_split_engine_sits_on_the_devices_of_its_ranks():
+    (slots,) = [reserve(Placement("cpu", (Pool((Role("actor", 4), Role("engine", 2, 2))),)), timeout_s=20)]
+    assert [slot.bundle for slot in slots["actor"]] == [0, 1, 2, 3]
+    assert [slot.bundle for slot in slots["engine"]] == [0, 2]
+    assert {slot.num_cpus for slot in [*slots["actor"], *slots["engine"]]} == {0.125}
+    remove_placement_group(slots["actor"][0].group)
 
 
 @pytest.mark.timeout(120)

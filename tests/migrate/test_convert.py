@@ -110,7 +110,10 @@ def test_old_rollouts_are_corrected_for_and_engines_have_their_own_devices():
         ("--top_p 0.9", {"correction=tis", "rollout.top_p=0.9", "algo.mismatch_max=0.21"}),
         ("--freezing_actor_steps 3 --advantage_estimator gae", {"critic.freezing_steps=4"}),
         ("--use_kl_estimator_k3", {"algo.kl.estimator=k3"}),
-        ("--colocate_all_models --vllm_num_engines 2 --vllm_tensor_parallel_size 4", {"vllm.num_engines=8"}),
+        (
+            "--colocate_all_models --vllm_num_engines 2 --vllm_tensor_parallel_size 4",
+            {"vllm.num_engines=2", "vllm.tensor_parallel_size=4", "train.colocate_all=true"},
+        ),
         ("--reward_pretrain a/b,c", {"reward.sources={m1:{model_name_or_path:a/b},m2:{model_name_or_path:c}}"}),
     ],
 )

@@ -13,7 +13,7 @@ from rlhf_suite.cli.preflight import Preflight
 from rlhf_suite.cli.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
-from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, WorkerPlan, resolve
+from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.launch.ray_cluster import machine
 
@@ -77,9 +77,13 @@ def placement(plan: WorkerPlan) -> Rows:
     """Return pools of devices, and who shares them."""
     unit = "GPU" if plan.device == "cuda" else "CPU process"
     for pool in plan.placement.pools:
-        size = f" x {pool.roles[0].devices_per_actor} devices" if pool.roles[0].devices_per_actor > 1 else ""
-        members = ", ".join(f"{role.num_actors} {role.name}{size}" for role in pool.roles)
+        members = ", ".join(map(members_of, pool.roles))
         yield unit, members + (" (sharing)" if len(pool.roles) > 1 else ""), f"{pool.num_devices}"
+
+
+def members_of(role: Role) -> str:
+    size = f" x {role.devices_per_actor} devices" if role.devices_per_actor > 1 else ""
+    return f"{role.num_actors} {role.name}{size}"
 
 
 def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:

@@ -97,21 +97,25 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Role:
-    """A kind of actor: how many of them, and how many devices each one drives by itself (tensor parallel engines)."""
+    """A kind of actor: how many of them, and how many devices each one drives by itself (engines that are split)."""
 
     name: str
     num_actors: int
     devices_per_actor: int = 1
 
+    @property
+    def num_devices(self) -> int:
+        return self.num_actors * self.devices_per_actor
+
 
 @dataclass(frozen=True)
 class Pool:
-    """Devices and the roles that run on them. All roles of a pool have the same number and size of actors."""
+    """Devices and the roles that run on them. Each role of a pool takes a share of all of its devices."""
 
     roles: tuple[Role, ...]
 
     def __post_init__(self) -> None:
-        assert len({(role.num_actors, role.devices_per_actor) for role in self.roles}) == 1, self.roles
+        assert len({role.num_devices for role in self.roles}) == 1, self.roles
 
     @property
     def name(self) -> str:
@@ -119,7 +123,12 @@ class Pool:
 
     @property
     def num_devices(self) -> int:
-        return self.roles[0].num_actors * self.roles[0].devices_per_actor
+        return self.roles[0].num_devices
+
+    @property
+    def bundle(self) -> int:
+        """Return how many devices are reserved as one: those of the smallest actor."""
+        return min(role.devices_per_actor for role in self.roles)
 
     @property
     def share(self) -> float:
@@ -282,7 +291,7 @@ def roles(run: PlannedRun) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
     found = [Role(name, num_ranks(each)) for name, each in model_sections(run).items() if isinstance(each, Ranked)]
     if isinstance(run, SamplingRun):
-        found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.tensor_parallel_size))
+        found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
     return found
 
 
@@ -302,7 +311,7 @@ def shares_all(run: PPORun, machine: Machine) -> bool:
     if machine.device != "cuda" or machine.num_gpus is None or run.train.async_enable:
         return False
     needed = sum(pool.num_devices for pool in pools(run, together=False))
-    sizes = {(role.num_actors, role.devices_per_actor) for role in roles(run)}
+    sizes = {role.num_devices for role in roles(run)}
     return machine.num_gpus < needed and len(sizes) == 1
 
 

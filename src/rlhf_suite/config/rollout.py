@@ -60,7 +60,10 @@ class EngineConfig:
     """vLLM engines, one Ray actor each"""
 
     num_engines: int = flag(1, "Number of engines", ge=1, resume=FREE)
-    tensor_parallel_size: int = flag(1, "GPUs per engine", ge=1)
+    tensor_parallel_size: int = flag(1, "Devices that each hold a part of every layer of an engine", ge=1)
+    pipeline_parallel_size: int = flag(
+        1, "Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine", ge=1
+    )
     gpu_memory_utilization: float | None = flag(
         None,
         "Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all",
@@ -83,6 +86,11 @@ class EngineConfig:
     enable_prefix_caching: bool = flag(
         False, "Share the KV cache of equal prefixes; it is emptied at every weight sync"
     )
+
+    @property
+    def devices(self) -> int:
+        """The devices of an engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass

@@ -25,7 +25,7 @@ def running(
         yield LocalGroup(cls, pool.name, device, args)
         return
     options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device), placement.sequence)
-    with ray_cluster(launch, folder.path, placement.num_actors):
+    with ray_cluster(launch, folder.path, placement.num_devices):
         group = WorkerGroup(cls, pool.name, reserve(placement, launch.timeout_s)[pool.name], options, args)
         group.ready()
         yield group

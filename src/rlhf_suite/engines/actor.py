@@ -1,17 +1,21 @@
 """One vLLM engine in one Ray actor: prompts in, tokens and log-probs out, and new weights between two steps.
 
-The engine runs in the actor's own process. The actor is asynchronous: while it generates, it takes further requests,
-and new weights between two steps.
+The engine runs in the actor's own process; with several devices vLLM starts a worker process for each, which holds its
+part of the weights. The actor is asynchronous: while it generates, it takes further requests, and new weights between
+two steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +29,8 @@ from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.weight_sync.digests import Manifest, SyncReport
+from rlhf_suite.launch.wait import CAUSE_S
+from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combined
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
@@ -40,21 +45,26 @@ CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never cach
 
 
 class Engine:
-    """A rollout engine: `ray.remote(Engine).options(runtime_env={"env_vars": engine_env(device)}, ...)`."""
+    """A rollout engine: `ray.remote(Engine).options(runtime_env={"env_vars": engine_env(device)}, ...)`.
 
-    def __init__(self, spec: EngineSpec, log: Path | None = None) -> None:
+    `gpus`: the GPUs that it uses, where they are more than those that Ray gives it.
+    """
+
+    def __init__(self, spec: EngineSpec, log: Path | None = None, gpus: Sequence[str] = ()) -> None:
         if log is not None:
             redirect_output(log)
+        if gpus:  # nothing has looked for GPUs yet
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._spec = spec
         self._has_weights = spec.load_weights
-        self._loop = StepLoop(self._build, partial(_add, spec.image_token))
+        self._loop = StepLoop(self._build, partial(_add, spec.image_token), end_with_a_worker)
         self._outboxes: dict[str, Outbox] = {}  # of each client
 
     async def ready(self) -> EngineInfo:
         """Return once the engine is running. Raise its error if it cannot start."""
         cache = await self._call(lambda engine: engine.vllm_config.cache_config)
         tokens = cache.num_gpu_blocks * cache.block_size
-        return EngineInfo(self._startup_s, self._spec.vllm.tensor_parallel_size, tokens, ray.util.get_node_ip_address())
+        return EngineInfo(self._startup_s, self._spec.vllm.devices, tokens, ray.util.get_node_ip_address())
 
     async def submit(self, client: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Begin requests of a client, each with a number. The sample of a request depends only on its seed, not on
@@ -190,6 +200,7 @@ class Engine:
             engine.collective_rpc("finish_weight_update")
             report = _attest(engine)
         except BaseException as error:
+            end_with_a_worker(engine, error)
             raise self._loop.fail(error, "loading weights") from None
         engine.reset_prefix_cache(reset_running_requests=True)
         if self._spec.image_token is not None:
@@ -207,14 +218,17 @@ def _hand_over(loop: asyncio.AbstractEventLoop, outbox: Outbox, number: int, res
 
 
 def _attest(engine: LLMEngine) -> SyncReport:
-    """Return the report of the first worker; all workers receive the same tensors."""
+    """Return what all workers together verified."""
     from rlhf_suite.weight_sync.receiver import attest
 
-    return engine.collective_rpc(attest)[0]
+    return combined(engine.collective_rpc(attest))
 
 
 def build_engine(spec: EngineSpec) -> LLMEngine:
-    """Return a vLLM engine in this process. Its workers are processes only if tensor_parallel_size > 1."""
+    """Return a vLLM engine in this process. Its workers are processes only if it has several devices.
+
+    If a worker process ends, this process ends too, so the engine is started again as a whole.
+    """
     # At import vLLM logs that Triton has no CPU backend, whatever its logging level.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     from pydantic import ValidationError
@@ -232,10 +246,22 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
         reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
         raise UserError(
             f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
-            f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}: {reason}"
+            f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}, "
+            f"vllm.pipeline_parallel_size={spec.vllm.pipeline_parallel_size}: {reason}"
         ) from None
     engine.set_weight_version("0")
+    if spec.vllm.devices > 1:
+        engine.model_executor.register_failure_callback(lambda: os._exit(1))
     return engine
+
+
+def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
+    """End this process if one of the engine's worker processes has ended. The others may report that they lost it a
+    moment before its end is known."""
+    workers = [worker.proc.sentinel for worker in getattr(engine.model_executor, "workers", ())]
+    if wait(workers, CAUSE_S):
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 def _check_head_size(size: int) -> None:
@@ -264,7 +290,8 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",  # under the sampling temperature
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
-        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else "uni",
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "distributed_executor_backend": "mp" if config.devices > 1 else "uni",
         "enforce_eager": config.enforce_eager or cpu,
         "enable_prefix_caching": config.enable_prefix_caching,
         "weight_transfer_config": WeightTransferConfig(backend=backend),

@@ -30,6 +30,6 @@ class EngineInfo:
     """The properties of a running engine."""
 
     startup_s: float
-    num_workers: int  # processes that hold weights: tensor_parallel_size
+    num_workers: int  # processes that hold weights: one for each device
     kv_tokens: int  # tokens that fit in the KV cache
     node: str  # address of the node it runs on

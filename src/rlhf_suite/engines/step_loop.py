@@ -46,11 +46,17 @@ class Ended:
 class StepLoop:
     """Runs the engine that `build` makes. Building takes seconds, and calls made meanwhile wait.
 
-    The first failure of the build, of a step or of a weight update is final: every later call raises it.
+    The first failure of the build, of a step or of a weight update is final: every later call raises it. If it is that
+    of a step, `failed(engine, error)` is called first.
     """
 
-    def __init__(self, build: Callable[[], Any], add: Callable[[Any, str, Job[Any]], None]) -> None:
-        self._build, self._add = build, add
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        add: Callable[[Any, str, Job[Any]], None],
+        failed: Callable[[Any, BaseException], None] = lambda engine, error: None,
+    ) -> None:
+        self._build, self._add, self._failed = build, add, failed
         self._commands: SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = SimpleQueue()
         self._waiting: dict[str, Job[Any]] = {}
         self._numbers = count()
@@ -157,6 +163,7 @@ class StepLoop:
                 del self._waiting[output.request_id]  # only now: a failure of `read` is one of this job too
                 job.result.set_result(response)
         except BaseException as error:
+            self._failed(engine, error)
             self.fail(error, "generating")
 
 

@@ -1,13 +1,16 @@
 """Devices for actors: `reserve` gets those of a placement (`config.plan`) from Ray, within a deadline.
 
 A device is a GPU, or on a machine without one a small share of the CPU: the same placement runs on both.
-Roles in one pool share its devices: actor i of each role sits on device i.
+Roles in one pool share its devices: actor i of each role sits on device i. An engine that is split over w devices sits
+on devices i * w and following, of one node. Ray gives it a share of the first one, and it is told the names of all.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.plan import Placement, Pool, Role
@@ -29,6 +32,7 @@ class Slot:
     num_gpus: float = 0.0
     group: PlacementGroup | None = None
     bundle: int = -1
+    gpus: tuple[str, ...] = ()  # those that the actor uses, by their names on its node; (): those that Ray gives it
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for `ray.remote(cls).options(...)`."""
@@ -50,7 +54,8 @@ def reserve(placement: Placement, timeout_s: float) -> dict[str, list[Slot]]:
     """Reserve devices, and return the slots of each role, rank by rank, neighbours on one node.
 
     Raises:
-        RunError: the cluster does not have the devices, or others hold them for longer than `timeout_s`.
+        RunError: the cluster does not have the devices, or others hold them for longer than `timeout_s`; or the devices
+        of an engine are on two nodes.
     """
     import ray
     from ray.util import placement_group, remove_placement_group
@@ -58,8 +63,8 @@ def reserve(placement: Placement, timeout_s: float) -> dict[str, list[Slot]]:
     _check_size(placement, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     groups = []
     for pool in placement.pools:
-        role = pool.roles[0]
-        groups.append(placement_group([resources(placement.device, role.devices_per_actor)] * role.num_actors, "PACK"))
+        bundles = [resources(placement.device, pool.bundle)] * (pool.num_devices // pool.bundle)
+        groups.append(placement_group(bundles, "PACK"))
     for pool, group in zip(placement.pools, groups, strict=True):
         if not group.wait(timeout_s):
             for reserved in groups:
@@ -69,19 +74,53 @@ def reserve(placement: Placement, timeout_s: float) -> dict[str, list[Slot]]:
                 f"it needs {_need(placement, pool)}, free now: {_have(placement, [ray.available_resources()])}"
             )
     return {
-        role.name: _slots(placement.device, pool, role, group)
+        role.name: _slots(placement.device, pool, role, group, timeout_s)
         for pool, group in zip(placement.pools, groups, strict=True)
         for role in pool.roles
     }
 
 
-def _slots(device: str, pool: Pool, role: Role, group: PlacementGroup) -> list[Slot]:
+def _slots(device: str, pool: Pool, role: Role, group: PlacementGroup, timeout_s: float) -> list[Slot]:
     from ray.util import placement_group_table
 
     node_of = placement_group_table(group)["bundles_to_node_id"]
     order = sorted(node_of, key=lambda bundle: (node_of[bundle], bundle))
-    share = resources(device, pool.share * role.devices_per_actor)
-    return [Slot(share["CPU"], share.get("GPU", 0.0), group, bundle) for bundle in order]
+    share = resources(device, pool.share * pool.bundle)
+    slots = [Slot(share["CPU"], share.get("GPU", 0.0), group, bundle) for bundle in order]
+    wide = role.devices_per_actor // pool.bundle
+    if wide == 1:
+        return slots
+    if any(len({node_of[slot.bundle] for slot in slots[i : i + wide]}) > 1 for i in range(0, len(slots), wide)):
+        raise RunError(
+            f"the {wide} devices of an engine must be on one node, and {pool.name} got {_per_node(node_of)} devices of "
+            "the nodes: make the devices of each node a multiple of vllm.tensor_parallel_size x "
+            "vllm.pipeline_parallel_size"
+        )
+    names = _gpu_names(slots, timeout_s) if device == "cuda" else []
+    return [replace(slots[i], gpus=tuple(names[i : i + wide])) for i in range(0, len(slots), wide)]
+
+
+def _per_node(node_of: Mapping[int, str]) -> str:
+    return ", ".join(map(str, Counter(node_of.values()).values()))
+
+
+def _gpu_names(slots: Sequence[Slot], timeout_s: float) -> list[str]:
+    """Return the name of the GPU of each slot, which only a process in it is told."""
+    import ray
+
+    ask = ray.remote(_own_gpu)
+    asked = [ask.options(**slot.options()).remote() for slot in slots]
+    try:
+        return ray.get(asked, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise RunError(f"Ray did not say within {timeout_s:g} s (launch.timeout_s) which GPUs are reserved") from None
+
+
+def _own_gpu() -> str:
+    import ray
+
+    (gpu,) = ray.get_gpu_ids()
+    return str(gpu)
 
 
 def _check_size(placement: Placement, nodes: list[dict[str, float]]) -> None:
@@ -98,10 +137,11 @@ def _check_size(placement: Placement, nodes: list[dict[str, float]]) -> None:
             f"the run needs {_need(placement)}, the cluster has {_have(placement, nodes)} ({pools}): {remedy}"
         )
     for pool in placement.pools:
-        wide = pool.roles[0].devices_per_actor
+        wide = max(role.devices_per_actor for role in pool.roles)
         if resources(placement.device, wide)[unit] > max(node.get(unit, 0.0) for node in nodes) + 1e-9:
             raise RunError(
-                f"each {pool.name} needs {wide} GPUs on one node, and no node has them: lower vllm.tensor_parallel_size"
+                f"each engine needs {wide} {unit}s on one node, and no node has them: lower vllm.tensor_parallel_size "
+                "or vllm.pipeline_parallel_size"
             )
 
 

@@ -33,7 +33,7 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     Args:
         config: the section `launch`.
         folder: the run folder, through which the nodes of a Slurm job find each other.
-        slots: the number of actors that will run at once; on CPU, the cluster gets a share of the cores for each.
+        slots: the devices of the run; on CPU, the cluster gets a share of the cores for each.
 
     The signal handlers of `stop.py` stay in place: the handlers that Ray installs would abort the process.
     """
@@ -56,7 +56,7 @@ def machine(config: LaunchConfig) -> Machine:
 
 
 def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
-    """Return the CPU slots of this node: the flag, or the number of cores; on CPU at least a share for every actor."""
+    """Return the CPU slots of this node: the flag, or the number of cores; on CPU at least a share for every device."""
     if config.num_cpus is not None:
         return config.num_cpus
     return max(cpu_count(), math.ceil(slots * CPUS_PER_DEVICE)) if device == "cpu" else cpu_count()

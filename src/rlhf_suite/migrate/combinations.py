@@ -89,18 +89,6 @@ def cut_sampling(new: Migrated, old: Old) -> None:
     new.flags["algo.mismatch_max"] = f"{0.1 - math.log(share):.2f}"
 
 
-def shared_engines(new: Migrated, old: Old) -> None:
-    """An engine that shares its GPUs with the models has one GPU each."""
-    size, engines = new.flags.get("vllm.tensor_parallel_size", "1"), new.flags.get("vllm.num_engines", "1")
-    if new.flags.get("train.colocate_all") == "true" and size.isdigit() and engines.isdigit() and int(size) > 1:
-        del new.flags["vllm.tensor_parallel_size"]
-        new.flags["vllm.num_engines"] = str(int(size) * int(engines))
-        new.remark(
-            f"--vllm_tensor_parallel_size {size}: engines that share GPUs with the models hold a whole model on each "
-            "GPU; for a model that is too large for that, write train.colocate_all=false"
-        )
-
-
 DEFAULTS = {
     "train_kto": (("algo.beta", "0.01"),),
     "train_kd": (("data.output_key", "output"),),
@@ -155,7 +143,6 @@ COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
     switched_on,
     asynchronous,
     cut_sampling,
-    shared_engines,
     gpus_by_default,
     other_defaults,
     critic_as_actor,

@@ -54,7 +54,7 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
     for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
         journal.warn(notice)
     with ExitStack() as stack:
-        stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.placement.num_actors))
+        stack.enter_context(ray_cluster(config.launch, journal.folder.path, plan.placement.num_devices))
         slots = reserve(plan.placement, config.launch.timeout_s)[ENGINE]
         engines = start_generators(config, path, slots, plan.device, journal.folder.logs)
         stack.callback(engines.retire)

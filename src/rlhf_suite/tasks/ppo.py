@@ -40,7 +40,7 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(config.logger, record, config.task)))
         announce(journal, config, plan, data)
-        stack.enter_context(ray_cluster(config.launch, folder, plan.placement.num_actors))
+        stack.enter_context(ray_cluster(config.launch, folder, plan.placement.num_devices))
         slots = reserve(plan.placement, config.launch.timeout_s)
         image_token = None if data.vision is None else data.vision.placeholder
         actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order), image_token)

@@ -10,7 +10,7 @@ Zero has one pattern: -0 and subnormal numbers count as 0, because matrix kernel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,6 +76,30 @@ class SyncReport:
     read_back: int  # those of them whose digest was also right in the model after loading
     not_readable: tuple[str, ...]  # the other ones: fused or sharded so that they cannot be read back
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attested:
+    """What one worker of an engine found in its model after a weight sync."""
+
+    parts: Mapping[str, bool | None]  # of each tensor: whether it has read its part back; None: it has no part of it
+    wrong: str | None = None  # the first difference
+
+
+def combined(workers: Sequence[Attested]) -> SyncReport:
+    """Return what the workers of an engine verified together. A tensor counts as read back if all workers that have a
+    part of it have read it.
+
+    Raises:
+        WeightSyncError: a worker found a difference.
+    """
+    for worker in workers:
+        if worker.wrong:
+            raise WeightSyncError(worker.wrong)
+    found = [worker.parts for worker in workers]
+    parts = {name: [each[name] for each in found if each[name] is not None] for name in found[0]}
+    unread = tuple(name for name, each in parts.items() if not (each and all(each)))
+    return SyncReport(len(parts), len(parts) - len(unread), unread)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

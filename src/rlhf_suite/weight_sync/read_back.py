@@ -2,13 +2,13 @@
 
 This is the second half of the verification. vLLM fuses some tensors of a checkpoint (q, k and v into one matrix), pads
 vocabularies, and on the CPU keeps matrices inside packed kernels. A packed [N, K] matrix is read back by multiplying it
-with the [K, K] identity, which costs as much as a forward pass over K tokens. What cannot be read back (experts,
-sharded models) is checked only by the log-prob probe.
+with the [K, K] identity, which costs as much as a forward pass over K tokens. What cannot be read back (experts) is
+checked only by the log-prob probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,26 @@ class ReadBack:
     values: torch.Tensor  # of the entry's shape
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a vLLM model has a tensor of the checkpoint."""
+
+    name: str  # of the tensor, by the names of vLLM but before the fusion
+    module: nn.Module
+    path: str  # of the module
+    leaf: str  # the name of its parameter
+    part: str  # the name of the module in the checkpoint, e.g. k_proj
+    siblings: Sequence[str]  # the parts that are fused in this module, in the order of their rows
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the checkpoint has all of the module's rows in one tensor."""
+        return len(self.siblings) == 1
+
+
 class ModelReader:
-    """Reads the weights of one vLLM model.
+    """Reads the weights of one vLLM model. `expected`: the tensors that the model, or this worker's part of it, must
+    have.
 
     It keeps the matrix that it unpacked last, since the parts of a fused matrix are read one after the other.
     """
@@ -54,27 +72,35 @@ class ModelReader:
             yield from self._find(entry)
         yield from self._tied_head()
 
-    def _find(self, entry: TensorEntry) -> Iterator[ReadBack]:
-        """Yield the values of one tensor at its places."""
-        path, leaf = _inner_name(self._model, entry.name).rpartition(".")[::2]
+    def place(self, name: str) -> Place | None:
+        """Return where the model has the tensor `name` of the checkpoint; None if it has no such module."""
+        inner = _inner_name(self._model, name)
+        path, leaf = inner.rpartition(".")[::2]
         parent, part = path.rpartition(".")[::2]
         whole, siblings = self._fused.get(part, (part, [part]))
         module_path = f"{parent}.{whole}" if parent else whole
         module = _module(self._model, module_path)
-        if module is None or not entry.shape:
+        return None if module is None else Place(inner, module, module_path, leaf, part, siblings)
+
+    def _find(self, entry: TensorEntry) -> Iterator[ReadBack]:
+        """Yield the values of one tensor at its places."""
+        place = self.place(entry.name)
+        if place is None or not entry.shape:
             return
+        module, leaf, part = place.module, place.leaf, place.part
         if leaf == "bias" and hasattr(module, "weight") and getattr(module, "bias", None) is None:
             # vLLM's loaders skip such a tensor silently.
             raise WeightSyncError(
-                f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {module_path} has no "
+                f"tensor {entry.name} has no place in vLLM's {type(self._model).__name__}: its {place.path} has no "
                 "bias, so it would sample from another model than the one trained"
             )
-        before = [entry.name.replace(f".{part}.", f".{other}.") for other in siblings[: siblings.index(part)]]
+        earlier = place.siblings[: place.siblings.index(part)]
+        before = [entry.name.replace(f".{part}.", f".{other}.") for other in earlier]
         start = sum(self._expected[name].shape[0] for name in before)
-        for place, values in self._places(module, leaf, entry):
+        for kind, values in self._places(module, leaf, entry):
             rows = values[start : start + entry.shape[0]]
             if rows.shape == entry.shape:
-                yield ReadBack(entry, f"{path}.{leaf}{place}", rows)
+                yield ReadBack(entry, f"{place.name}{kind}", rows)
 
     def _tied_head(self) -> Iterator[ReadBack]:
         """Yield the values of a head that the checkpoint does not have: they must equal the embedding."""

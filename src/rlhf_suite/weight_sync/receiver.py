@@ -2,7 +2,8 @@
 
 vLLM's own sequence of calls is used (start, update, finish); these backends differ in how bytes arrive. Each tensor is
 compared with the trainer's digest when it arrives, and again after loading where the model keeps it: in parameters, in
-slices of fused ones, and, on the CPU, in the packed matrices of the kernels.
+slices of fused ones, and, on the CPU, in the packed matrices of the kernels. Each worker of a split engine receives
+whole tensors, and checks its own part of them after loading.
 
 Importing this module registers the backends.
 """
@@ -28,9 +29,10 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlhf_suite.weight_sync.cuda_ipc import open_handle
-from rlhf_suite.weight_sync.digests import SyncReport, TensorEntry, WeightSyncError, compare, entries_from_plain
+from rlhf_suite.weight_sync.digests import Attested, TensorEntry, WeightSyncError, compare, entries_from_plain
 from rlhf_suite.weight_sync.read_back import ModelReader
 from rlhf_suite.weight_sync.sender import END_OF_BUCKETS, broadcast, gpu_uuid, header_key, ipc_key, make_group
+from rlhf_suite.weight_sync.shards import own_entry
 
 STORE_TIMEOUT = timedelta(hours=1)  # the driver's own deadline is shorter; this one only ends an orphaned process
 
@@ -63,7 +65,7 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.expected: dict[str, TensorEntry] = {}
+        self.expected: dict[str, TensorEntry | None] = {}  # this worker's part of each tensor; None: it has none
 
     def init_transfer_engine(self, init_info: StreamInfo) -> None:
         """Connect to the trainer; backends that need no connection do not implement this."""
@@ -82,13 +84,14 @@ class WeightReceiver(WeightTransferEngine[StreamInfo, UpdateInfo]):
             WeightSyncError: a tensor differs from what the trainer sent.
         """
         self.expected, wrong = {}, list[str]()
+        reader = ModelReader(self.model, {})
         for entries, tensors in self.batches(update_info):
             # All batches are received even after a wrong one, since the sender would wait forever otherwise.
             found = [compare("arrived changed", e, t) for e, t in zip(entries, tensors, strict=True) if e.digest]
             wrong += [message for message in found if message]
             if not wrong:
                 self.model.load_weights(zip([entry.name for entry in entries], tensors, strict=True))
-            self.expected |= {entry.name: entry for entry in entries}
+            self.expected |= {e.name: own_entry(reader, e, t) for e, t in zip(entries, tensors, strict=True)}
         if wrong:
             raise WeightSyncError(f"weights {update_info.version}: {wrong[0]}")
 
@@ -176,24 +179,24 @@ class WorkerExtension:
     """An empty class. Worker processes import this module because of it, which registers the backends there."""
 
 
-def attest(worker: Any) -> SyncReport:
+def attest(worker: Any) -> Attested:
     """Compare the weights in a worker's model with the last sync that it received.
 
-    Raises:
-        WeightSyncError: a tensor that can be read back differs.
+    A difference is returned and not raised: vLLM would turn the error of a worker process into another one.
     """
     transfer = worker.weight_transfer_engine
-    expected = {name: entry for name, entry in transfer.expected.items() if entry.digest}
-    if not expected:
-        return SyncReport(0, 0, ())
+    checked = {name: entry for name, entry in transfer.expected.items() if entry is None or entry.digest}
+    own = {name: entry for name, entry in checked.items() if entry is not None}
     read_back = set[str]()
-    if transfer.parallel_config.tensor_parallel_size == 1:
-        for found in ModelReader(transfer.model, expected).read_back():
+    try:
+        for found in ModelReader(transfer.model, own).read_back():
             values = found.values.to(getattr(torch, found.entry.dtype))
             if wrong := compare(f"differs in {found.place} after loading", found.entry, values):
-                raise WeightSyncError(wrong)
+                return Attested({}, wrong)
             read_back.add(found.entry.name)
-    return SyncReport(len(expected), len(read_back), tuple(name for name in expected if name not in read_back))
+    except WeightSyncError as error:
+        return Attested({}, str(error))
+    return Attested({name: name in read_back if name in own else None for name in checked})
 
 
 def drop_moe_kernels(model: torch.nn.Module) -> None:

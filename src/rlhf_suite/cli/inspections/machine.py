@@ -1,4 +1,4 @@
-"""What a run needs of this machine and would miss late: loopback, ports, shared memory, a folder for sockets."""
+"""What a run needs of this machine and would miss late: loopback, ports, shared memory, a folder for sockets, GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rlhf_suite.config.plan import is_on_ray
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import LoopRun, ResumableRun, Run
+from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, SamplingRun
+from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.session import root_problem
 
 LOOPBACK = "127.0.0.1"
@@ -25,10 +26,20 @@ def machine(run: Run, folder: Path | None) -> Iterator[Problem]:
     if folder is None or not isinstance(run, ResumableRun):
         return
     yield from network()
+    if isinstance(run, SamplingRun):
+        yield from stages(run)
     if run.launch.ray_address is None and (is_on_ray(run) or isinstance(run, LoopRun)):
         if (what := root_problem()) is not None:  # of the folder for temporary files, which holds the sockets of Ray
             yield Problem("TMPDIR", what, "choose a short folder on a local disk: export TMPDIR=/tmp")
         yield from shared_memory(run.launch.object_store_mb)
+
+
+def stages(run: SamplingRun) -> Iterator[Problem]:
+    """Check that engines of several stages get GPUs."""
+    if run.vllm.pipeline_parallel_size > 1 and device_kind(run.launch) == "cpu":
+        what = "the CPU build of vLLM does not run the stages of a pipeline"
+        fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
+        yield Problem("vllm.pipeline_parallel_size", what, fix)
 
 
 def network() -> Iterator[Problem]:

@@ -54,18 +54,12 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
     if vllm.sync_backend == "ipc" and not run.train.colocate_all:
         what = "ipc needs trainer and engine on the same GPU"
         yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto, or add train.colocate_all=true")
+    if vllm.sync_backend == "nccl" and run.train.colocate_all:
+        what = "nccl does not connect trainer and engine on the same GPU (train.colocate_all=true)"
+        yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
     if run.launch.device == "cpu" and vllm.sync_backend in ("nccl", "ipc"):
         what = f"{vllm.sync_backend} needs GPUs (launch.device=cpu)"
         yield Problem("vllm.sync_backend", what, "write vllm.sync_backend=auto")
-
-
-@rule
-def engines_are_whole(run: SamplingRun) -> Iterator[Problem]:
-    if run.launch.device == "cpu" and run.vllm.tensor_parallel_size > 1:
-        what = "engines on a CPU are not split (launch.device=cpu)"
-        yield Problem(
-            "vllm.tensor_parallel_size", what, "write vllm.tensor_parallel_size=1, and raise vllm.num_engines"
-        )
 
 
 @rule

@@ -107,7 +107,7 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
 @rule
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
     sizes = ranks(run)
-    engines = run.vllm.num_engines * run.vllm.tensor_parallel_size
+    engines = run.vllm.num_engines * run.vllm.devices
     groups = (
         ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
         ("colocate_actor_ref", run.train.colocate_actor_ref, subset(sizes, "actor", "ref")),
@@ -116,12 +116,10 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
     for name, is_on, members in groups:
         if is_on and len(set(members.values())) > 1:
             said = ", ".join(f"{member} {count}" for member, count in members.items())
-            fix = "make num_nodes x num_gpus_per_node (vllm: num_engines x tensor_parallel_size) equal"
+            fix = "make num_nodes x num_gpus_per_node equal"
+            if "vllm" in members:
+                fix += ", and vllm.num_engines x vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
             yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
-    if run.train.colocate_all and run.vllm.tensor_parallel_size > 1:
-        what = f"an engine on {run.vllm.tensor_parallel_size} devices cannot share each with one actor rank"
-        fix = "write vllm.tensor_parallel_size=1 and as many vllm.num_engines as the actor has ranks"
-        yield Problem("vllm.tensor_parallel_size", f"{what} (train.colocate_all=true)", fix)
 
 
 def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
