@@ -160,6 +160,13 @@ def slurm(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests marked `gpu` and measure trainer steps on a GPU (docs/gpu.md); without one it is a dry run."""
+    ready(session)
+    session.run(PYTHON, "benchmarks/gpu_kit.py", *session.posargs, external=True)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check formatting, lint, types and layers."""
     ready(session)

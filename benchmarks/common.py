@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from qwen3 import SHAPES, random_qwen3
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 LOOK_S = 0.5
@@ -197,42 +199,10 @@ def gpu_memory_mb() -> float:
     )
 
 
-# Shapes that are built here with random weights, beside the suite's own builtin:<name>.
-QWEN3_06B = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 40_960,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-}
-
-
-def random_qwen3(folder: Path) -> str:
-    """A model folder of Qwen3-0.6B's shape: random bf16 weights, the suite's byte tokenizer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from rlhf_suite.models.builtin import byte_tokenizer
-
-    if not (folder / "config.json").exists():
-        tokenizer = byte_tokenizer()
-        ends = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
-        torch.manual_seed(0)
-        model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_06B, **ends)).to(torch.bfloat16)
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-    return str(folder)
-
-
 def common_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of every benchmark that trains."""
     parser.add_argument("--model", default="builtin:small", help="HF folder or builtin:<name>")
-    parser.add_argument("--shape", choices=("qwen3-0.6b",), help="random weights of this shape instead of --model")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead of --model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--steps", type=int, default=12)
@@ -247,7 +217,7 @@ def model_of(arguments: argparse.Namespace) -> str:
     if arguments.shape is None:
         return model_folder(arguments.model, "--model")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf_suite" / "benchmarks"
-    return random_qwen3(cache / arguments.shape)
+    return random_qwen3(cache / arguments.shape, arguments.shape)
 
 
 @contextmanager

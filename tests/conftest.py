@@ -12,6 +12,7 @@ import gc
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,24 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its tier, and begin with the files whose tests take longest."""
+    """Mark every test with its tier, and begin with the files whose tests take longest. Without a GPU skip what needs
+    one."""
     first: dict[Path, int] = {}
     for item in items:
         if not tiers(item):
             item.add_marker(default_tier(item))
         first[item.path] = min(TIERS.index(tiers(item)[0]), first.get(item.path, len(TIERS)))
     items.sort(key=lambda item: first[item.path])
+    for item in items:
+        if item.get_closest_marker("gpu") and not has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@cache
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def tiers(item: pytest.Item) -> list[str]:

@@ -46,6 +46,7 @@ def sources(text: str) -> str:
 IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
 RING, PACKED, FLASH = "ds.ring_attn_size=2 ", "ds.packing_samples=true ", "ds.attn_implementation=flash_attention_2 "
+ALONE = "ds.zero_stage=null "
 TWO_RANKS = "actor.num_gpus_per_node=2 critic.num_gpus_per_node=2"
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
@@ -213,6 +214,11 @@ MISTAKES = [
     (SFT + "actor.optim=muon actor.max_norm=0 ds.lora.rank=8", "actor.optim", "write actor.optim=adam"),
     (SFT + "ds.zero_stage=0 ds.param_dtype=fp32 ds.adam_offload=true", "ds.adam_offload", "write ds.zero_stage=1"),
     (SFT + "ds.zpg=2", "ds.zpg", "write ds.zero_stage=3"),
+    (SFT + ALONE + "ds.adam_offload=true", "ds.adam_offload", "needs ds.zero_stage=1 or more, but it is null"),
+    (SFT + ALONE + "ds.overlap_comm=true", "ds.overlap_comm", "nothing to overlap with ds.zero_stage=null"),
+    (SFT + ALONE + "actor.num_gpus_per_node=2", "ds.zero_stage", "trains on one rank, but actor has 2"),
+    (PPO + ALONE + "ref.num_gpus_per_node=2", "ds.zero_stage", "trains on one rank, but ref has 2"),
+    (SFT + ALONE + "actor.optim=muon actor.max_norm=0", "actor.optim", "write ds.zero_stage=2, or actor.optim=adam"),
     (SFT + "ds.attn_implementation=sdpa ds.packing_samples=true", "ds.attn_implementation", "varlen"),
     (SFT + RING + "actor.num_gpus_per_node=2", "ds.packing_samples", "add ds.packing_samples=true"),
     (SFT + RING + PACKED + "actor.num_gpus_per_node=3", "actor.num_gpus_per_node", "=4"),

@@ -11,7 +11,8 @@ import ray
 
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
+from rlhf_suite.distributed.worker import Worker
+from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.ray_cluster import ray_cluster

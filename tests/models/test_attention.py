@@ -55,7 +55,6 @@ def test_a_model_that_does_not_pass_the_borders_on_is_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 7])
 def test_the_cuda_kernel_agrees_with_sdpa(window):
     lengths = torch.tensor([5, 70, 1, 130, 9], device="cuda")

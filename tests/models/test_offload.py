@@ -32,8 +32,6 @@ def test_a_streamed_reward_model_scores_the_same(load, batch):
 @pytest.mark.gpu
 @torch.no_grad()
 def test_only_the_modules_in_use_are_on_the_gpu(load, batch):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     model = load().requires_grad_(False)
     expected = token_log_probs(model, batch).log_probs
     device = torch.device("cuda", 0)

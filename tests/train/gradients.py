@@ -168,7 +168,7 @@ def trained_model(world: World, folder: Path, head: str, split: Split) -> strate
         shape = (own[0], others[1]) if part[0] == "B" else (others[0], own[1])
         with strategy.gathered(ds, [parameter], modifier_rank=0), torch.no_grad():
             parameter.copy_(adapter(f"{stem}.weight", torch.Size(shape))["BA".index(part[0])])
-    return strategy.TrainedModel(module, config, ds, 1, world)
+    return strategy.TrainedModel(module.to(world.device), config, ds, 1, world)
 
 
 def gradient(world: World, folder: Path, loss: str, split: Split, batch: Experience) -> Gradients | None:

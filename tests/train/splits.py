@@ -15,7 +15,7 @@ class Split:
 
     name: str
     ranks: int = 1
-    zero: int = 0
+    zero: int | None = 0  # None: without DeepSpeed
     micro: int = 4
     budget: bool = False  # micro-batches by number of tokens; how many is up to the batch
     packed: bool = True

@@ -30,7 +30,7 @@ from rlhf_suite.train.task import Forward, StepLoss
 class Setup:
     """A way to train the tiny model; `adam` by default, in fp32 and packed."""
 
-    zero: int = 0
+    zero: int | None = 0  # None: without DeepSpeed
     dtype: str = "fp32"
     offload: bool = False
     accumulate: str = "fp32"

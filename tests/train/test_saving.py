@@ -12,7 +12,7 @@ from full_disk import fill
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.disk import DiskError
 from rlhf_suite.distributed.group import LocalGroup
-from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.saving import Saver, TrainingRows

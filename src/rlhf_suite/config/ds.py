@@ -92,7 +92,11 @@ class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
 class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
-    zero_stage: int = flag(2, "ZeRO stage of DeepSpeed", choices=(0, 1, 2, 3))
+    zero_stage: int | None = flag(
+        2,
+        "ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights",
+        choices=(0, 1, 2, 3),
+    )
     use_universal_ckpt: bool = flag(
         False,
         "Resume also on another number of ranks and at another ZeRO stage than those of the checkpoint",

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rlhf_suite.data.batch import Group, Item, sequences
 from rlhf_suite.data.combine import Combined, LazySequence
-from rlhf_suite.data.store import Store
 from rlhf_suite.errors import UserError
 
 # Weight of a bin and the indices of its sequences. The weight orders bins by the sum of lengths, then by the number of
@@ -151,6 +150,8 @@ class PackedRows(LazySequence[Group]):
 
 def token_counts(items: Sequence[Item]) -> NDArray[np.int64]:
     """Return the tokens of each item, [N]. Items of a store are not read, since it knows their counts."""
+    from rlhf_suite.data.store import Store  # pyarrow: items in memory are packed without it
+
     if isinstance(items, Combined):
         counts = np.concatenate([token_counts(part) for part in items.parts])
         return counts if items.order is None else counts[items.order]

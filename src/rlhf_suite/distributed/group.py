@@ -1,4 +1,7 @@
-"""The ranks of one model, called together: the protocol, typed handles on it, and one rank in this process."""
+"""The ranks of one model, called together: the protocol, typed handles on it, and one rank in this process.
+
+Nothing here needs Ray, over which `workers` calls several ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_suite.distributed.mesh import Mesh, Rank
-from rlhf_suite.distributed.workers import LOOPBACK, Worker
+from rlhf_suite.distributed.worker import LOOPBACK, Worker
 from rlhf_suite.distributed.world import open_store
 from rlhf_suite.launch.actor_log import Member
 

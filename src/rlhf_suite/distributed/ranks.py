@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.plan import Placement
 from rlhf_suite.distributed.group import Group, LocalGroup
-from rlhf_suite.distributed.workers import GroupOptions, Worker, WorkerGroup
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import reserve
 from rlhf_suite.launch.ray_cluster import ray_cluster
@@ -24,6 +24,8 @@ def running(
     if placement.num_actors == 1:
         yield LocalGroup(cls, pool.name, device, args)
         return
+    from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
+
     options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device), placement.sequence)
     with ray_cluster(launch, folder.path, placement.num_devices):
         group = WorkerGroup(cls, pool.name, reserve(placement, launch.timeout_s)[pool.name], options, args)

@@ -13,7 +13,6 @@ A handle (`group.ModelGroup`) gives the calls of a group types.
 from __future__ import annotations
 
 import faulthandler
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,6 @@ from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import wait_for
 
-LOOPBACK = "127.0.0.1"
-
 
 @dataclass(frozen=True)
 class GroupOptions:
@@ -39,28 +36,6 @@ class GroupOptions:
     timeout_s: float
     env: dict[str, str] = field(default_factory=dict)
     sequence: int = 1
-
-
-class Worker:
-    """The base of the classes that run in a group: it knows its rank, and how to meet the other ranks.
-
-    The environment that torch.distributed and DeepSpeed read is set before the `__init__` of a subclass goes on.
-    Ray shows each actor its own device only, so the local rank is always 0.
-    """
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-        if rank.host == LOOPBACK:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group that meets there stays there
-        os.environ.update(
-            TORCHELASTIC_USE_AGENT_STORE="True",  # torch joins the store at that address and starts none of its own
-            RANK=str(rank.number),
-            WORLD_SIZE=str(rank.mesh.size),
-            LOCAL_RANK="0",
-            LOCAL_WORLD_SIZE="1",
-            MASTER_ADDR=rank.host,
-            MASTER_PORT=str(rank.port),
-        )
 
 
 class WorkerGroup:

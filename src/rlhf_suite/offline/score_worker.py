@@ -10,7 +10,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig, RewardModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import checkpoint_precision
 from rlhf_suite.models.process_reward_model import step_probabilities

@@ -21,7 +21,7 @@ from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.distributed.world import seed_process
 from rlhf_suite.models.forward import LanguageModel, sequence_scores, token_log_probs, token_values
 from rlhf_suite.models.load import DTYPES, load_tokenizer
@@ -58,7 +58,7 @@ class Role(Worker):
     def __init__(self, rank: Rank, settings: WorkerSettings) -> None:
         super().__init__(rank)
         self.settings = settings
-        self.world = join_world(rank)
+        self.world = join_world(rank, settings.ds.zero_stage)
         seed_process(settings.train, rank.number)
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.train.torch_engine import MasterWeights
 
 WEIGHT = "weight"
 
@@ -40,9 +41,12 @@ class Held:
 
 
 def held_parts(module: nn.Module, optimizer: Any, rank: int) -> Iterator[Held]:
-    """Yield what `optimizer` of `rank` holds of the trained parameters: torch's own, or DeepSpeed's around it."""
+    """Yield what `optimizer` of `rank` holds of the trained parameters: torch's own, or one around it."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if isinstance(optimizer, MasterWeights):
+        held = optimizer.masters.items()
+        yield from (Held(names[each], 0, master.detach().view(-1), master, 0) for each, master in held)
+    elif isinstance(optimizer, torch.optim.Optimizer):
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         yield from (Held(names[each], 0, each.detach().view(-1), each, 0) for each in updated)
     elif hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3

@@ -1,4 +1,6 @@
-"""All that touches DeepSpeed: process group, engine settings, trained and frozen models, gathering under ZeRO-3."""
+"""All that touches DeepSpeed: process group, engine settings, trained and frozen models, gathering under ZeRO-3.
+
+With ds.zero_stage=null nothing imports it: `torch_engine` trains the model."""
 
 from __future__ import annotations
 
@@ -38,21 +40,27 @@ from rlhf_suite.train.parts import (
     write_parts,
 )
 from rlhf_suite.train.schedules import learning_rate_factor
+from rlhf_suite.train.torch_engine import TorchEngine
 
 
-def join_world(rank: Rank) -> World:
-    """Join the process group of DeepSpeed, whose environment a Worker has set: gloo on CPUs, NCCL on GPUs.
+def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
+    """Join the process group of DeepSpeed, whose environment a Worker has set: gloo on CPUs, NCCL on GPUs. Without
+    DeepSpeed (a `zero_stage` of None) the rank is the only one and joins nothing.
 
     DeepSpeed's extension for shared memory is switched off: it takes a minute to compile, and its buffers outlive the
     run.
     """
+    on_gpu = rank.device == "cuda"
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    if zero_stage is None:
+        assert rank.mesh.size == 1, "several ranks need DeepSpeed"
+        return World.of(rank.number, rank.mesh, device)
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    on_gpu = rank.device == "cuda"
     deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
-    return World.of(rank.number, rank.mesh, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+    return World.of(rank.number, rank.mesh, device)
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
@@ -94,7 +102,8 @@ def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
 
 
 class TrainedModel:
-    """A model under DeepSpeed: call it, `backward` sums of losses, and `step` once per optimiser step."""
+    """A model under DeepSpeed or, with ds.zero_stage=null, torch alone: call it, `backward` sums of losses, and `step`
+    once per optimiser step."""
 
     def __init__(
         self,
@@ -104,12 +113,22 @@ class TrainedModel:
         total_steps: int,
         world: World,
     ) -> None:
-        import deepspeed
-
         self.module, self.config, self.ds, self.total_steps, self.world = module, config, ds, total_steps, world
         self._plain_norm = 0.0
-        settings = engine_config(ds, config.max_norm, world)
-        optimizer = None
+        self.engine = self._make_engine()
+        self.optimizer = self.engine.optimizer
+        if is_plain(ds):
+            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
+        self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _make_engine(self) -> Any:
+        """Return what computes gradients and updates: torch alone, or DeepSpeed."""
+        if self.ds.zero_stage is None:
+            return TorchEngine(self.module, self.config, self.ds)
+        import deepspeed
+
+        module, config, optimizer = self.module, self.config, None
+        settings = engine_config(self.ds, config.max_norm, self.world)
         if config.optim == "muon":
             optim.mark_muon_parameters(module.named_parameters())
             settings["optimizer"] = optim.muon_config(config)
@@ -118,12 +137,10 @@ class TrainedModel:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
         with redirect_stdout(None):  # with ZeRO-1 in bf16 DeepSpeed prints readings of the memory
-            self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            engine, *_ = deepspeed.initialize(
                 model=module, model_parameters=trained, optimizer=optimizer, config=settings
             )
-        if is_plain(ds):
-            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
-        self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return engine
 
     def _record_norm(self, norm: float) -> None:
         self._plain_norm = norm
@@ -156,7 +173,7 @@ class TrainedModel:
     def _forget_gradients(self) -> None:
         """Drop the gradients of a skipped step. With ds.adam_offload DeepSpeed 0.19 keeps them in ZeRO-1 and 2, and
         every later step would be skipped too."""
-        if self.ds.adam_offload and self.ds.zero_stage < 3:
+        if self.ds.adam_offload and self.ds.zero_stage in (1, 2):
             for group in self.optimizer.averaged_gradients:
                 self.optimizer.averaged_gradients[group] = None
 
@@ -180,7 +197,7 @@ class TrainedModel:
     @property
     def needs_equal_micro_batches(self) -> bool:
         """Return whether every rank must run as many micro-batches as the others: backward passes hold collectives."""
-        return self.world.mesh.size > 1 and self.ds.zero_stage >= 2
+        return self.world.mesh.size > 1 and self.ds.zero_stage in (2, 3)
 
     def gathered(self, parameters: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
         """Return a context in which the given parameters are whole on every rank; ZeRO-3 partitions them."""

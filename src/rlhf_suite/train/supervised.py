@@ -13,7 +13,6 @@ from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
 from rlhf_suite.config.runs import SFTRun, SupervisedRun
 from rlhf_suite.data.batch import Item
-from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, Sources, metric_names, source_names
@@ -57,7 +56,7 @@ class SupervisedWorker(TrainedWorker):
 
     def __init__(self, rank: Rank, config: R, plan: WorkerPlan, make_task: MakeTask[R], data: Encoded) -> None:
         super().__init__(rank)
-        world = join_world(rank)
+        world = join_world(rank, config.ds.zero_stage)
         seed_process(config.train, rank.number)
         self.config, self.plan, self.data = config, plan, data
         self.loader = StepLoader(data.train, config.train, world)
@@ -144,6 +143,8 @@ def run_supervised(config: R, folder: Path, plan: WorkerPlan, make_task: MakeTas
 
 def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> Encoded:
     """Encode all rows as items; rows that cannot be used are counted, and reported."""
+    from rlhf_suite.data.load import Loader  # pyarrow: a worker that is given its items needs none
+
     data, seed = config.data, config.train.seed
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None

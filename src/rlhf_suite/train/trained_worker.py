@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.distributed.group import ModelGroup
-from rlhf_suite.distributed.workers import Worker
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
 from rlhf_suite.train.strategy import TrainedModel

@@ -161,42 +161,6 @@ def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
-    """DeepSpeed 0.19 has no such function for the optimisers of ZeRO 0 and 1, and under ZeRO-3 it moves the states of
-    its own FusedAdam alone, while the optimiser here is torch's."""
-    if run.ds.enable_sleep and run.ds.zero_stage != 2:
-        what = f"DeepSpeed moves optimiser states only with ds.zero_stage=2, but it is {run.ds.zero_stage}"
-        yield Problem("ds.enable_sleep", what, "write ds.zero_stage=2, or ds.enable_sleep=false")
-    elif run.ds.enable_sleep and run.ds.adam_offload:
-        what = "with ds.adam_offload=true the optimiser state is always in host memory"
-        yield Problem("ds.enable_sleep", what, "write ds.enable_sleep=false, or ds.adam_offload=false")
-
-
-@rule
-def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
-    stage = run.ds.zero_stage
-    for name, is_on, least in (
-        ("adam_offload", run.ds.adam_offload, 1),
-        ("zpg", run.ds.zpg > 1, 3),
-    ):
-        if is_on and stage < least:
-            yield Problem(
-                f"ds.{name}", f"needs ds.zero_stage={least} or more, but it is {stage}", f"write ds.zero_stage={least}"
-            )
-    if run.ds.overlap_comm and stage < 2:
-        what = (
-            f"has nothing to overlap with ds.zero_stage={stage}: gradients are reduced once, after the last micro-batch"
-        )
-        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2 (or 3), or ds.overlap_comm=false")
-    if stage == 0 and run.ds.param_dtype == "bf16":
-        what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
-        yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
-    if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
-        what = "bf16 would round the gradients of fp32 parameters"
-        yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
-
-
-@rule
 def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
     key = "ds.load_in_4bit"
     if not run.ds.load_in_4bit:

@@ -1,0 +1,261 @@
+"""What a GPU makes of the suite, in one command: `python3 noxfile.py -s gpu`, or `python benchmarks/gpu_kit.py`.
+
+It runs every test marked `gpu`, then the rows of gpu_rows.py: tokens per second, model-FLOP utilisation and memory of
+trainer steps on one device. It writes results/gpu.jsonl, one line per row, and docs/gpu.md. It needs no network, and
+neither Ray, DeepSpeed nor vLLM: PyTorch with CUDA, transformers and the packages that `--carry` names are enough.
+Without a GPU it is a dry run: the same code with tiny shapes on the CPU, which writes only into `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]  # a bare machine has no installed suite
+
+THERE = ("torch", "transformers")  # what the machine has, with all that they need
+CARRIED = ("omegaconf", "rich", "peft", "accelerate", "pytest", "pytest-timeout")
+MARK = "pytest.mark.gpu"
+Line = dict[str, Any]
+
+HEAD = """# On a GPU
+
+`python3 noxfile.py -s gpu` writes this page and `benchmarks/results/gpu.jsonl`: it runs every test marked `gpu`, then
+measures the rows below on one device. It uses no network: the models are random weights in the shapes of Qwen3, and the
+tokenizer is made on the spot. Without a GPU it is a dry run of the same code with tiny shapes on the CPU, which leaves
+this page and the results as they are.
+
+A bare machine needs PyTorch with CUDA, transformers and a few packages more, but neither Ray, DeepSpeed nor vLLM,
+because the rows train with `ds.zero_stage=null`. The first two commands are for a machine where the suite is installed:
+
+```bash
+python benchmarks/gpu_kit.py --carry > carry.txt  # names and versions, and which are not pure Python
+pip wheel --no-deps -w carried -r carry.txt
+```
+
+The others are for the bare machine, with the repository and the folder `carried`:
+
+```bash
+pip install --no-index --no-deps --target site carried/*.whl
+PYTHONPATH=site python benchmarks/gpu_kit.py --out results
+```
+
+`--rows rl-0.6b` measures only rows with these words in their names, `--set ds.use_liger_kernel=true` sets flags for all
+rows, and `--no-tests` leaves the tests out. All rows run in one process on one device: bf16 weights with fp32 masters,
+packing, gradient checkpointing, log-probs without a matrix of all logits, and one sequence of random tokens (DPO: a
+pair) per step. MFU counts the operations of the model once, not again where checkpointing repeats them;
+`benchmarks/flops.py` has the formula and the peaks of devices. Memory is the most that PyTorch had allocated. The
+published numbers are those of prime-rl on one H100. The goal is 1.5 times each of them, with no more memory.
+
+"""
+
+
+def main() -> None:
+    """Run tests and rows, and write the lines and the page."""
+    chosen = arguments()
+    if chosen.carry:
+        print("\n".join(carry_list()))
+        return
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() and not chosen.dry_run else "cpu"
+    is_dry = device == "cpu"
+    lines: list[Line] = []
+    for line in measured(chosen, device):
+        lines.append(setting(device, is_dry) | line)
+        print(json.dumps(lines[-1]), flush=True)
+    results, page = chosen.out or ROOT / "benchmarks" / "results", chosen.out or ROOT / "docs"
+    if not is_dry or chosen.out:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / "gpu.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (page / "gpu.md").write_text(page_of(lines))
+    if any("error" in line or line.get("failed") for line in lines):
+        sys.exit(1)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, also where there is a GPU")
+    parser.add_argument("--out", type=Path, help="the folder for gpu.jsonl and gpu.md")
+    parser.add_argument("--rows", nargs="*", default=[""], help="words in the names of the rows to measure")
+    parser.add_argument("--steps", type=int, default=5, help="optimiser steps of a row that count; a dry run takes one")
+    parser.add_argument("--no-tests", action="store_true", help="measure rows alone")
+    parser.add_argument("--carry", action="store_true", help="print the packages that a bare machine needs, and end")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FLAG=VALUE", help="further flags of every row")
+    return parser.parse_args()
+
+
+def measured(chosen: argparse.Namespace, device: str) -> Iterator[Line]:
+    """Yield a line for the tests, and one for each row."""
+    if not chosen.no_tests:
+        yield {"row": "tests"} | gpu_tests()
+    from gpu_rows import ROWS, Bench, measure
+    from rlhf_suite.config.formatting import literal
+
+    is_dry = device == "cpu"
+    pairs = (each.partition("=") for each in chosen.set)
+    flags = {name: literal(value) for name, _, value in pairs}
+    with tempfile.TemporaryDirectory(prefix="rlhf-suite-gpu-") as folder:
+        bench = Bench(device, Path(folder), 1 if is_dry else chosen.steps, is_dry, flags)
+        for row in ROWS:
+            if any(word in row.name for word in chosen.rows):
+                yield measure(row, bench)
+
+
+def setting(device: str, is_dry: bool) -> Line:
+    """Return what every line says of where and how it came about."""
+    import torch
+
+    versions = {}
+    for name in ("torch", "transformers", "liger-kernel", "flash-attn"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join(["python", "benchmarks/gpu_kit.py", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "dry_run": is_dry,
+        "cuda": torch.version.cuda,
+        "versions": versions,
+    }
+
+
+# The tests.
+
+
+def gpu_tests() -> Line:
+    """Run every test marked `gpu`; return the names of those that passed, and of the others with the reason."""
+    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in file.read_text()]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "--continue-on-collection-errors", "--junitxml"]
+        paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            [*command, str(report), *files],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not report.exists():
+            return {"error": f"pytest: {(done.stderr or done.stdout).strip().splitlines()[-1]}"}
+        return outcomes(ElementTree.parse(report).iter("testcase"))
+
+
+def outcomes(cases: Iterable[ElementTree.Element]) -> Line:
+    """Return the tests of a report by what became of them. A file that imports what is not installed is skipped."""
+    passed: list[str] = []
+    skipped: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for case in cases:
+        name = "::".join(filter(None, [case.get("classname"), case.get("name")]))
+        problem = next(iter(case), None)
+        if problem is None:
+            passed.append(name)
+            continue
+        missing = missing_module(problem.text or "")
+        if problem.tag == "skipped":
+            skipped[name] = problem.get("message", "")
+        elif missing is not None:
+            skipped[name] = f"{missing} is not installed"
+        else:
+            failed[name] = (problem.get("message") or problem.text or "").strip().splitlines()[0]
+    return {"passed": passed, "failed": failed, "skipped": skipped}
+
+
+def missing_module(text: str) -> str | None:
+    """Return the module whose absence ended an import, from the text of the error."""
+    _, found, rest = text.partition("ModuleNotFoundError: No module named '")
+    return rest.partition("'")[0] if found else None
+
+
+# What to carry.
+
+
+def carry_list() -> list[str]:
+    """Return a requirements file: CARRIED and what they need, without what torch and transformers bring."""
+    lines = []
+    for name in sorted(needed(CARRIED) - needed(THERE)):
+        pure = "Root-Is-Purelib: true" in (distribution(name).read_text("WHEEL") or "")
+        lines.append(f"{name}=={version(name)}" + ("" if pure else "  # compiled: the wheel for that machine's Python"))
+    return lines
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """Return these packages and all that they need here, by their normalised names."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found: set[str] = set()
+    left = [canonicalize_name(name) for name in names]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        needs = map(Requirement, requires(name) or [])
+        left += [canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate()]
+    return found
+
+
+# The page.
+
+
+def page_of(lines: list[Line]) -> str:
+    """Return docs/gpu.md."""
+    if not lines:
+        return HEAD + "No GPU has run it yet.\n"
+    rows = [line for line in lines if line["row"] != "tests"]
+    tests = [line for line in lines if line["row"] == "tests"]
+    found = f"{lines[0]['device']}, " + ", ".join(f"{name} {number}" for name, number in lines[0]["versions"].items())
+    return (
+        HEAD
+        + "\n\n".join(
+            [f"## {found}" + (" (dry run)" if lines[0]["dry_run"] else ""), table(rows), *map(of_tests, tests)]
+        )
+        + "\n"
+    )
+
+
+def table(rows: list[Line]) -> str:
+    """Return the rows as a table."""
+    head = "| row | tokens/s | MFU | memory, GiB | published tokens/s, GiB | ratio |\n|---|---|---|---|---|---|"
+    return "\n".join([head, *map(of_row, rows)])
+
+
+def of_row(line: Line) -> str:
+    if "error" in line:
+        return f"| {line['row']} | {line['error']} | | | | |"
+    rate, published = line["tokens_per_s"], line["published_tokens_per_s"]
+    others = ", ".join(str(each) for each in (published, line["published_memory_gib"]) if each is not None)
+    ratio = f"{rate / published:.2f}" if published and not line["dry_run"] else ""
+    mfu = "" if line["mfu"] is None else f"{100 * line['mfu']:.1f} %"
+    return f"| {line['row']} | {rate:,.0f} | {mfu} | {line['peak_memory_gib']:.1f} | {others} | {ratio} |"
+
+
+def of_tests(line: Line) -> str:
+    """Return what became of the tests."""
+    if "error" in line:
+        return f"Tests: {line['error']}."
+    told = [f"Tests marked `gpu`: {len(line['passed'])} passed."]
+    for kind in ("failed", "skipped"):
+        told += [f"- {kind}: `{name}` ({reason})" for name, reason in line[kind].items()]
+    return "\n".join(told)
+
+
+if __name__ == "__main__":
+    main()

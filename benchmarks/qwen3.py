@@ -1,0 +1,55 @@
+"""Random weights in the shapes of Qwen3, for measurements that need a real size and no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Of the configurations of Qwen3-0.6B and Qwen3-4B; `tiny` has the same parts, for dry runs.
+SHAPES = {
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+    },
+    "qwen3-4b": {
+        "vocab_size": 151_936,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9728,
+    },
+    "tiny": {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 128,
+    },
+}
+
+
+def random_qwen3(folder: Path, shape: str, device: str = "cpu") -> str:
+    """Return `folder`, with a model of a shape: random bf16 weights, drawn on `device`, and the byte tokenizer."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from rlhf_suite.models.builtin import byte_tokenizer
+
+    if not (folder / "config.json").exists():
+        tokenizer = byte_tokenizer()
+        ends = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        common = {"max_position_embeddings": 40_960, "rope_theta": 1_000_000.0, "tie_word_embeddings": True}
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = Qwen3ForCausalLM(Qwen3Config(**SHAPES[shape], **common, **ends)).to(torch.bfloat16)
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,31 @@
+"""The base of every class whose instances are the ranks of a model. It imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+import os
+
+from rlhf_suite.distributed.mesh import Rank
+
+LOOPBACK = "127.0.0.1"
+
+
+class Worker:
+    """The base of the classes that run in a group: it knows its rank, and how to meet the other ranks.
+
+    The environment that torch.distributed and DeepSpeed read is set before the `__init__` of a subclass goes on.
+    Ray shows each actor its own device only, so the local rank is always 0.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        if rank.host == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a group that meets there stays there
+        os.environ.update(
+            TORCHELASTIC_USE_AGENT_STORE="True",  # torch joins the store at that address and starts none of its own
+            RANK=str(rank.number),
+            WORLD_SIZE=str(rank.mesh.size),
+            LOCAL_RANK="0",
+            LOCAL_WORLD_SIZE="1",
+            MASTER_ADDR=rank.host,
+            MASTER_PORT=str(rank.port),
+        )
