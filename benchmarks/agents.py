@@ -38,6 +38,7 @@ class Example:
 
 EXAMPLES = {
     "second_try": Example("agent/turns", "turns", "the first answer is right"),
+    "guess": Example("agent/turns", "turns", "the number is found"),
     "calculator": Example("agent/calls", "calls", "the sum is right"),
     "chat_client": Example("agent/calls", "calls", "the sum is right"),
     "fences": Example("agent/python_calls", "calls", "the sum is right"),
