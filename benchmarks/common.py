@@ -120,7 +120,8 @@ def suite_run(arguments: Sequence[str], folder: Path) -> Run:
     command = [sys.executable, str(ROOT / "run.py"), *arguments, f"hydra.run.dir={folder}", "logger.progress=false"]
     usage = watch(command, folder.with_suffix(".log"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Run(usage, [row for row in rows if "timing/step_total" in row])
+    trained = [row for row in rows if any(key.startswith("train/") for key in row)]  # the others are evaluations
+    return Run(usage, [row for row in trained if "timing/step_total" in row])
 
 
 def watch(command: Sequence[str], log: Path) -> Usage:

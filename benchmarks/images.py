@@ -47,13 +47,12 @@ def measure(seed: int) -> Row:
     with scratch() as folder:
         run = suite_run([*WORDS, f"train.seed={seed}"], folder / "run")
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "train/pass_rate" in row]
     return {
         "seed": seed,
         "words": WORDS,
-        "right": [round(row["train/pass_rate"], 4) for row in steps],
+        "right": [round(row["train/pass_rate"], 4) for row in run.steps],
         "evaluated": [round(row["eval/pass1"], 4) for row in rows if "eval/pass1" in row],
-        "drift": [row["mismatch/mean"] for row in steps],
+        "drift": [row["mismatch/mean"] for row in run.steps],
         "seconds": round(run.usage.ended - run.usage.started, 1),
     }
 
