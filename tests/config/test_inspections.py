@@ -186,7 +186,7 @@ def test_a_model_that_is_as_it_should_be_is_accepted_everywhere(model):
         ({"without": ["model.safetensors"]}, "has no weights"),
         ({"without": ["tokenizer.json", "tokenizer_config.json"]}, "has no tokenizer"),
         ({"model_type": "qwen99"}, "'qwen99', which the installed transformers does not know"),
-        ({"model_type": "own", "auto_map": {"AutoConfig": "x.C"}}, "code that comes with a model is never run"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "x.C"}}, "add launch.trust_remote_code=true"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights (gptq), which cannot be trained"),
         (
             {"shapes": SCORE, "architectures": ["Qwen3ForSequenceClassification"]},

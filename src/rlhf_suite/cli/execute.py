@@ -84,7 +84,7 @@ def unexpected(error: Exception, folder: Path) -> str:
 
 def train(run: Run, folder: Path) -> None:
     """Run the task between a status that says running and one that says how it ended; then print what to look at."""
-    from rlhf_suite.launch.environment import device_kind, runtime_env
+    from rlhf_suite.launch.environment import device_kind, pass_on_trust, runtime_env
     from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, stoppable
     from rlhf_suite.tracking.run_folder import RunFolder
@@ -95,6 +95,7 @@ def train(run: Run, folder: Path) -> None:
         keep_other_config(run, record)
         plan = resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
         save(run, record.config, plan)
+        pass_on_trust(run.launch)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
             task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")

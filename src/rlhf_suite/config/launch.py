@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from rlhf_suite.config.flags import FREE, flag
+
+TRUSTED = "RLHF_SUITE_TRUST_REMOTE_CODE"  # launch.trust_remote_code on its way to every process of a run
+
+
+def trusts_code() -> bool:
+    """Return whether the run that this process belongs to runs the code of model folders."""
+    return os.environ.get(TRUSTED) == "true"
 
 
 @dataclass
@@ -25,6 +33,12 @@ class LaunchConfig:
         None,
         "Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process",
         choices=("007", "027", "077"),
+        resume=FREE,
+    )
+    trust_remote_code: bool = flag(
+        False,
+        "Run the Python code that model folders and hub models bring with them (auto_map), here and in the engines. It "
+        "may do anything that you may do: read it first",
         resume=FREE,
     )
     timeout_s: float = flag(

@@ -23,6 +23,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.generation import NEVER, Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.images import collapsed, open_image
 from rlhf_suite.engines.spec import EngineInfo, EngineSpec
@@ -282,6 +283,7 @@ def _engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": spec.model,
         "dtype": spec.dtype,
+        "trust_remote_code": trusts_code(),
         "seed": spec.seed,
         "max_model_len": spec.max_len,
         "load_format": "auto" if spec.load_weights else "dummy",

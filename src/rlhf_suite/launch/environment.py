@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from rlhf_suite.config.launch import LaunchConfig
+from rlhf_suite.config.launch import TRUSTED, LaunchConfig
 from rlhf_suite.errors import UserError
 
 QUIET = {
@@ -72,6 +72,11 @@ def adopt_umask() -> None:
     os.umask(os.umask(0o077) | int(os.environ.get(UMASK, "0"), 8))
 
 
+def pass_on_trust(config: LaunchConfig) -> None:
+    """Have this process and all that it starts run the code of model folders, or not."""
+    os.environ[TRUSTED] = "true" if config.trust_remote_code else "false"
+
+
 def cpu_count() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -83,7 +88,7 @@ def runtime_env(device: str) -> dict[str, str]:
     CPU: one thread per process, and threads that sleep while they wait. Several processes share the cores here, and
     OpenMP's default of spinning makes them up to ten times slower.
     """
-    values = _profile(device) | QUIET | NO_TELEMETRY | {UMASK: "0"}
+    values = _profile(device) | QUIET | NO_TELEMETRY | {UMASK: "0", TRUSTED: "false"}
     return {name: os.environ.get(name, value) for name, value in values.items()} | (
         {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     )

@@ -10,6 +10,7 @@ from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedT
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model, load_tokenizer, loading, model_folder
@@ -37,7 +38,7 @@ class ChatModel:
     def __init__(self, path: str, config: ChatConfig, text: ChatTextConfig, device: str) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
         with loading(FLAG, path):
-            own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=False)
+            own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code())
         limit = getattr(own.get_text_config(), "max_position_embeddings", None)
         if limit is not None and config.max_len > limit:
             raise UserError(

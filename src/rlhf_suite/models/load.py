@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
@@ -70,7 +71,7 @@ def model_digest(path: str, flag: str) -> str:
     folder = Path(model_folder(path, flag))
     if not folder.is_dir():
         with loading(flag, path):
-            return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=False)._commit_hash}"
+            return f"{path}@{AutoConfig.from_pretrained(path, trust_remote_code=trusts_code())._commit_hash}"
     digest = hashlib.sha256()
     for file in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         with file.open("rb") as content:
@@ -98,7 +99,7 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
     """Return the tokenizer in a folder, with EOS and padding token. Error messages name the flag and
     its value `path`."""
     with loading(flag, path):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     if tokenizer.eos_token_id is None:
         raise UserError(f"{flag}={path}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
@@ -109,7 +110,7 @@ def tokenizer_of(folder: str, path: str, flag: str) -> Tokenizer:
 def checkpoint_precision(path: str, flag: str) -> str:
     """Return the ds.param_dtype that holds a checkpoint exactly: bf16 for one in bf16, fp32 for any other."""
     with loading(flag, path):
-        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code())
     return "bf16" if config.dtype == torch.bfloat16 else "fp32"
 
 
@@ -212,7 +213,7 @@ def auto_class(head: Literal["lm", "value"], sees: bool) -> Any:
 def model_config(folder: str, head: Literal["lm", "value"], ds: ForwardConfig) -> PretrainedConfig:
     """Return the configuration with which a model is loaded."""
     labels = {"num_labels": 1} if head == "value" else {}
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **labels)
     if ds.experts_implementation is not None:
         config._experts_implementation = ds.experts_implementation
     return config
@@ -254,7 +255,7 @@ def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"], head_name:
     settings: dict[str, Any] = {
         "dtype": DTYPES[ds.param_dtype],
         "attn_implementation": ds.attn_implementation,
-        "trust_remote_code": False,
+        "trust_remote_code": trusts_code(),
         "output_loading_info": True,
     }
     if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:

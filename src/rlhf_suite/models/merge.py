@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.disk import written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
@@ -90,9 +91,9 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
 def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel, torch.dtype]:
     """Return the base model in fp32, with the head that the adapter belongs to, and the data type of its checkpoint."""
     with loading(BASE, base), quiet_transformers():
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         settings: dict[str, Any] = {
-            "dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True,
+            "dtype": torch.float32, "trust_remote_code": trusts_code(), "output_loading_info": True,
         }  # fmt: skip
         if adapter.is_scalar:
             if HEAD in adapter.weights:

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from rlhf_suite.algo.scores import aggregated
 from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.steps import SolutionEncoder, StepFormat
 from rlhf_suite.errors import UserError
@@ -60,7 +61,7 @@ def solution_encoder(path: str, flag: str, step_separator: str | None = None) ->
     Raises:
         UserError: config.json has no step format, so task=prm with reward tokens did not train the model.
     """
-    saved = getattr(AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=False), KEY, None)
+    saved = getattr(AutoConfig.from_pretrained(model_folder(path, flag), trust_remote_code=trusts_code()), KEY, None)
     if saved is None:
         raise UserError(
             f"{flag}={path}: its config.json has no {KEY}, so it was not trained by task=prm with algo.reward_tokens. "

@@ -9,6 +9,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig, is_flash
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
@@ -86,7 +87,7 @@ def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | N
     if not is_asked:
         return None
     assert path is not None, "checked with the flags"
-    stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=False))
+    stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code()))
     if stats is None or stats[1] <= 0:
         found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.dynamic_module_utils import custom_object_save
 
 from rlhf_suite.disk import written_aside
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
@@ -33,7 +34,10 @@ def save_hf(
     """
     weights = weights_on_cpu(model) if state_dict is None else state_dict
     with written_aside(path) as folder:
-        _config(model, tokenizer, weights, extras or {}).save_pretrained(folder)
+        config = _config(model, tokenizer, weights, extras or {})
+        if model.model._auto_class is not None:  # the code that the model came with (launch.trust_remote_code)
+            custom_object_save(model.model, folder, config)
+        config.save_pretrained(folder)
         if isinstance(model, LanguageModel):
             _generation_config(model, tokenizer).save_pretrained(folder)
             if model.vision is not None:

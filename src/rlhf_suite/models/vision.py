@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.images import image_file, open_image
 from rlhf_suite.errors import UserError
@@ -52,7 +53,7 @@ class VisionProcessor:
         from transformers import AutoConfig
 
         self.folder, self.flag, self.path = folder, flag, path
-        family = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+        family = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code()).model_type
         if family not in FAMILIES:
             raise UserError(
                 f"{flag}={path}: data.image_key needs a model of a family that reads images here "
@@ -70,7 +71,7 @@ class VisionProcessor:
         from transformers import AutoProcessor
 
         try:
-            return AutoProcessor.from_pretrained(self.folder, trust_remote_code=False)
+            return AutoProcessor.from_pretrained(self.folder, trust_remote_code=trusts_code())
         except (OSError, ValueError, ImportError) as error:
             raise UserError(f"{self.flag}={self.path}: its image processor cannot be loaded ({error})") from error
 

@@ -42,6 +42,7 @@ class ModelUse:
     reads_images: bool = False
     length_key: str = ""
     length: int = 0
+    is_trusted: bool = False  # whether code in its folder is run
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
 
 
@@ -50,7 +51,7 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
     for name, section in model_sections(run).items():
         path = reward_model(section) if isinstance(section, TextRewardConfig) else section.model_name_or_path
         if path is not None and not path.startswith(BUILTIN):
-            use = ModelUse(f"{name}.model_name_or_path", path)
+            use = ModelUse(f"{name}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
             if isinstance(run, AnyTrainedRun):
                 use = replace(use, split=(run.ds.ring_attn_size, run.ds.ring_attn_mode))
             yield with_length(run, name, as_reward(run, use) if name == REWARD else as_language_model(run, name, use))

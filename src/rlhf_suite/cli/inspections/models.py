@@ -99,10 +99,14 @@ def has_weights(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
 def is_known(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
     """Check that the installed transformers knows the type of the model."""
     model_type = files.setting("model_type")
+    has_code = files.setting("auto_map") is not None
+    if has_code and use.is_trusted:
+        return
     if isinstance(model_type, str) and f'"{model_type}"' not in known_model_types():
         what = f"{use.path} is of model_type {model_type!r}, which the installed transformers does not know"
-        if files.setting("auto_map") is not None:
-            yield Problem(use.key, what, "give another model: code that comes with a model is never run")
+        if has_code:
+            fix = "give another model, or read the code that comes with it and add launch.trust_remote_code=true"
+            yield Problem(use.key, what, fix)
         else:
             yield Problem(use.key, what, "correct its config.json, or upgrade transformers")
 
