@@ -13,16 +13,21 @@ import pytest
 from rlhf_suite.models.builtin import create_tiny
 
 ROOT = Path(__file__).parents[2]
-CODE = """
-from pathlib import Path
-
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
-Path({marker!r}).touch()
+CONFIG_CODE = """
+from transformers import Qwen3Config
 
 
 class OwnConfig(Qwen3Config):
     model_type = "own"
+"""
+CODE = """
+from pathlib import Path
+
+from transformers import Qwen3ForCausalLM
+
+from .own_config import OwnConfig
+
+Path({marker!r}).touch()
 
 
 class OwnForCausalLM(Qwen3ForCausalLM):
@@ -36,12 +41,13 @@ SFT = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny model whose classes are in a file of its folder. That file leaves a mark when it is run."""
+    """A tiny model whose classes are in two files of its folder. That of the model leaves a mark when it is run."""
     folder = tmp_path_factory.mktemp("own") / "model"
     create_tiny(folder)
     (folder / "own.py").write_text(CODE.format(marker=str(folder.parent / "mark")))
+    (folder / "own_config.py").write_text(CONFIG_CODE)
     config = json.loads((folder / "config.json").read_text())
-    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    names = {"AutoConfig": "own_config.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
     config |= {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": names}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -65,6 +71,7 @@ def test_a_trusted_model_trains_and_takes_its_code_along(folder, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder.parent / "mark").exists()
     saved = tmp_path / "run" / "model"
-    assert (saved / "own.py").read_text() == (folder / "own.py").read_text()
+    for name in ("own.py", "own_config.py"):
+        assert (saved / name).read_text() == (folder / name).read_text()
     config = json.loads((saved / "config.json").read_text())
     assert (config["model_type"], config["auto_map"]["AutoModelForCausalLM"]) == ("own", "own.OwnForCausalLM")
