@@ -440,8 +440,11 @@ def test_workers_of_a_split_engine_get_their_parts_and_prove_them(cluster, tmp_p
     """At last one of the workers is killed: the engine ends with it, so that it can be started again."""
     make_model("split", seed=1).save_pretrained(tmp_path / "split")
     config = VLLMConfig(kv_cache_mb=32, tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    before = {*Path("/dev/shm").glob("psm_*")}
     pool, asked = start(tmp_path, "split", "split", config, timeout_s=300), requests(4)
     (handle,) = pool._handles
+    pool.ready()
+    assert {*Path("/dev/shm").glob("psm_*")} <= before, "the memory of an engine that is killed would stay"
     for version, seed in ((1, 1), (2, 5)):
         model = make_model("split", seed)
         report = sync(pool, model, version)

@@ -42,6 +42,7 @@ Outbox = asyncio.Queue[tuple[int, Future[Generation]]]  # the finished requests 
 CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
 CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
 GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
+VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
 CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
 
 
@@ -253,7 +254,18 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
     engine.set_weight_version("0")
     if spec.vllm.devices > 1:
         engine.model_executor.register_failure_callback(lambda: os._exit(1))
+        engine.collective_rpc(unname_shared_memory)
+        unname_shared_memory()
     return engine
+
+
+def unname_shared_memory(worker: Any = None) -> None:
+    """Remove the names of the shared memory through which an engine and its workers talk. All of them have opened it,
+    and without a name its memory is free when the last one ends, however it ends."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if path.startswith(VLLM_MEMORY):
+            Path(path).unlink(missing_ok=True)
 
 
 def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
