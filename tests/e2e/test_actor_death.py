@@ -16,7 +16,10 @@ GONE_S = 15.0
 @pytest.mark.parametrize(
     ("actor", "estimator", "doing"),
     [
-        ("engine-0", "dr_grpo", (" generations: ", "the weight sync", "the log-probs of the probe")),
+        pytest.param(
+            *("engine-0", "dr_grpo", (" generations: ", "the weight sync", "the log-probs of the probe")),
+            marks=pytest.mark.proof,
+        ),
         (
             "actor-0",
             "reinforce",

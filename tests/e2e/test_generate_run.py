@@ -64,6 +64,7 @@ def test_the_status_counts_what_was_written(whole):
     assert metrics["score"] == pytest.approx(sum(row["score"] for row in rows) / len(rows))
 
 
+@pytest.mark.proof
 def test_a_killed_shard_continues_and_its_best_of_n_are_lines_of_the_whole(runs, words, whole):
     """The killed run has small chunks and takes the second half; the one that continues it has two engines."""
     target, folder = runs / "shared" / "best.jsonl", runs / "shard"

@@ -62,7 +62,7 @@ def test_a_loop_trains_on_the_right_answers_of_its_model(sampled):
     assert (sampled / "curves.png").exists()
 
 
-@pytest.mark.proof  # what starts, kills and continues a stage is the code of the other loop
+@pytest.mark.proof
 def test_rejection_sampling_killed_in_two_stages_ends_with_the_same_model(runs, warm, sampled):
     folder, again = runs / "sampled_killed", words("rejection_sampling", warm, "ckpt.load_enable=true")
     killed_in(folder, again, "iter_0/generate/logs/engine-0.log")
@@ -94,6 +94,7 @@ def test_iterative_dpo_prefers_the_right_answers_of_its_model(preferred, sampled
     assert jobs.digest(preferred) != jobs.digest(sampled)
 
 
+@pytest.mark.proof
 def test_iterative_dpo_killed_while_it_trains_ends_with_the_same_model(runs, warm, sampled, preferred):
     folder = runs / "preferred_killed"
     again = iterative_dpo(folder, warm, sampled)

@@ -221,6 +221,7 @@ def test_a_reward_model_without_constants_cannot_be_standardised(runs, words, re
     assert not (runs / "refused" / "logs").exists()  # before any actor was started
 
 
+@pytest.mark.proof
 def test_a_served_reward_model_scores_a_run_over_http(runs, words, reward_model, monkeypatch):
     """As if it sat beside the policy; and the server ends as something done when it is told to."""
     monkeypatch.setenv("RLHF_SUITE_REWARD_TOKEN", "s3cret")

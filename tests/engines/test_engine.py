@@ -461,6 +461,7 @@ def test_workers_of_a_split_engine_get_their_parts_and_prove_them(cluster, tmp_p
         pool.generate_all(asked)
 
 
+@pytest.mark.proof
 def test_a_model_without_cpu_kernels_is_refused(cluster, tmp_path):
     shape = SHAPE | {"head_dim": 16}
     AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(tmp_path)

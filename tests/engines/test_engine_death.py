@@ -132,6 +132,7 @@ def test_unfinished_requests_of_the_only_engine_are_made_again_and_its_second_de
     sender.close()
 
 
+@pytest.mark.proof
 def test_one_of_two_engines_gets_the_weights_of_the_last_sync_again_by_stream(cluster, model, tmp_path):
     pool, trainer = engines(2, "gloo", model, tmp_path), Trainer.remote()
     members = [Member("trainer", tmp_path / "trainer.log")]

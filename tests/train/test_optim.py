@@ -182,6 +182,7 @@ def test_an_optimiser_state_that_leaves_the_device_between_updates_changes_no_nu
     assert sleeping.metrics == awake.metrics
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("setup", "reason"),
     [
