@@ -302,11 +302,4 @@ AGENTS = [
         "if False:",
         ("tests/rl/test_endpoint_in_runs.py",),
     ),
-    Mutation(
-        "a rank weighs an episode by the ledgers that it has itself",
-        "losses/reduce.py",
-        "whole = (counts if episode_tokens is None else episode_tokens).clamp(min=1)",
-        "whole = counts.clamp(min=1)",
-        ("tests/rl/test_forks_on_ranks.py",),
-    ),
 ]

@@ -263,8 +263,7 @@ def unname_shared_memory(worker: Any = None) -> None:
     """Remove the names of the shared memory through which an engine and its workers talk. All of them have opened it,
     and without a name its memory is free when the last one ends, however it ends."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if path.startswith(VLLM_MEMORY):
+        if (path := line.rpartition(" ")[2]).startswith(VLLM_MEMORY):
             Path(path).unlink(missing_ok=True)
 
 
