@@ -8,7 +8,6 @@ and docs/agent_curves.png of all lines.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import sys
@@ -21,9 +20,8 @@ import numpy as np
 from common import ROOT, Run, publish, scratch, suite_run, watch
 from rlhf_suite.tasks.warm_start import warm_started
 from rlhf_suite.tracking.timeline import Span, length, merged, overlap
-from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, spread
+from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
-SEEDS = (1, 2, 3)
 LAST = 3  # steps at the end of a run that are taken together
 
 
@@ -180,11 +178,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = seed_parser(__doc__, "agent_curves")
     parser.add_argument("--examples", nargs="+", default=[*EXAMPLES], choices=[*EXAMPLES])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
-    parser.add_argument("--again", action="store_true", help="also runs that have a line")
-    parser.add_argument("--write", action="store_true", help="write docs/agent_curves.md and docs/agent_curves.png")
     given = parser.parse_args()
     warm_started("builtin:tiny", prompts="builtin:reverse")  # what second_try begins with is made once
     for seed in given.seeds:  # first all examples with one seed, so that a part of the runs is a whole table

@@ -8,7 +8,6 @@ docs/image_curves.png of all lines.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
@@ -17,9 +16,8 @@ import numpy as np
 from common import ROOT, publish, scratch, suite_run
 from rlhf_suite.config.plan import IMAGE_RECIPE
 from rlhf_suite.tasks.warm_start import warm_started
-from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, spread
+from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
-SEEDS = (1, 2, 3)
 LAST = 3  # steps at the end of a run that are taken together
 WORDS = ["task=ppo", "demo=ppo_images"]
 PAGE = """<!-- Written by: python benchmarks/images.py --write -->
@@ -97,11 +95,7 @@ def draw(curves: Sequence[Sequence[float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
-    parser.add_argument("--again", action="store_true", help="also runs that have a line")
-    parser.add_argument("--write", action="store_true", help="write docs/image_curves.md and docs/image_curves.png")
-    given = parser.parse_args()
+    given = seed_parser(__doc__, "image_curves").parse_args()
     warm_started("builtin:vision", IMAGE_RECIPE)  # what the demo begins with is made once
     for seed in given.seeds:
         if given.again or seed not in known():

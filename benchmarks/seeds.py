@@ -1,7 +1,9 @@
-"""What benchmarks with several seeds share: the newest line of each run, means with their range, and curves of both."""
+"""What benchmarks with several seeds share: the newest line of each run, means with their range, curves of
+both, and their command line."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +12,20 @@ import numpy as np
 
 from common import RESULTS
 
+SEEDS = (1, 2, 3)
 REACH = 2  # steps to either side that a running mean includes
 INK, FAINT = "#333333", "#DDDDDD"
 COLOURS = ("#000000", "#0072B2", "#009E73", "#D55E00")
 Row = dict[str, Any]  # a line of results/<benchmark>.jsonl
+
+
+def seed_parser(text: str | None, page: str) -> argparse.ArgumentParser:
+    """Return the command line of a benchmark that `text` describes. `page`: the name of what it writes into docs/."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
+    parser.add_argument("--again", action="store_true", help="also runs that have a line")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{page}.md and docs/{page}.png")
+    return parser
 
 
 def saved(benchmark: str) -> list[Row]:

@@ -9,7 +9,6 @@ S but for the first steps, and a run with the same seed gives the same numbers e
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +17,10 @@ import numpy as np
 
 from common import ROOT, publish, scratch, suite_run
 from rlhf_suite.tasks.warm_start import warm_started
-from seeds import COLOURS, INK, Row, draw_seeds, finish_panel, saved, spread
+from seeds import COLOURS, INK, SEEDS, Row, draw_seeds, finish_panel, saved, seed_parser, spread
 
 AGES = (0, 1, 4, 8)
 CORRECTIONS = ("tis", "icepop")
-SEEDS = (1, 2, 3)
 STEPS = 30
 LINE = (
     "task=ppo algo.advantage.estimator=rloo rollout.batch_size=32 rollout.n_samples_per_prompt=8 train.batch_size=128 "
@@ -135,11 +133,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*SEEDS])
-    parser.add_argument("--again", action="store_true", help="also runs that have a line")
-    parser.add_argument("--write", action="store_true", help="write docs/staleness.md and docs/staleness.png")
-    given = parser.parse_args()
+    given = seed_parser(__doc__, "staleness").parse_args()
     for seed in given.seeds:  # first all jobs with one seed, so that a part of the runs is a whole table
         for age in AGES:
             for correction in CORRECTIONS:
