@@ -11,14 +11,17 @@ from rlhf_suite.launch.placement import reserve
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=80 << 20,
-        num_cpus=2,
-        num_gpus=6,
-        log_to_driver=False,
-    )
+    """Ray counts no more GPUs than CUDA_VISIBLE_DEVICES names, and a machine without any may set it to nothing."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=80 << 20,
+            num_cpus=2,
+            num_gpus=6,
+            log_to_driver=False,
+        )
     yield
     ray.shutdown()
 
