@@ -1,8 +1,9 @@
 """The tier of every test, and the fixtures that several folders share.
 
-A test has one tier: `quick` (pure functions and configuration), `stack` (starts processes, Ray, vLLM or gloo), `e2e`
-(whole jobs) or `proof` (matrices and long versions, run on demand). A marker at the test or its file decides, then the
-fixtures that the test uses, then its folder; what is left is quick. `pytest -m quick` runs one tier.
+A test has one tier: `quick` (pure functions and single configurations; a minute for all of them), `stack` (starts
+processes, Ray, vLLM or gloo, loads models, or composes dozens of configurations), `e2e` (whole jobs) or `proof`
+(matrices and long versions, run on demand). A marker at the test or its file decides, then the fixtures that the test
+uses, then its folder; what is left is quick. `pytest -m quick` runs one tier.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TIERS = ("proof", "e2e", "stack", "quick")  # what takes longest runs first
 FIXTURE_TIERS = {"ranks": "stack", "cluster": "stack", "small": "stack"}
 FOLDER_TIERS = {
-    **dict.fromkeys(("distributed", "engines", "golden", "launch", "sandbox", "serving", "weight_sync"), "stack"),
+    **dict.fromkeys(
+        ("distributed", "engines", "golden", "launch", "models", "sandbox", "serving", "weight_sync"), "stack"
+    ),
     "e2e": "e2e",
 }
 

@@ -21,6 +21,8 @@ from rlhf_suite.data.text_encoders import PromptEncoder
 from rlhf_suite.data.trajectory import ENVIRONMENT, Trajectory, to_batch
 from vision import PICTURES, Seeing
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory) -> Seeing:

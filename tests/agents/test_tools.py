@@ -24,6 +24,8 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 
+pytestmark = pytest.mark.stack
+
 CALLED = []
 
 

@@ -9,6 +9,8 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.runs import TASKS, PPORun, SFTRun
 
+pytestmark = pytest.mark.stack
+
 USER_MODEL = (
     "actor.model_name_or_path=org/model data.prompt_dataset=org/data data.label_key=label reward.rule=math "
     "rollout.n_samples_per_prompt=8"

@@ -13,6 +13,8 @@ from rlhf_suite.cli.config_file import with_config_file
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.cli.presets import CHOICES, group_names, preset_names
 
+pytestmark = pytest.mark.stack
+
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 LINES = [line.removeprefix("python run.py ") for line in PAGE.splitlines() if line.startswith("python run.py ")]
 

@@ -18,6 +18,8 @@ from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
+pytestmark = pytest.mark.stack
+
 PPO = "task=ppo demo=ppo actor.adam.lr=1e-6 rollout.batch_size=1024 train.max_steps=null train.micro_batch_size=8"
 
 

@@ -11,6 +11,8 @@ from rlhf_suite.cli.presets import CHOICES, group_names, keys_set, preset_names
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 
+pytestmark = pytest.mark.stack
+
 SECTIONS = [group for group in group_names() if group not in ("task", "demo", "experiment")]
 PRESETS = [(group, name) for group in SECTIONS for name in preset_names(group)]
 

@@ -617,12 +617,23 @@ MISTAKES = [
 SECOND_MISTAKE = ("algo.reward_tokens", "train.async_queue_size", "train.partial_rollout_enable")
 
 
-@pytest.mark.parametrize(("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)])
-def test_a_mistake_is_one_problem_with_its_remedy(checked, line, key, words):
-    """What a concrete remedy says to write removes the problem, and is accepted."""
+each_mistake = pytest.mark.parametrize(
+    ("line", "key", "words"), MISTAKES, ids=[f"{i}-{row[1]}" for i, row in enumerate(MISTAKES)]
+)
+
+
+@each_mistake
+def test_a_mistake_is_one_problem(checked, line, key, words):
     (problem,) = checked(line).problems
     assert problem.key == key
     assert words in f"{problem.what} {problem.fix}"
+
+
+@pytest.mark.stack
+@each_mistake
+def test_the_remedy_of_a_mistake_is_accepted_and_removes_it(checked, line, key, words):
+    """What a concrete remedy says to write."""
+    (problem,) = checked(line).problems
     word = advised(problem.fix)
     after = checked(applied(line, key, word)).problems if word else []
     assert problem not in after, word

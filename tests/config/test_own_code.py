@@ -13,6 +13,8 @@ from rlhf_suite.config.record import fingerprint, load, recorded_values, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_rule
 
+pytestmark = pytest.mark.stack
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "experiments" / "own_code" / "own.py"
 PPO, DPO = "task=ppo demo=ppo", "task=dpo demo=dpo"

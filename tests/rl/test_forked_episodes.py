@@ -34,6 +34,8 @@ from rlhf_suite.rl.update import step_indices
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 
+pytestmark = pytest.mark.stack
+
 PROMPT, FIRST, SAID, SECOND = [40, 41], [60, 61, 62], [70], [80, 81]
 
 

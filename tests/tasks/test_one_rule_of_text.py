@@ -32,6 +32,8 @@ from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.scoring import Scorer
 from small_runs import batch_run
 
+pytestmark = pytest.mark.stack
+
 COUNT, PER_PROMPT, SAME = 35, 5, 1e-6
 RECORDING = """
 import json

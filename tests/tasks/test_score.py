@@ -17,6 +17,8 @@ from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.process_reward_model import KEY
 from small_runs import batch_run
 
+pytestmark = pytest.mark.stack
+
 SAMPLES = 3
 REWARD = """
 from pathlib import Path

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -27,12 +27,11 @@ from rlhf_suite.cli.compose import LAUNCHERS, compose_blaming, hydra_ready, sear
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
-from rlhf_suite.config.flags import flat
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import is_on_ray
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
-from rlhf_suite.config.validate import assign, to_run
+from rlhf_suite.config.validate import assign, leaves, to_run
 
 
 @dataclass
@@ -294,9 +293,7 @@ def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> 
 
 def interpolated(config: DictConfig, mark: str) -> list[str]:
     """Return the flags whose value is a text with `mark` in it."""
-    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    values = flat({key: value for key, value in values.items() if key != "hydra"})
-    return [key for key, value in values.items() if isinstance(value, str) and mark in value]
+    return [key for key, node in leaves(config, {"hydra"}) if isinstance(node._value(), str) and mark in node._value()]
 
 
 def is_reported(key: str, problems: list[Problem]) -> bool:

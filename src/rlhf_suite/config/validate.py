@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite import registry
@@ -155,7 +155,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
     In the run, a wrong value gives way to the flag's default: rules between flags can then still be checked.
     """
     flags = flags_of(config.task)
-    problems = [unknown_flag(key, config.task) for key in leaves(config, flags) if key not in flags]
+    problems = [unknown_flag(key, config.task) for key, _ in leaves(config, flags) if key not in flags]
     run, values = TASKS[config.task](), plain_values(config)
     for key, info in flags.items():
         try:
@@ -194,16 +194,21 @@ def plain_value(config: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of all values of a configuration; a list is one value, and so is a table of a flag."""
+def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield the dotted keys of all values of a configuration with their nodes; a list is one value, and so is a table
+    of a flag."""
     for name in config:
-        child = config._get_node(name)
-        if f"{prefix}{name!s}" in flags:
-            yield f"{prefix}{name!s}"
-        elif isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from leaves(child, flags, f"{prefix}{name!s}.")
+        key, child = f"{prefix}{name!s}", config._get_node(name)
+        assert isinstance(child, Node)
+        if (
+            key not in flags
+            and isinstance(child, DictConfig)
+            and not child._is_none()
+            and not child._is_interpolation()
+        ):
+            yield from leaves(child, flags, f"{key}.")
         else:
-            yield f"{prefix}{name!s}"
+            yield key, child
 
 
 # By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...

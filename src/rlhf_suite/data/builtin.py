@@ -23,9 +23,8 @@ message lists of two turns in `input`, in the roles user and assistant.
 
 from __future__ import annotations
 
+import io
 import random
-import struct
-import zlib
 from collections.abc import Callable
 from difflib import get_close_matches
 
@@ -99,25 +98,19 @@ SIDE = 56  # pixels
 def picture(shown: tuple[int, int], swapped: bool, shift: tuple[int, int]) -> bytes:
     """Return a PNG file with two digits, the left one red and the right one blue, or `swapped`, and moved by a few
     pixels."""
-    pixels = [[WHITE] * SIDE for _ in range(SIDE)]
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (SIDE, SIDE), WHITE)
+    brush = ImageDraw.Draw(image)
     colours = (BLUE, RED) if swapped else (RED, BLUE)
     for digit, colour, left in zip(shown, colours, (4, 30), strict=True):
+        x, y = left + shift[0], 4 + shift[1]
         for lit, (x0, y0, x1, y1) in zip(SEGMENTS[digit], BOXES, strict=True):
-            for y in range(y0 + 4 + shift[1], y1 + 4 + shift[1]) if lit == "1" else ():
-                pixels[y][left + shift[0] + x0 : left + shift[0] + x1] = [colour] * (x1 - x0)
-    return png(pixels)
-
-
-def png(pixels: list[list[tuple[int, int, int]]]) -> bytes:
-    """Return rows of RGB pixels as a PNG file."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    raw = b"".join(b"\0" + bytes(value for pixel in row for value in pixel) for row in pixels)
-    header = struct.pack(">IIBBBBB", len(pixels[0]), len(pixels), 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(raw)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+            if lit == "1":  # the last pixels of a rectangle belong to it
+                brush.rectangle((x + x0, y + y0, x + x1 - 1, y + y1 - 1), colour)
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
 
 
 def names() -> list[str]:
