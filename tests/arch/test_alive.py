@@ -9,7 +9,7 @@ from rlhf_suite.config.runs import TASKS
 
 # Read by the command line itself.
 READ_BY_CLI = {
-    "ds.use_universal_ckpt": "config/resume.py lets ranks and ZeRO stage differ from those of the checkpoint",
+    "ds.use_universal_ckpt": "config/resume.py lets the shape differ from that of the checkpoint",
     "explain": "cli/app.py shows the plan instead of running",
     "own_code": "config/resume.py compares it with the files of a continued run",
     "run_dir": "cli/preflight.py makes it the folder of the run or of the sweep",

@@ -65,24 +65,40 @@ def test_another_value_is_refused_with_the_difference_and_can_be_allowed_by_name
     assert problems(checked, ppo, f"{PPO} {more} ckpt.allow_changes=[{key}]") == []
 
 
-SHAPES = ["ds.zero_stage=3", "actor.num_gpus_per_node=2", "actor.num_nodes=2"]
+SHAPES = [
+    *("ds.zero_stage=3", "ds.ring_attn_size=2", "ds.adam_offload=true", "train.colocate_all=true"),
+    *("actor.num_gpus_per_node=2", "actor.num_nodes=2", "ref.num_gpus_per_node=2"),
+    *("vllm.tensor_parallel_size=2", "vllm.sync_backend=gloo", "train.micro_batch_size=2"),
+]
 MUON = "actor.optim=muon actor.max_norm=0"
 
 
 @pytest.mark.parametrize("more", SHAPES)
-def test_another_number_of_ranks_or_zero_stage_is_let_through_by_the_universal_checkpoint(checked, ppo, more):
+def test_another_shape_is_let_through_by_the_universal_checkpoint(checked, ppo, more):
     key = more.partition("=")[0]
     (problem,) = problems(checked, ppo, f"{PPO} {more}")
     assert f"{key}: " in problem and "add ds.use_universal_ckpt=true" in problem
     assert problems(checked, ppo, f"{PPO} {more} ds.use_universal_ckpt=true") == []
     (other,) = problems(checked, ppo, f"{PPO} {more} train.seed=7 ds.use_universal_ckpt=true")
     assert f"{key}: " not in other and "train.seed: 42 -> 7" in other
+    assert "'ckpt.allow_changes=[train.seed]'" in other
 
 
 def test_the_momentum_of_muon_is_bound_to_its_ranks(checked, tmp_path):
     earlier(tmp_path, checked(f"{PPO} {MUON}").runs[0])
     (problem,) = problems(checked, tmp_path, f"{PPO} {MUON} ds.zero_stage=3 ds.use_universal_ckpt=true")
-    assert "(ds.zero_stage cannot change)" in problem
+    assert "(ds.zero_stage cannot change: the momentum of Muon is saved as ZeRO and the ranks divide it)" in problem
+    more = "ref.num_gpus_per_node=2 vllm.tensor_parallel_size=2 ds.use_universal_ckpt=true"
+    assert problems(checked, tmp_path, f"{PPO} {MUON} {more}") == []
+
+
+def test_a_task_without_universal_checkpoints_is_told_to_name_its_shape(tmp_path):
+    run = GenerateRun()
+    run = replace(run, ckpt=replace(run.ckpt, load_enable=True))
+    save(run, RunFolder(tmp_path).config)
+    (tmp_path / "progress.json").write_text("{}")
+    (problem,) = inspect([replace(run, vllm=replace(run.vllm, tensor_parallel_size=2))], tmp_path)
+    assert "'ckpt.allow_changes=[vllm.tensor_parallel_size]'" in problem.fix
 
 
 def test_a_checkpoint_without_the_optimiser_needs_a_word_to_go_on(checked, tmp_path):

@@ -24,25 +24,6 @@ BASELINE = [
     "actor.lr_warmup_ratio=0.25",
     "eval.steps=3",
 ]
-# `gae` with a KL that is steered, a critic that warms up, a corrected loss, an average of the weights, and filtering
-# that samples more than a step needs: all that has state, and a checkpoint at every step.
-ACTOR_CRITIC = [
-    *jobs.SMALL,
-    "algo.advantage.estimator=gae",
-    "algo.kl.init_coef=0.05",
-    "algo.kl.target=0.02",
-    "algo.kl.horizon=100",
-    "critic.save_value_network=true",
-    "critic.freezing_steps=1",
-    "correction=tis",
-    "train.enable_ema=true",
-    "train.ema_beta=0.5",
-    "algo.dynamic_filtering_enable=true",
-    "rollout.vllm_generate_batch_size=12",
-    "train.max_steps=5",
-    "eval.steps=2",
-    "ckpt.save_steps=1",
-]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,7 +68,7 @@ def baseline_words(warm: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def actor_critic_words(warm: Path) -> list[str]:
-    return [*ACTOR_CRITIC, f"actor.model_name_or_path={warm}"]
+    return [*jobs.ACTOR_CRITIC, f"actor.model_name_or_path={warm}"]
 
 
 @pytest.fixture(scope="session")

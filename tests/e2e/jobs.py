@@ -41,6 +41,25 @@ SMALL = [
     "eval.temperature=0",
     "launch.timeout_s=120",
 ]
+# `gae` with a KL that is steered, a critic that warms up, a corrected loss, an average of the weights, and filtering
+# that samples more than a step needs: all that has state, and a checkpoint at every step.
+ACTOR_CRITIC = [
+    *SMALL,
+    "algo.advantage.estimator=gae",
+    "algo.kl.init_coef=0.05",
+    "algo.kl.target=0.02",
+    "algo.kl.horizon=100",
+    "critic.save_value_network=true",
+    "critic.freezing_steps=1",
+    "correction=tis",
+    "train.enable_ema=true",
+    "train.ema_beta=0.5",
+    "algo.dynamic_filtering_enable=true",
+    "rollout.vllm_generate_batch_size=12",
+    "train.max_steps=5",
+    "eval.steps=2",
+    "ckpt.save_steps=1",
+]
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jobs
-import numpy as np
 import pytest
+from same_numbers import check_same_numbers
 
-SAME = (
-    *("train/reward", "train/score", "train/return", "train/response_length", "train/kl", "train/policy_loss"),
-    *("train/ppo_kl", "train/ppo_clip_ratio", "train/actor_lr", "rollout/num_samples", "rollout/weight_version"),
-)
-CRITIC = ("train/critic_loss", "train/values", "train/kl_coef", "train/critic_lr")
 STEPS = (1, 2)
 
 
@@ -82,24 +77,7 @@ def test_the_numbers_do_not_depend_on(name, runs, request):
     plain, words = (request.getfixturevalue(f"{variant.against}{kind}") for kind in ("", "_words"))
     folder = runs / f"variant_{list(VARIANTS).index(name)}"
     jobs.run(folder, [*words, *variant.words])
-    for step in STEPS:
-        ours, theirs = jobs.rollout(folder, step), jobs.rollout(plain, step)
-        for field in ("ids", "owner", "reward", "group", "sample", "finish_reason"):
-            assert [row[field] for row in ours] == [row[field] for row in theirs], (step, field)
-        for field in ("old_log_probs", "ref_log_probs", "engine_log_probs", "advantages"):
-            difference = np.abs(jobs.column(ours, field) - jobs.column(theirs, field)).max()
-            assert difference < 1e-4, (step, field, difference)
-    for step, (row, other) in enumerate(zip(jobs.train_rows(folder), jobs.train_rows(plain), strict=True), 1):
-        if step not in STEPS:
-            break
-        wanted = {*SAME, *(CRITIC if variant.against == "actor_critic" else ())}
-        wanted &= other.keys()  # a policy that waits for its critic has no loss yet
-        assert {k: row[k] for k in wanted} == pytest.approx({k: other[k] for k in wanted}, rel=1e-5, abs=1e-5), step
-        if "train/actor_grad_norm" in other:
-            assert row["train/actor_grad_norm"] == pytest.approx(other["train/actor_grad_norm"], rel=1e-4)
-        assert row["mismatch/mean"] < 1e-6
-        assert row["sync/read_back"] == row["sync/tensors"]
-        assert row["sync/probe"] < 3e-6  # of every token, prompts too: the unlikely ones have larger errors
+    check_same_numbers(folder, plain, STEPS)
 
 
 def test_roles_that_share_devices_say_so(runs, baseline):

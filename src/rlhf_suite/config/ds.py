@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, FREE, When, flag, group, is_positive, is_true
+from rlhf_suite.config.flags import FIXED, FREE, SHAPE, When, flag, group, is_positive, is_true
 
 ATTENTION = ("varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 HUB_KERNELS = "kernels-community/"
@@ -96,16 +96,18 @@ class DeepSpeedConfig(ForwardConfig):
         2,
         "ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights",
         choices=(0, 1, 2, 3),
+        resume=SHAPE,
     )
     use_universal_ckpt: bool = flag(
         False,
-        "Resume also on another number of ranks and at another ZeRO stage than those of the checkpoint",
+        "Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism, "
+        "placement, split of the engines, and micro-batches",
         resume=FREE,
         when=is_true("ckpt.load_enable"),
     )
-    adam_offload: bool = flag(False, "Keep the optimiser state in host memory")
-    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-2 and 3)")
-    zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1)
+    adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE)
+    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-2 and 3)", resume=SHAPE)
+    zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE)
     zero3_leaf_modules: list[str] = flag(
         [],
         "Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which "
@@ -123,12 +125,14 @@ class DeepSpeedConfig(ForwardConfig):
         "Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too "
         "long for one",
         ge=1,
+        resume=SHAPE,
     )
     ring_attn_mode: str = flag(
         "gather",
         "How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from "
         "rank to rank, ulysses exchanges tokens for heads",
         choices=("gather", "ring", "ulysses"),
+        resume=SHAPE,
         when=SPLIT,
     )
     use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
@@ -145,6 +149,7 @@ class RLDeepSpeedConfig(DeepSpeedConfig):
     enable_sleep: bool = flag(
         False,
         "Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2",
+        resume=SHAPE,
         when=is_true("train.colocate_all"),
         strict="a model that shares no GPU has no reason to leave it",
     )

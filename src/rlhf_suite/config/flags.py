@@ -16,8 +16,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from rlhf_suite import registry
 
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
-# What a flag may do when a run is continued: change without a word, change when ckpt.allow_changes names it, or never.
-FREE, NAMED, FIXED = "free", "named", "fixed"
+# What a flag may do when a run is continued: change without a word, change with ds.use_universal_ckpt (it says where a
+# run works, and in what portions), change when ckpt.allow_changes names it, or never.
+FREE, SHAPE, NAMED, FIXED = "free", "shape", "named", "fixed"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FIXED, flag, group, is_null, is_one_of, is_set, is_true
+from rlhf_suite.config.flags import FIXED, SHAPE, flag, group, is_null, is_one_of, is_set, is_true
 
 SEEING_MODEL = "builtin:vision"  # the built-in model that reads images
 DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration asks for; that of LoRA is ds.lora.dropout"
@@ -36,8 +36,10 @@ class TrainedModelConfig:
     """A model that is trained: where it starts, how it is optimised, on how many ranks"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1)
+    num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=SHAPE)
+    num_gpus_per_node: int = flag(
+        1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=SHAPE
+    )
     optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
@@ -121,9 +123,11 @@ class ReferenceConfig:
     """The frozen reference; exists when algo.kl.init_coef > 0"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
-    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
-    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+    offload: bool = flag(
+        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
+    )
+    num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE)
 
 
 @dataclass
@@ -133,7 +137,9 @@ class PreferenceReferenceConfig:
     model_name_or_path: str | None = flag(
         None, "HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"
     )
-    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
+    offload: bool = flag(
+        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
+    )
     cache_enable: bool = flag(
         False,
         "Compute its log-probs once before training, keep them on disk, and load no reference model during training",
@@ -145,12 +151,14 @@ class TeacherConfig:
     """The teacher; it has the student's vocabulary"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    offload: bool = flag(False, "Keep its weights in host memory, and bring them to the GPU for each forward pass")
+    offload: bool = flag(
+        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
+    )
 
 
 @dataclass
 class RLTeacherConfig(TeacherConfig):
     """The teacher of on-policy distillation; exists when algo.distill.coef > 0"""
 
-    num_nodes: int = flag(1, "Nodes of the teacher's worker group", ge=1)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1)
+    num_nodes: int = flag(1, "Nodes of the teacher's worker group", ge=1, resume=SHAPE)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE)

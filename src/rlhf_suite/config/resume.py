@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.config.flags import FIXED, FREE, all_values, flat
+from rlhf_suite.config.flags import FIXED, FREE, NAMED, SHAPE, all_values, flat
 from rlhf_suite.config.formatting import shown
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import load, recorded_values, resume_of
@@ -21,8 +21,9 @@ from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, TrainedRun
 LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")
 # Where a checkpoint was found does not change what is in it.
 PLACE = "ckpt.path"
-# Checkpoints hold parts of parameters by name, so these may differ with ds.use_universal_ckpt.
-SHAPE = re.compile(r"ds\.zero_stage|[\w.]+\.num_(nodes|gpus_per_node)")
+UNIVERSAL = "ds.use_universal_ckpt"
+# The parts that Muon's momentum is saved in depend on these flags of `ds`, and on the ranks of the model.
+MUON_SHAPE = ("ds.zero_stage", "ds.zpg", "ds.adam_offload")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,12 @@ class Change:
     key: str
     before: Any
     now: Any
-    is_fixed: bool  # no checkpoint can be loaded with another value
+    kind: str  # what the flag may do when a run is continued
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether no checkpoint can be loaded with another value."""
+        return self.kind == FIXED
 
     def __str__(self) -> str:
         return f"{self.key}: {shown(self.before)} -> {shown(self.now)}"
@@ -41,21 +47,31 @@ class Change:
 def changes(before: Run, now: Run) -> list[Change]:
     """Return the flags that differ, less those that a continued run may change without a word."""
     if before.task != now.task:
-        return [Change("task", before.task, now.task, is_fixed=True)]
+        return [Change("task", before.task, now.task, FIXED)]
     earlier, later = all_values(before), flat(recorded_values(now))
-    bound = [key for key, value in later.items() if key.endswith(".optim") and value == "muon"]
     found = []
     for key in dict.fromkeys([*later, *earlier]):
-        kind = resume_of(key, now.task)
+        kind = kind_of(key, now)
         if kind != FREE and key != PLACE and earlier.get(key) != later.get(key):
-            is_fixed = kind == FIXED or (bool(bound) and SHAPE.fullmatch(key) is not None)
-            found.append(Change(key, earlier.get(key), later.get(key), is_fixed))
+            found.append(Change(key, earlier.get(key), later.get(key), kind))
     return found
+
+
+def kind_of(key: str, run: Run) -> str:
+    """Return what a flag of a run may do when this run is continued: FREE, SHAPE, NAMED or FIXED."""
+    kind = resume_of(key, run.task)
+    if kind != SHAPE:
+        return kind
+    values = all_values(run)
+    muon = [name.removesuffix("optim") for name, value in values.items() if name.endswith(".optim") and value == "muon"]
+    if muon and (key in MUON_SHAPE or any(re.fullmatch(rf"{name}num_(nodes|gpus_per_node)", key) for name in muon)):
+        return FIXED
+    return SHAPE if UNIVERSAL in values else NAMED
 
 
 def allowed_changes(run: ResumableRun) -> list[str]:
     """Return the flags that a run lets differ from the run that it continues."""
-    shape = [key for key in all_values(run) if SHAPE.fullmatch(key)]
+    shape = [key for key in all_values(run) if kind_of(key, run) == SHAPE]
     is_universal = isinstance(run, TrainedRun | LoopRun) and run.ds.use_universal_ckpt
     return [*run.ckpt.allow_changes, *(shape if is_universal else [])]
 
@@ -66,23 +82,23 @@ def is_allowed(change: Change, allowed: Collection[str]) -> bool:
     return not change.is_fixed and any(names)
 
 
-def refusal(found: Collection[Change], allowed: Collection[str], source: Path) -> Problem | None:
-    """Return why a run cannot be continued with these changes; None where each of them is allowed."""
+def refusal(found: Collection[Change], run: ResumableRun, allowed: Collection[str], source: Path) -> Problem | None:
+    """Return why `run` cannot continue an earlier one with these changes; None where each of them is allowed."""
     refused = [change for change in found if not is_allowed(change, allowed)]
     if not refused:
         return None
     what = f"{source.parent} belongs to a run with other flags: {'; '.join(map(str, refused))}"
     back = "continue it with the earlier values"
     if any(change.is_fixed for change in refused):
-        fixed = ", ".join(change.key for change in refused if change.is_fixed)
-        return Problem(
-            "ckpt.load_enable", what, f"{back}, or start a new run in another folder ({fixed} cannot change)"
-        )
-    if all(SHAPE.fullmatch(change.key) for change in refused):
-        return Problem(
-            "ckpt.load_enable", what, f"{back}, or add ds.use_universal_ckpt=true to continue it with the new ones"
-        )
-    keys = [*allowed, *(change.key for change in refused)]
+        fixed = [change.key for change in refused if change.is_fixed]
+        muon = any(resume_of(key, run.task) == SHAPE for key in fixed)
+        why = ": the momentum of Muon is saved as ZeRO and the ranks divide it" if muon else ""
+        fix = f"{back}, or start a new run in another folder ({', '.join(fixed)} cannot change{why})"
+        return Problem("ckpt.load_enable", what, fix)
+    if all(change.kind == SHAPE for change in refused):
+        return Problem("ckpt.load_enable", what, f"{back}, or add {UNIVERSAL}=true to continue it with the new ones")
+    named = [key for key in allowed if key in run.ckpt.allow_changes or resume_of(key, run.task) != SHAPE]
+    keys = [*named, *(change.key for change in refused)]
     fix = f"{back}, or add 'ckpt.allow_changes=[{','.join(keys)}]' to continue it with the new ones"
     if any(change.key in LENGTHS for change in refused):
         fix += "; the learning-rate schedule is then that of the new number of steps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import When, flag, group, is_one_of, is_set, is_true
+from rlhf_suite.config.flags import SHAPE, When, flag, group, is_one_of, is_set, is_true
 
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
@@ -41,8 +41,8 @@ class ProcessRewardConfig:
         "The text that ends a step of a response; empty: every character is a step; null: as in training",
         when=STEPS,
     )
-    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, when=STEPS)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, when=STEPS)
+    num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, resume=SHAPE, when=STEPS)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=STEPS)
 
 
 @dataclass
@@ -128,13 +128,14 @@ class RewardConfig(TextRewardConfig):
     offload: bool = flag(
         False,
         "Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass",
+        resume=SHAPE,
         when=MODEL,
     )
     normalize_enable: bool = flag(
         False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
     )
-    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, when=MODEL)
-    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, when=MODEL)
+    num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL)
+    num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL)
     on_error: str = flag(
         "stop",
         "What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is "

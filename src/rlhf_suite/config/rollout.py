@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FREE, flag, is_true
+from rlhf_suite.config.flags import FREE, SHAPE, flag, is_true
 
 
 @dataclass
@@ -46,11 +46,12 @@ class RolloutConfig(SamplingConfig):
         when=is_true("algo.dynamic_filtering_enable"),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
-    micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1)
+    micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)
     max_tokens_per_gpu: int | None = flag(
         None,
         "Token budget of a forward pass; null: train.max_tokens_per_gpu",
         ge=1,
+        resume=SHAPE,
         when=is_true("train.dynamic_batch_enable"),
     )
 
@@ -60,9 +61,12 @@ class EngineConfig:
     """vLLM engines, one Ray actor each"""
 
     num_engines: int = flag(1, "Number of engines", ge=1, resume=FREE)
-    tensor_parallel_size: int = flag(1, "Devices that each hold a part of every layer of an engine", ge=1)
+    tensor_parallel_size: int = flag(1, "Devices that each hold a part of every layer of an engine", ge=1, resume=SHAPE)
     pipeline_parallel_size: int = flag(
-        1, "Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine", ge=1
+        1,
+        "Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine",
+        ge=1,
+        resume=SHAPE,
     )
     gpu_memory_utilization: float | None = flag(
         None,
@@ -100,6 +104,7 @@ class VLLMConfig(EngineConfig):
     enable_sleep: bool = flag(
         False,
         "Free the engine's GPU memory while training",
+        resume=SHAPE,
         when=is_true("train.colocate_all"),
         strict="an engine that shares no GPU has no reason to sleep",
     )
@@ -107,6 +112,7 @@ class VLLMConfig(EngineConfig):
         "auto",
         "How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)",
         choices=("auto", "shm", "gloo", "nccl", "ipc"),
+        resume=SHAPE,
     )
     sync_check: str = flag(
         "full",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, flag, is_one_of, is_true
+from rlhf_suite.config.flags import FIXED, SHAPE, flag, is_one_of, is_true
 
 
 @dataclass
@@ -12,12 +12,15 @@ class TrainConfig:
     """The optimiser step"""
 
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
-    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1)
-    dynamic_batch_enable: bool = flag(False, "Form balanced micro-batches by a token budget; needs ds.packing_samples")
+    micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1, resume=SHAPE)
+    dynamic_batch_enable: bool = flag(
+        False, "Form balanced micro-batches by a token budget; needs ds.packing_samples", resume=SHAPE
+    )
     max_tokens_per_gpu: int = flag(
         16192,
         "Token budget of a micro-batch, for each rank that holds a part of its tokens",
         ge=1,
+        resume=SHAPE,
         when=is_true(".dynamic_batch_enable"),
     )
     max_epochs: int = flag(2, "Passes over the data", ge=1)
@@ -41,7 +44,7 @@ class TrainConfig:
 class RLTrainConfig(TrainConfig):
     """The optimiser step and the RL loop"""
 
-    micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1)
+    micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1, resume=SHAPE)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
     agent_func_path: str | None = flag(
@@ -79,7 +82,9 @@ class RLTrainConfig(TrainConfig):
         when=is_true(".partial_rollout_enable"),
     )
     colocate_all: bool | None = flag(
-        None, "All models and engines share the same devices; null: where one machine has too few GPUs for all roles"
+        None,
+        "All models and engines share the same devices; null: where one machine has too few GPUs for all roles",
+        resume=SHAPE,
     )
-    colocate_actor_ref: bool = flag(False, "Actor and reference share devices")
-    colocate_critic_reward: bool = flag(False, "Critic and reward model share devices")
+    colocate_actor_ref: bool = flag(False, "Actor and reference share devices", resume=SHAPE)
+    colocate_critic_reward: bool = flag(False, "Critic and reward model share devices", resume=SHAPE)

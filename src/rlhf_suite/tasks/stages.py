@@ -95,7 +95,7 @@ def check_same(run: ResumableRun, stage: RunFolder, name: str, allowed: Collecti
     if stage.status()["fingerprint"] == fingerprint(run):
         return
     before = load_earlier(stage.config)
-    problem = before if isinstance(before, Problem) else refusal(changes(before, run), allowed, stage.config)
+    problem = before if isinstance(before, Problem) else refusal(changes(before, run), run, allowed, stage.config)
     if problem is not None:
         raise UserError(f"stage {name}: {problem.what}: {problem.fix}")
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.flags import NAMED
 from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
 from rlhf_suite.config.runs import ResumableRun
@@ -119,13 +120,13 @@ class Saver:
         """
         if problem := optimizer_problem(checkpoint, self.config):
             raise UserError(f"{problem.what}: {problem.fix}")
-        found = [Change("ckpt.reset_optimizer", False, True, is_fixed=False)] if self.config.reset_optimizer else []
+        found = [Change("ckpt.reset_optimizer", False, True, NAMED)] if self.config.reset_optimizer else []
         if not (self.folder.config.exists() and checkpoint.config.exists()):  # not started by the command line
             return found
         now, before = load(self.folder.config), load(checkpoint.config)
         assert isinstance(now, ResumableRun)
         changed = changes(before, now)
-        if problem := refusal(changed, allowed_changes(now), checkpoint.config):
+        if problem := refusal(changed, now, allowed_changes(now), checkpoint.config):
             raise UserError(f"{problem.what}: {problem.fix}")
         return [*changed, *found]
 

@@ -212,7 +212,7 @@ def resume_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
     if isinstance(before, Problem):
         yield before
         return
-    problem = refusal(changes(before, run), allowed_changes(run), source)
+    problem = refusal(changes(before, run), run, allowed_changes(run), source)
     if problem is None and isinstance(run, TrainedRun) and (newest := store_of(run.ckpt, record).latest()) is not None:
         problem = optimizer_problem(newest, run.ckpt)
     if problem is not None:
