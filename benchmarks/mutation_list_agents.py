@@ -5,10 +5,13 @@ from __future__ import annotations
 from mutation import Mutation
 
 BRIDGE = ("tests/agents/test_bridge.py",)
+COMPAT = ("tests/agents/test_compat.py",)
 ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
 PARSING = ("tests/agents/test_parsing.py",)
+FOREIGN = ("tests/e2e/test_foreign_agents.py",)
 FORKS = ("tests/rl/test_forked_episodes.py",)
+OPENENV = ("tests/agents/test_openenv.py",)
 RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
 TOOLS = ("tests/agents/test_tools.py",)
@@ -301,5 +304,68 @@ AGENTS = [
         'if state["finished"]:',
         "if False:",
         ("tests/rl/test_endpoint_in_runs.py",),
+    ),
+    Mutation(
+        "a body of any size is read",
+        "serving/chat_server.py",
+        "read_request(parsed(await body_of(request, MAX_BYTES)), ",
+        "read_request(parsed(await body_of(request, MAX_BYTES << 10)), ",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a conversation that is far too long is tokenised",
+        "agents/endpoint.py",
+        "if count > self.max_characters:",
+        "if False:",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a client that sends slowly keeps its connection",
+        "serving/http_server.py",
+        "self.loop.call_later(READ_S, self.end)",
+        "self.loop.call_later(READ_S * 1000, self.end)",
+        ENDPOINT,
+    ),
+    Mutation(
+        "all episodes have the same URL",
+        "agents/endpoint.py",
+        "self.id, self.key = secrets.token_hex(8),",
+        'self.id, self.key = 16 * "0",',
+        ENDPOINT,
+    ),
+    Mutation(
+        "an environment of OpenRLHF samples by settings of its own, and nobody says so",
+        "agents/compat.py",
+        'if given.get("sampling_params") is not None:',
+        "if False:",
+        COMPAT,
+    ),
+    Mutation(
+        "an environment of TRL is asked for its reward after each turn",
+        "agents/compat.py",
+        'if not step.done or not hasattr(self.instance, "get_reward"):',
+        'if not hasattr(self.instance, "get_reward"):',
+        COMPAT,
+    ),
+    Mutation(
+        "an action that a server refuses is a failure of the episode",
+        "agents/openenv.py",
+        'if kind == "step" and found.get("code") == WRONG_ACTION:',
+        "if False:",
+        OPENENV,
+    ),
+    Mutation(
+        "a server of environments is not told that an episode is over",
+        "agents/openenv.py",
+        '            await self.socket.send(json.dumps({"type": "close"}))\n',
+        "",
+        OPENENV,
+    ),
+    Mutation(
+        "the feedback of an environment of OpenRLHF is not shown to the model",
+        "agents/compat.py",
+        "text=feedback or None,",
+        'text="\\n" if feedback else None,',
+        FOREIGN,
     ),
 ]

@@ -7,6 +7,7 @@ from mutation import Mutation
 AHEAD = ("tests/rl/test_schedules.py",)
 DEATHS = ("tests/engines/test_engine_death.py",)
 LENGTHS = ("tests/rl/test_trained_lengths.py",)
+STREAM = ("tests/rl/test_stream.py",)
 TIMELINE = ("tests/tracking/test_timeline.py",)
 
 SCHEDULES = [
@@ -87,5 +88,26 @@ SCHEDULES = [
         'replace = __import__("dataclasses").replace\n'
         "            self.start(self.submit([(n, replace(r, seed=r.seed + 1)) for n, r in self.requests.items()]))",
         DEATHS,
+    ),
+    Mutation(
+        "a group of a stream draws other random numbers than in a synchronous run",
+        "rl/stream.py",
+        "self.builder.sampler.start(index, prompt, stream)",
+        "self.builder.sampler.start(index, prompt, index)",
+        STREAM,
+    ),
+    Mutation(
+        "a wait for a late group is one for a batch",
+        "rl/stream.py",
+        'why = "deadline" if len(self.finished) >= size else "batch"',
+        'why = "batch"',
+        STREAM,
+    ),
+    Mutation(
+        "a continued stream keeps the record of groups that it makes again",
+        "rl/stream.py",
+        "lines[: self.rejected]",
+        "lines",
+        STREAM,
     ),
 ]
