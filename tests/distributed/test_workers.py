@@ -87,15 +87,29 @@ def cluster(tmp_path_factory):
         yield
 
 
+def started(folder: Path, *args, ranks=2, timeout_s=60.0, sequence=1) -> WorkerGroup:
+    """Ranks whose logs are in a folder."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # Pupil is in this file
+    env = {"SCHOOL": "open", "PYTHONPATH": os.pathsep.join(paths)}
+    return WorkerGroup(
+        Pupil, "pupil", [Slot(0.25)] * ranks, GroupOptions("cpu", folder, timeout_s, env, sequence), args
+    )
+
+
+@pytest.fixture(scope="module")
+def pupils(tmp_path_factory):
+    """Two ranks for the tests that leave them as they were."""
+    made = started(tmp_path_factory.mktemp("pupils"))
+    yield made
+    made.kill()
+
+
 @pytest.fixture
 def group(tmp_path):
     made = []
 
-    def make(*args, ranks=2, timeout_s=60.0, sequence=1) -> WorkerGroup:
-        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # Pupil is in this file
-        env = {"SCHOOL": "open", "PYTHONPATH": os.pathsep.join(paths)}
-        options = GroupOptions("cpu", tmp_path, timeout_s, env, sequence)
-        made.append(WorkerGroup(Pupil, "pupil", [Slot(0.25)] * ranks, options, args))
+    def make(*args, **options) -> WorkerGroup:
+        made.append(started(tmp_path, *args, **options))
         return made[-1]
 
     yield make
@@ -103,8 +117,7 @@ def group(tmp_path):
         each.kill()
 
 
-def test_every_rank_answers_in_order(group):
-    pupils = group()
+def test_every_rank_answers_in_order(pupils):
     assert call(pupils, "add", 10, 5) == [15, 16]
     assert pupils.wait(pupils.start_sharded("add", [100, 200], 1), "adding") == [101, 202]
     large = ray.put(1000)
@@ -118,10 +131,9 @@ def test_ranks_that_split_the_tokens_of_a_batch_get_the_same_part_and_count_as_o
     assert pupils.mesh.one_per_part(answers) == [101, 203]
 
 
-def test_ranks_know_how_to_meet(group):
-    first, second = call(
-        group(), "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SCHOOL"
-    )
+def test_ranks_know_how_to_meet(pupils):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SCHOOL")
+    first, second = call(pupils, "environment", *names)
     assert (first[0], second[0]) == ("0", "1")
     assert first[1:] == second[1:]
     assert first[1:4] == ["2", "0", "127.0.0.1"]
@@ -129,8 +141,8 @@ def test_ranks_know_how_to_meet(group):
     assert first[5] == "open"
 
 
-def test_ranks_on_one_machine_listen_on_the_loopback_address_alone(group):
-    assert set().union(*call(group(), "listens_at")) == {"127.0.0.1"}
+def test_ranks_on_one_machine_listen_on_the_loopback_address_alone(pupils):
+    assert set().union(*call(pupils, "listens_at")) == {"127.0.0.1"}
 
 
 def test_groups_start_at_the_same_time(group, tmp_path):
@@ -182,15 +194,15 @@ def test_a_constructor_that_raises_is_named(group):
         call(pupils, "pid")
 
 
-def test_a_users_mistake_comes_through_as_itself(group):
+def test_a_users_mistake_comes_through_as_itself(pupils):
     with pytest.raises(UserError) as caught:
-        call(group(), "mistake")
+        call(pupils, "mistake")
     assert str(caught.value) == "actor.adam.lr=-1: must be positive"
 
 
-def test_any_other_error_has_the_actors_name_phase_and_traceback(group):
+def test_any_other_error_has_the_actors_name_phase_and_traceback(pupils):
     with pytest.raises(RunError) as caught:
-        call(group(), "fail")
+        call(pupils, "fail")
     lines = str(caught.value).splitlines()
     assert lines[0] in {f"pupil-{i} failed during pupil.fail: ArithmeticError: bad number on {i}" for i in (0, 1)}
     assert any('test_workers.py", line' in line and line.endswith("in fail") for line in lines)
