@@ -15,7 +15,13 @@ import rlhf_suite
 SOURCE = Path(rlhf_suite.__file__).parent
 ROOMS = {
     "ray": ("rl/", "engines/", "launch/", "distributed/workers.py"),
-    "vllm": ("agents/vllm_parsers.py", "engines/actor.py", "weight_sync/receiver.py", "weight_sync/shards.py"),
+    "vllm": (
+        "agents/vllm_parsers.py",
+        "engines/actor.py",
+        "engines/build.py",
+        "weight_sync/receiver.py",
+        "weight_sync/shards.py",
+    ),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "config/"),
     "omegaconf": ("cli/", "config/"),

@@ -1,0 +1,126 @@
+"""A vLLM engine in this process, built from what a run says of it (`EngineSpec`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.engines.spec import EngineSpec
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.wait import CAUSE_S
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine
+
+CPU_KV_CACHE_MB = 64  # by default vLLM takes most of the machine's memory and spends half a minute zeroing it
+CPU_BATCHED_TOKENS = 2048  # tokens of one step; a prompt must fit into a step
+GPU_MEMORY_ALONE = 0.9  # the share of GPU memory for an engine that has the GPU for itself
+VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those of Python's multiprocessing
+CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
+
+
+def build_engine(spec: EngineSpec) -> LLMEngine:
+    """Return a vLLM engine in this process. Its workers are processes only if it has several devices.
+
+    If a worker process ends, this process ends too, so the engine is started again as a whole.
+    """
+    # At import vLLM logs that Triton has no CPU backend, whatever its logging level.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    from pydantic import ValidationError
+    from vllm import EngineArgs, LLMEngine
+
+    from rlhf_suite.weight_sync import receiver  # registers the transfer backends
+
+    arguments = EngineArgs(**engine_args(spec, receiver.backend_name(spec.sync_backend)))
+    try:
+        config = arguments.create_engine_config()
+        if spec.device == "cpu":
+            check_head_size(config.model_config.get_head_size())
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except ValueError as error:  # raised by vLLM for settings that it does not support
+        reason = "; ".join(e["msg"] for e in error.errors()) if isinstance(error, ValidationError) else str(error)
+        raise UserError(
+            f"vLLM cannot serve {spec.model} with data.max_len={spec.max_len}, vllm.kv_cache_mb="
+            f"{spec.vllm.kv_cache_mb}, vllm.tensor_parallel_size={spec.vllm.tensor_parallel_size}, "
+            f"vllm.pipeline_parallel_size={spec.vllm.pipeline_parallel_size}: {reason}"
+        ) from None
+    engine.set_weight_version("0")
+    if spec.vllm.devices > 1:
+        engine.model_executor.register_failure_callback(lambda: os._exit(1))
+        engine.collective_rpc(unname_shared_memory)
+        unname_shared_memory()
+    return engine
+
+
+def unname_shared_memory(worker: Any = None) -> None:
+    """Remove the names of the shared memory through which an engine and its workers talk. All of them have opened it,
+    and without a name its memory is free when the last one ends, however it ends."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if (path := line.rpartition(" ")[2]).startswith(VLLM_MEMORY):
+            Path(path).unlink(missing_ok=True)
+
+
+def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
+    """End this process if one of the engine's worker processes has ended. The others may report that they lost it a
+    moment before its end is known."""
+    workers = [worker.proc.sentinel for worker in getattr(engine.model_executor, "workers", ())]
+    if wait(workers, CAUSE_S):
+        traceback.print_exception(error)
+        os._exit(1)
+
+
+def check_head_size(size: int) -> None:
+    """Raise ValueError for a head size without a CPU kernel, which vLLM would notice only at the first request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise ValueError(f"its attention heads have {size} dimensions, and the CPU kernels support {sizes}")
+
+
+def engine_args(spec: EngineSpec, backend: str) -> dict[str, Any]:
+    """Return the arguments of vLLM's EngineArgs."""
+    from vllm.config import WeightTransferConfig
+
+    config, cpu = spec.vllm, spec.device == "cpu"
+    cache_mb = config.kv_cache_mb or (CPU_KV_CACHE_MB if cpu else None)
+    arguments: dict[str, Any] = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        "trust_remote_code": trusts_code(),
+        "seed": spec.seed,
+        "max_model_len": spec.max_len,
+        "load_format": "auto" if spec.load_weights else "dummy",
+        "generation_config": "vllm",  # not that of the model folder: the caller decides how to sample
+        "skip_tokenizer_init": not spec.detokenize and spec.image_token is None,
+        "logprobs_mode": "processed_logprobs",  # under the sampling temperature
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "distributed_executor_backend": "mp" if config.devices > 1 else "uni",
+        "enforce_eager": config.enforce_eager or cpu,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "weight_transfer_config": WeightTransferConfig(backend=backend),
+        # Worker processes register the transfer backends by importing this class.
+        "worker_extension_cls": "rlhf_suite.weight_sync.receiver.WorkerExtension",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if spec.image_token is not None:
+        arguments["limit_mm_per_prompt"] = {"image": spec.max_images}
+    if cache_mb is not None:
+        arguments["kv_cache_memory_bytes"] = cache_mb << 20
+    if cpu:
+        arguments["block_size"] = CPU_BLOCK_SIZE
+        # A prompt prefilled in two steps would rewind its random generator; those of the CPU cannot do that.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(CPU_BATCHED_TOKENS, spec.max_len)
+    else:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization or GPU_MEMORY_ALONE
+        arguments["enable_sleep_mode"] = spec.enable_sleep
+    return arguments
