@@ -390,6 +390,7 @@ def status_of(response: httpx.Response) -> tuple[int, str]:
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"stop": [""]}, "stop must be"),
         ({"tools": [{"name": "x"}]}, "each of tools"),
+        ({"tools": [TOOL | {"more": "x" * 100_000}]}, "characters of JSON, more than 100000"),
         ({"messages": []}, "messages must be a list"),
         ({"messages": [{"role": "function", "content": ""}]}, "messages[0] must have the role"),
         ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, "is of the assistant"),
@@ -442,14 +443,17 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
         with pytest.raises(Exception, match=r"413|[Bb]roken|reset|disconnect"):
             huge = post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
             raise AssertionError(huge.status_code)
-        for text in ("x" * 200_000, "word " * 9000):
-            error = ask(base_url, api_key, [user(text)]).json()["error"]
-            found.append((error["code"], "200000 characters" in error["message"]))
+        function = {"name": "f", "arguments": json.dumps({"x": "y" * 200_000})}
+        called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+        long = [user("x" * 200_000)], [user("")] * 200_001, [user(""), called, user("")], [user("word " * 9000)]
+        for messages in long:
+            error = ask(base_url, api_key, messages).json()["error"]
+            found.append((error["code"], "characters" in error["message"]))
         return 1.0
 
     assert chat_server.MAX_BYTES == 16 << 20
     play(run_agent, Model(tokenizer, echo))
-    assert found == [("context_length_exceeded", True), ("context_length_exceeded", False)]
+    assert found == [("context_length_exceeded", is_seen) for is_seen in (True, True, True, False)]
 
 
 def test_a_client_that_sends_slowly_is_closed_and_holds_nobody_up(play, tokenizer, monkeypatch):

@@ -315,6 +315,32 @@ def test_idle_connections_give_way_to_new_ones(monkeypatch):
     assert during(app_of(), clients) == ["HTTP/1.1 200 OK"] * 3
 
 
+def test_more_requests_than_may_be_under_way_are_told_to_come_again(monkeypatch):
+    """The first two are answered only when the third has been refused."""
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+
+    async def clients():
+        refused = asyncio.Event()
+
+        async def slow(body):
+            await refused.wait()
+            return {}
+
+        app = Guard(make_app("/get", slow, {}, None, 1000), None)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            first = [asyncio.create_task(client.post("/get", json={})) for _ in range(2)]
+            while app.under_way < 2:
+                await asyncio.sleep(0)
+            third = await client.post("/get", json={})
+            refused.set()
+            return third, await asyncio.gather(*first)
+
+    third, first = asyncio.run(asyncio.wait_for(clients(), 20))
+    assert (third.status_code, third.headers["retry-after"]) == (503, "1")
+    assert [each.status_code for each in first] == [200, 200]
+
+
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent():
     async def clients(port):
         return await answered(port, HEAD + b"Content-Length: 99999\r\n\r\n")

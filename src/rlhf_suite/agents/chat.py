@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MODEL = "policy"  # its name in /v1/models; a request may name any
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 READ = ("messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "logprobs")
+MAX_TOOLS = 100_000  # characters of their JSON
 OF_SERVICES = ("service_tier", "safety_identifier", "prompt_cache_key")  # these mean nothing here
 UNUSED = ("model", "user", "metadata", "store", "stream_options", *OF_SERVICES)
 # Fields that may only have the value with which they do nothing.
@@ -126,6 +127,8 @@ def tools_of(given: Any) -> tuple[Schema, ...]:
         function = each.get("function") if isinstance(each, dict) and each.get("type") == "function" else None
         if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
             raise Refused('each of tools must be {"type": "function", "function": {"name": ..., ...}}')
+    if (count := len(json.dumps(given))) > MAX_TOOLS:
+        raise Refused(f"the tools have {count} characters of JSON, more than {MAX_TOOLS}")
     return tuple(given)
 
 

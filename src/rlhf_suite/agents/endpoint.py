@@ -18,6 +18,7 @@ from rlhf_suite.agents.base import Episode, Status, Task, Turn
 from rlhf_suite.agents.chat import ChatRequest, Completion, Refused, message_to_send
 from rlhf_suite.agents.environment import called
 from rlhf_suite.agents.session import Branch, Session, normal
+from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 
@@ -59,6 +60,7 @@ class ChatSession:
         Raises:
             Refused: there is no room for a turn, or the episode is over.
         """
+        self.check_characters(request)
         key = tuple(map(normal, request.messages)), repr((request.tools, request.max_tokens, request.stop))
         if is_retry and (before := self.asked.get(key)):
             self.retries += 1
@@ -78,7 +80,6 @@ class ChatSession:
             self.limit = "turns"
             raise Refused(f"the episode has had agent.max_turns={self.max_turns} turns", 400, "max_turns")
         branch, end, _ = session.known(request.messages, request.tools)
-        self.check_characters(request)
         try:
             fits = session.continue_from(request.messages, request.tools)
         except RowError as error:
@@ -97,7 +98,7 @@ class ChatSession:
 
     def check_characters(self, request: ChatRequest) -> None:
         """Refuse a conversation that is too long even if each token were the longest one."""
-        count = sum(len(str(message["content"])) for message in request.messages)
+        count = sum(map(characters, request.messages))
         if count > self.max_characters:
             raise self.too_long(f"the conversation has {count} characters, too many for the tokens of data.max_len")
 
@@ -165,6 +166,12 @@ class ChatSession:
         used = [each for each in written if each.is_continued or (each.branch is last and each.end == last.ends[-1])]
         used = used or written[-1:]
         return [each for each in written if each not in used]
+
+
+def characters(message: Message) -> int:
+    """Return about how many characters a chat template writes for a message: its text, its calls, and one more."""
+    calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    return 1 + len(str(message["content"])) + sum(map(len, map(repr, calls)))
 
 
 class Sessions(Protocol):
