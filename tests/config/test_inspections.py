@@ -259,6 +259,8 @@ def test_a_reward_model_that_reads_other_words_in_the_policys_tokens_is_found(mo
         other = with_vocabulary(model(f"other{number}", SCORE), vocabulary, special)
         key, words = one(line + str(other))
         assert key == "reward.model_name_or_path" and said in words
+    several = f"'reward.sources={{a: {{model_name_or_path: {fine}}}, b: {{model_name_or_path: {other}}}}}'"
+    assert one(line.rpartition(" ")[0] + f" {several}")[0] == "reward.sources.b.model_name_or_path"
     sizes = [model(name, SCORE, ["tokenizer.json"], vocab_size=size) for name, size in (("few", 2), ("as_many", 3))]
     line = line.replace(str(policy), str(model("sized", vocab_size=3)))
     assert "has a vocabulary of 2 tokens, but the policy has 3" in one(line + str(sizes[0]))[1]

@@ -393,11 +393,6 @@ MISTAKES = [
     (PPO + "reward.combine=mean", "reward.combine", "sum"),
     (sources("{a/b: {rule: math}}"), "reward.sources", "use only letters, digits"),
     (sources("{a: {rule: math}}") + "reward.rule=math", "reward.sources", "would be the only sources"),
-    (
-        sources("{a: {model_name_or_path: x/y}, b: {model_name_or_path: x/z}}"),
-        "reward.sources",
-        "serve the others with task=serve_rm",
-    ),
     (sources("math"), "reward.sources", "is not a {name: {rule,"),
     (PPO + "reward.rules.code_timeout_s=3", "reward.rules.code_timeout_s", "has no effect"),
     (

@@ -4,6 +4,7 @@ import pytest
 
 from rlhf_suite.config.plan import Machine, ModelPlan, Placement, Plan, resolve
 from rlhf_suite.config.record import load, save
+from rlhf_suite.config.reward import NamedSourceConfig
 from rlhf_suite.config.runs import DistillRun, DPORun, GenerateRun, PPORun, ScoreRun
 
 
@@ -54,6 +55,28 @@ def test_colocation_of_all_puts_every_role_on_the_same_devices(config):
     assert placed.lines() == ["2 x GPU: actor x 2, engine x 2, ref x 2"]
     assert placed.num_devices == 2
     assert placed.pools[0].share == pytest.approx(1 / 3)
+
+
+def test_several_reward_models_have_ranks_of_their_own(config):
+    config.algo.advantage.estimator = "gae"
+    config.reward.rule = None
+    config.reward.sources = {
+        "kind": NamedSourceConfig(model_name_or_path="org/kind"),
+        "right": NamedSourceConfig(rule="math"),
+        "short": NamedSourceConfig(model_name_or_path="org/short", weight=0.5),
+    }
+    config.reward.num_gpus_per_node = 2
+    kind, short = "reward.sources.kind", "reward.sources.short"
+    assert sizes(config) == [[("actor", 1)], [("engine", 1)], [("critic", 1)], [(kind, 2)], [(short, 2)]]
+    models = resolved(config).models
+    assert {name: (each.path, each.head, each.ranks) for name, each in models.items() if name.startswith("reward")} == {
+        kind: ("org/kind", "value", 2),
+        short: ("org/short", "value", 2),
+    }
+    assert models[short].flag == "reward.sources.short.model_name_or_path"
+    assert models["critic"].path == "org/kind", "that of the first reward model"
+    config.train.colocate_critic_reward, config.critic.num_gpus_per_node = True, 2
+    assert sizes(config)[0] == [("critic", 2), (kind, 2), (short, 2)]
 
 
 def test_an_engine_shares_the_devices_of_several_ranks(config):

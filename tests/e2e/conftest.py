@@ -87,15 +87,22 @@ def actor_critic(runs: Path, actor_critic_words: list[str]) -> Path:
 def reward_model(runs: Path, warm: Path) -> Path:
     """A reward model with random weights that shares the policy's tokenizer; its config has the two constants."""
     folder = runs / "reward_model"
-    return made_once(folder, lambda: create_reward_model(folder, warm))
+    return made_once(folder, lambda: create_reward_model(folder, warm, seed=1))
 
 
-def create_reward_model(folder: Path, policy: Path) -> None:
+@pytest.fixture(scope="session")
+def other_reward_model(runs: Path, warm: Path) -> Path:
+    """Another one, which scores otherwise."""
+    folder = runs / "other_reward_model"
+    return made_once(folder, lambda: create_reward_model(folder, warm, seed=2))
+
+
+def create_reward_model(folder: Path, policy: Path, seed: int) -> None:
     """Write a reward model with random weights and with constants in its config."""
     config = AutoConfig.from_pretrained(policy, num_labels=1)
     config.reward_mean, config.reward_std = jobs.REWARD_MEAN, jobs.REWARD_STD
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         model = Qwen3ForSequenceClassification(config)
         torch.nn.init.normal_(model.score.weight, std=0.3)
     model.save_pretrained(folder)

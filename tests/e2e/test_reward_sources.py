@@ -119,17 +119,18 @@ def mixed(runs):
     return path
 
 
-WEIGHTS = {"model": 0.5, "right": 1.0, "digits": 0.25, "steps": 0.125}
+WEIGHTS = {"model": 0.5, "other": 0.75, "right": 1.0, "digits": 0.25, "steps": 0.125}
 
 
 def test_rules_files_models_and_judges_of_steps_add_up_by_weight_where_they_score(
-    runs, words, reward_model, judge, mixed
+    runs, words, reward_model, other_reward_model, judge, mixed
 ):
-    """The reward model's scores are standardised, and the sum is clipped; everything is recomputed from the samples."""
+    """The scores of two reward models are standardised, and the sum is clipped; all is recomputed from the samples."""
     folder, file = runs / "reward_model_run", runs / "digits.py"
     file.write_text(REWARD_FILE.replace('label[0] in "13579"', "False"))
     sources = (
         f"reward.sources={{model: {{model_name_or_path: {reward_model}, weight: 0.5}}, "
+        f"other: {{model_name_or_path: {other_reward_model}, weight: 0.75}}, "
         f"right: {{rule: exact_match, datasets: [odd]}}, steps: {{process: true, weight: 0.125}}, "
         f"digits: {{remote_url: {file}, weight: 0.25, datasets: [even]}}}}"
     )
@@ -142,13 +143,13 @@ def test_rules_files_models_and_judges_of_steps_add_up_by_weight_where_they_scor
             *("algo.advantage.estimator=group_norm", "algo.kl.use_loss=true", "algo.kl.estimator=k3"),
         ],
     )
-    model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
+    models = {"model": plain_model(reward_model), "other": plain_model(other_reward_model)}
     plain, rewards = PlainJudge(judge), []
     for step, metrics in enumerate(jobs.train_rows(folder), 1):
         samples = jobs.rollout(folder, step)
         steps = [plain.scores(row["prompt"], row["response"]) for row in samples]
         every_step_is_judged(steps, samples, metrics)
-        found = [told(model, *each) for each in zip(samples, steps, strict=True)]
+        found = [told(models, *each) for each in zip(samples, steps, strict=True)]
         for row, one in zip(samples, found, strict=True):
             assert row["datasource"] == ("odd" if row["label"][0] in "13579" else "even")
             total = sum(WEIGHTS[name] * reward for name, (reward, _) in one.items())
@@ -172,7 +173,9 @@ def test_rules_files_models_and_judges_of_steps_add_up_by_weight_where_they_scor
     assert any(-1 < reward < 1 for reward in rewards)
     group_deviations(jobs.rollout(folder, 1))
     assert jobs.train_rows(folder)[1]["train/kl_loss"] > 0
-    assert {log.stem for log in (folder / "logs").glob("reward*.log")} >= {"reward.process-0", "reward.process-1"}
+    assert {log.stem for log in (folder / "logs").glob("reward*.log")} == {
+        *("reward", "reward.process-0", "reward.process-1", "reward.sources.model-0", "reward.sources.other-0")
+    }
 
 
 def every_step_is_judged(steps, samples, metrics):
@@ -186,16 +189,21 @@ def every_step_is_judged(steps, samples, metrics):
     assert metrics["reward/steps/step_mean"] == pytest.approx(np.mean(means), abs=1e-5)
 
 
-def told(model, row, steps):
+def plain_model(folder):
+    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def told(models, row, steps):
     """(reward, score) by each source of a sample."""
     with torch.no_grad():
-        score = float(model(torch.tensor([row["ids"]])).logits)
+        scores = {name: float(model(torch.tensor([row["ids"]])).logits) for name, model in models.items()}
     response = row["response"].strip()
     share = sum(a == b for a, b in zip(response, row["label"], strict=False)) / 4
     right = float(response == row["label"])
     own = {"right": (right, right)} if row["datasource"] == "odd" else {"digits": (2 * share, share)}
     least = min(steps, default=0)
-    return {"model": ((score - MEAN) / STD, score), "steps": (least, least)} | own
+    judged = {name: ((score - MEAN) / STD, score) for name, score in scores.items()}
+    return judged | {"steps": (least, least)} | own
 
 
 def group_deviations(samples):
@@ -240,7 +248,7 @@ def test_a_served_reward_model_scores_a_run_over_http(runs, words, reward_model,
     ended = server.ended(60)
     assert ended.code == 0, ended.err
     status = json.loads((runs / "server" / "status.json").read_text())
-    model = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float32).eval()
+    model = plain_model(reward_model)
     samples = jobs.rollout(folder, 1)
     for row in samples:
         with torch.no_grad():

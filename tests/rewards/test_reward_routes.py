@@ -181,7 +181,7 @@ def test_a_model_beside_the_policy_is_a_source_like_any_other(tmp_path):
         "model": NamedSourceConfig(model_name_or_path="some/model", datasets=["b"], weight=2.0),
     }
     model = Numbers()
-    mixed = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", model)
+    mixed = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", {"reward.sources.model": model})
     samples = [replace(row("x", "x", source), ids=ids) for source, ids in (("b", [1, 2]), ("a", []), ("b", [4]))]
     outcomes, _ = mixed.score(samples)
     mixed.close()

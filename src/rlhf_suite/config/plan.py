@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.reward import reward_models
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     GenerateRun,
@@ -229,7 +229,7 @@ def model_sections(run: Run) -> dict[str, ModelSection]:
         if last == "model_name_or_path" and all(each.holds(values) for each in info.meta.when):
             section: Any = reduce(getattr, name.split("."), run)
             found[name] = section
-    if isinstance(run, ScoredTextRun | LoopRun) and reward_model(run.reward) is None:
+    if isinstance(run, ScoredTextRun | LoopRun) and not reward_models(run.reward):
         del found[REWARD]  # something else scores
     return found
 
@@ -257,12 +257,12 @@ def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
 
 def models(run: PlannedRun) -> dict[str, ModelPlan]:
     """Return the models that a run needs, by name."""
-    sections, recipes = model_sections(run), RECIPES.get(run.task, {})
+    sections, recipes, judges = sections_of_models(run), RECIPES.get(run.task, {}), judge_paths(run)
     found: dict[str, ModelPlan] = {}
     for name, section in sections.items():
-        path, like = section.model_name_or_path, name
-        if isinstance(run, PPORun | ScoreRun) and (name == REWARD or (name == CRITIC and path is None)):
-            path = reward_model(run.reward)
+        path, like = judges.get(name, section.model_name_or_path), name
+        if name == CRITIC and path is None:
+            path = next(iter(judges.values()), None)
         if name in (REFERENCE, CRITIC) and path is None:
             path, like = found[ACTOR].path, ACTOR
         assert path is not None, f"{name}: checked with the flags"
@@ -270,13 +270,27 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
         found[name] = ModelPlan(
             name,
             path,
-            head="value" if name in (CRITIC, REWARD) or (name == ACTOR and isinstance(run, RMRun)) else "lm",
+            head="value" if name == CRITIC or name in judges or (name == ACTOR and isinstance(run, RMRun)) else "lm",
             ranks=num_ranks(holder) if isinstance(holder, Ranked) else 1,
             offload=getattr(section, "offload", False),
             # A model whose word counts (reward model, teacher) keeps its precision; a reference is as its policy.
             load_in_4bit=isinstance(run, AnyTrainedRun) and run.ds.load_in_4bit and name in (ACTOR, CRITIC, REFERENCE),
             recipe=recipe_of(path, recipes.get(like)),
         )
+    return found
+
+
+def judge_paths(run: PlannedRun) -> dict[str, str]:
+    """Return the paths of the reward models of a run, by their names in the plan."""
+    return reward_models(run.reward) if isinstance(run, PPORun | ScoreRun) else {}
+
+
+def sections_of_models(run: PlannedRun) -> dict[str, ModelSection]:
+    """Return what `model_sections` does, with an entry for each reward model: all have the ranks that `reward` says,
+    and each has its own."""
+    found = dict[str, ModelSection]()
+    for name, section in model_sections(run).items():
+        found |= dict.fromkeys(judge_paths(run), section) if name == REWARD else {name: section}
     return found
 
 
@@ -289,7 +303,7 @@ def recipe_of(path: str, recipe: str | None) -> str | None:
 
 def roles(run: PlannedRun) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
-    found = [Role(name, num_ranks(each)) for name, each in model_sections(run).items() if isinstance(each, Ranked)]
+    found = [Role(name, num_ranks(each)) for name, each in sections_of_models(run).items() if isinstance(each, Ranked)]
     if isinstance(run, SamplingRun):
         found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
     return found
@@ -320,7 +334,10 @@ def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
     left, found = roles(run), list[Pool]()
     if together:
         return (Pool(tuple(left)),)
-    pairs = ((run.train.colocate_actor_ref, (ACTOR, REFERENCE)), (run.train.colocate_critic_reward, (CRITIC, REWARD)))
+    pairs = (
+        (run.train.colocate_actor_ref, (ACTOR, REFERENCE)),
+        (run.train.colocate_critic_reward, (CRITIC, *judge_paths(run))),
+    )
     for is_asked, names in pairs:
         pair = tuple(role for role in left if is_asked and role.name in names)
         if pair:

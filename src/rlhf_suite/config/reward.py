@@ -188,7 +188,13 @@ def has_source(config: TextRewardConfig) -> bool:
     return process or bool(config.sources) or any((config.rule, config.remote_url, config.model_name_or_path))
 
 
-def reward_model(config: TextRewardConfig) -> str | None:
-    """Return the reward model that runs beside the policy, if a source is one."""
-    paths = [config.model_name_or_path, *(source.model_name_or_path for source in config.sources.values())]
-    return next((path for path in paths if path is not None), None)
+def key_of(source: str) -> str:
+    """Return the key of the section that declares a source of rewards; "" is the name of the only one."""
+    return f"reward.sources.{source}" if source else "reward"
+
+
+def reward_models(config: TextRewardConfig) -> dict[str, str]:
+    """Return the paths of the reward models of a run, by the keys of the sections that name them."""
+    sections: dict[str, SourceConfig] = {"": config, **config.sources}
+    paths = {key_of(name): section.model_name_or_path for name, section in sections.items()}
+    return {key: path for key, path in paths.items() if path is not None}

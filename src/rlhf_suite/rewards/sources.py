@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, urls
+from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, key_of, urls
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
@@ -51,10 +52,11 @@ class Rewards:
         self,
         config: TextRewardConfig,
         log: Path,
-        model: RewardSource | None = None,
+        models: Mapping[str, RewardSource] = MappingProxyType({}),
         process: RewardSource | None = None,
     ) -> None:
-        """Open the sources. `model` and `process` are the reward model and the process reward model of the run.
+        """Open the sources. `models` are the reward models of the run by the keys of their sections, and `process` is
+        its process reward model.
 
         Raises:
             UserError: a source cannot be used.
@@ -65,7 +67,8 @@ class Rewards:
             self.sources: list[NamedSource] = []
             for name, source in named_sources(config).items():
                 if source.process or source.model_name_or_path is not None:
-                    reward, num_retries = process if source.process else model, 0  # it would say the same again
+                    reward = process if source.process else models.get(key_of(name))
+                    num_retries = 0  # it would say the same again
                     assert reward is not None, "the reward models of a run are started before its rewards"
                 else:
                     reward, num_retries = open_text(with_key(config, name), source, log), config.num_retries

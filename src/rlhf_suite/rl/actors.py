@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, REWARD, Plan
+from rlhf_suite.config.plan import ACTOR, CRITIC, ENGINE, PROCESS, Plan, judge_paths
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
@@ -29,12 +29,12 @@ class Actors:
     policy: PolicyGroup
     critic: CriticGroup | None
     frozen: Mapping[str, ReferenceGroup]  # language models whose log-probs the run needs, by their names in the plan
-    reward: RewardGroup | None
+    rewards: Mapping[str, RewardGroup]  # by their names in the plan
     process: ProcessRewardGroup | None
 
     def ready(self) -> None:
         """Wait until all actors are up."""
-        for group in (self.policy, self.critic, *self.frozen.values(), self.reward, self.process):
+        for group in (self.policy, self.critic, *self.frozen.values(), *self.rewards.values(), self.process):
             if group is not None:
                 group.ready()
         self.engines.ready()
@@ -64,12 +64,13 @@ def start_actors(
     if plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
-    others = (ACTOR, CRITIC, REWARD, PROCESS)
+    judges = judge_paths(run)
+    others = (ACTOR, CRITIC, PROCESS, *judges)
     return Actors(
         engines,
         start(PolicyGroup, PolicyRole, ACTOR, run.actor, run.algo.kl, plan.policy_steps(rollouts)),
         critic=group(CriticGroup, CriticRole, CRITIC, run.critic, plan.critic_steps(rollouts)),
         frozen={name: start(ReferenceGroup, ReferenceRole, name) for name in plan.models if name not in others},
-        reward=group(RewardGroup, RewardRole, REWARD),
+        rewards={name: start(RewardGroup, RewardRole, name) for name in judges},
         process=group(ProcessRewardGroup, ProcessRole, PROCESS),
     )

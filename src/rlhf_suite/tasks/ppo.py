@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.config.plan import ACTOR, PROCESS, REWARD, TEACHER, Plan
+from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
@@ -71,21 +72,23 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
 class Judges:
     """What the folders of reward models say of their scores; read before anything starts."""
 
-    constants: tuple[float, float] | None  # mean and deviation by which scores are standardised
+    constants: Mapping[str, tuple[float, float] | None]  # of each: mean and deviation by which scores are standardised
     encoder: SolutionEncoder | None  # of the process reward model
 
-    def sources(self, actors: Actors, aggregate: str) -> tuple[RewardSource | None, RewardSource | None]:
-        """Return the reward model and the process reward model as sources of rewards."""
-        model = None if actors.reward is None else RewardModelSource(actors.reward, self.constants)
+    def sources(self, actors: Actors, aggregate: str) -> tuple[dict[str, RewardSource], RewardSource | None]:
+        """Return the reward models by name, and the process reward model, as sources of rewards."""
+        models: dict[str, RewardSource] = {
+            name: RewardModelSource(group, self.constants[name]) for name, group in actors.rewards.items()
+        }
         if actors.process is None or self.encoder is None:
-            return model, None
-        return model, ProcessRewardSource(actors.process, self.encoder, aggregate)
+            return models, None
+        return models, ProcessRewardSource(actors.process, self.encoder, aggregate)
 
 
 def read_judges(config: PPORun, plan: Plan) -> Judges:
     """Read how the reward models of a run are asked, and refuse those that do not say."""
-    model, process = plan.models.get(REWARD), plan.models.get(PROCESS)
-    constants = score_constants(None if model is None else model.path, config.reward.normalize_enable)
+    process, is_asked = plan.models.get(PROCESS), config.reward.normalize_enable
+    constants = {name: score_constants(path, is_asked) for name, path in judge_paths(config).items()}
     encoder = None
     if process is not None:
         encoder = solution_encoder(process.path, process.flag, config.reward.process.step_separator)

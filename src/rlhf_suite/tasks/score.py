@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.generate import shard_of
-from rlhf_suite.config.plan import PROCESS, REWARD, WorkerPlan
+from rlhf_suite.config.plan import PROCESS, WorkerPlan, judge_paths
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import ScoreRun
 from rlhf_suite.distributed.ranks import running
@@ -46,7 +46,7 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
         UserError: a process reward model needs more tokens for one solution than `score.max_tokens_per_gpu` allows.
     """
     reward, folder = config.reward, job.journal.folder
-    log = folder.logs / REWARD_LOG
+    log, judges = folder.logs / REWARD_LOG, judge_paths(config)
     if PROCESS in plan.models:
         model, process = plan.models[PROCESS], reward.process
         encoder = solution_encoder(model.path, model.flag, process.step_separator)
@@ -58,15 +58,16 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
         with running(ScoreWorker, plan.placement, config.launch, folder, (model, config.ds, budget)) as group:
             source = ProcessRewardSource(ProcessRewardGroup(group), encoder, process.aggregate)
             yield SolutionReader(config.data, encoder), Rewards(reward, log, process=source)
-    elif REWARD not in plan.models:
+    elif not judges:
         asks_servers = any(is_http(source.remote_url) for source in named_sources(reward).values())
         with closing(Rewards(reward, log)) as rewards:
             yield TextReader(config.data, asks_servers), rewards
     else:
-        model = plan.models[REWARD]
+        (name,) = judges
+        model = plan.models[name]
         constants = score_constants(model.path, reward.normalize_enable)
         tokenizer = load_tokenizer(model.path, config.data, model.flag)
         settings = (model, config.ds, config.score.max_tokens_per_gpu)
         with running(ScoreWorker, plan.placement, config.launch, folder, settings) as group:
             reward_model = RewardModelSource(RewardGroup(group), constants)
-            yield TokenReader(config.data, tokenizer), Rewards(reward, log, reward_model)
+            yield TokenReader(config.data, tokenizer), Rewards(reward, log, {name: reward_model})

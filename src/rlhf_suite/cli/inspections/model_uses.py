@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.plan import ACTOR, CRITIC, PROCESS, REWARD, TEACHER, PlannedRun, model_sections
-from rlhf_suite.config.reward import TextRewardConfig, reward_model
+from rlhf_suite.config.reward import TextRewardConfig, reward_models
 from rlhf_suite.config.runs import (
     AnyTrainedRun,
     ChatRun,
@@ -49,12 +49,15 @@ class ModelUse:
 def model_uses(run: Run) -> Iterator[ModelUse]:
     """Yield every model of a run except built-in ones."""
     for name, section in model_sections(run).items():
-        path = reward_model(section) if isinstance(section, TextRewardConfig) else section.model_name_or_path
-        if path is not None and not path.startswith(BUILTIN):
-            use = ModelUse(f"{name}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
-            if isinstance(run, AnyTrainedRun):
-                use = replace(use, split=(run.ds.ring_attn_size, run.ds.ring_attn_mode))
-            yield with_length(run, name, as_reward(run, use) if name == REWARD else as_language_model(run, name, use))
+        own = {name: section.model_name_or_path}
+        paths = reward_models(section) if isinstance(section, TextRewardConfig) else own
+        for key, path in paths.items():
+            if path is not None and not path.startswith(BUILTIN):
+                use = ModelUse(f"{key}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
+                if isinstance(run, AnyTrainedRun):
+                    use = replace(use, split=(run.ds.ring_attn_size, run.ds.ring_attn_mode))
+                use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
+                yield with_length(run, name, use)
 
 
 def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
@@ -78,12 +81,8 @@ def as_reward(run: Run, use: ModelUse) -> ModelUse:
     use = replace(use, head="reward", head_prefix=run.ds.value_head_prefix)
     if isinstance(run, ServeRMRun):
         return replace(use, has_tokenizer=True)
-    named = (name for name, source in run.reward.sources.items() if source.model_name_or_path)
-    key = next((f"reward.sources.{name}.model_name_or_path" for name in named), use.key)
     has_tokenizer = not isinstance(run, PPORun)  # in task=ppo it scores the tokens of the policy
-    return replace(
-        use, key=key, has_tokenizer=has_tokenizer, needs_template=isinstance(run, ScoreRun) and renders(run.data)
-    )
+    return replace(use, has_tokenizer=has_tokenizer, needs_template=isinstance(run, ScoreRun) and renders(run.data))
 
 
 def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:

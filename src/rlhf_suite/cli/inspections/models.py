@@ -12,7 +12,7 @@ from pathlib import Path
 from rlhf_suite.cli.inspections.hub import cached_model
 from rlhf_suite.cli.inspections.model_files import ModelFiles, files_of, known_model_types
 from rlhf_suite.cli.inspections.model_uses import ModelUse, model_uses
-from rlhf_suite.config.plan import ACTOR, REWARD
+from rlhf_suite.config.plan import ACTOR, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
 
@@ -30,15 +30,20 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:
-    """Yield a problem if the reward model of a policy, which scores its tokens, reads other words in them."""
+    """Yield a problem if a reward model of a policy, which scores its tokens, reads other words in them."""
     if not isinstance(run, PPORun):
         return
-    uses = {use.key.partition(".")[0]: use for use in model_uses(run)}
-    found = {name: folder_of(use.path) for name, use in uses.items() if name in (ACTOR, REWARD)}
-    policy, reward = found.get(ACTOR), found.get(REWARD)
-    if policy is None or reward is None:
-        return
-    use, ours, theirs = uses[REWARD], files_of(policy).vocabulary, files_of(reward).vocabulary
+    uses = {use.key.removesuffix(".model_name_or_path"): use for use in model_uses(run)}
+    policy = folder_of(uses[ACTOR].path) if ACTOR in uses else None
+    for name in judge_paths(run):
+        reward = folder_of(uses[name].path) if name in uses else None
+        if policy is not None and reward is not None:
+            yield from other_words(uses[name], policy, reward)
+
+
+def other_words(use: ModelUse, policy: Path, reward: Path) -> Iterator[Problem]:
+    """Yield a problem if the folder of a reward model has another vocabulary than that of the policy."""
+    ours, theirs = files_of(policy).vocabulary, files_of(reward).vocabulary
     fix = "give a reward model of the policy's family; one behind HTTP reads text (task=serve_rm, reward.remote_url)"
     other = next((token for token, number in ours.items() if theirs.get(token) != number), None) if theirs else None
     if other is not None:  # tokens that only the reward model has do no harm: the policy cannot write them

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlhf_suite.config.models import SEEING_MODEL
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.reward import reward_model
+from rlhf_suite.config.reward import reward_models
 from rlhf_suite.config.runs import DistillRun, DPORun, PPORun, SFTRun
 from rlhf_suite.config.sources import BUILTIN
 
@@ -48,7 +48,7 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
     if run.algo.distill.coef > 0:
         what = "a teacher that reads images has not been tested"
         yield Problem("algo.distill.coef", what, "write algo.distill.coef=0")
-    if reward_model(run.reward) is not None or run.reward.process.enable:
+    if reward_models(run.reward) or run.reward.process.enable:
         what = "a reward model reads text alone, and would take the tokens of images for text"
         yield Problem("reward.model_name_or_path", what, "score with reward.rule or reward.remote_url")
     if run.agent.kind == "endpoint":

@@ -15,7 +15,8 @@ from rlhf_suite.config.reward import (
     SourceConfig,
     has_source,
     is_http,
-    reward_model,
+    key_of,
+    reward_models,
     urls,
 )
 from rlhf_suite.config.runs import CheckRewardRun, GenerateRun, LoopRun, PPORun, RewardedRun, ScoredTextRun, ScoreRun
@@ -30,8 +31,8 @@ FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_
 def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
     """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
     if run.reward.sources:
-        return {f"reward.sources.{name}": source for name, source in run.reward.sources.items()}
-    return {"reward": run.reward}
+        return {key_of(name): source for name, source in run.reward.sources.items()}
+    return {key_of(""): run.reward}
 
 
 def given(key: str, source: SourceConfig) -> list[str]:
@@ -81,10 +82,6 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
 @rule
 def sources_fit_together(run: PPORun | ScoreRun | CheckRewardRun) -> Iterator[Problem]:
     sources = run.reward.sources
-    models = [name for name, source in sources.items() if source.model_name_or_path is not None]
-    if len(models) > 1:
-        what = f"{' and '.join(models)} are reward models, and only one can run beside the policy"
-        yield Problem("reward.sources", what, "serve the others with task=serve_rm, and name them by remote_url")
     of_steps = [name for name, source in sources.items() if source.process]
     enabled = isinstance(run.reward, JudgeConfig) and run.reward.process.enable
     if sources and bool(of_steps) != enabled:
@@ -114,7 +111,7 @@ def reward_key_is_there(run: ScoredTextRun) -> Iterator[Problem]:
     key, sources = run.reward.reward_key, run.reward.sources
     if key is None:
         return
-    if not sources and reward_model(run.reward) is not None:
+    if not sources and reward_models(run.reward):
         what = f"{key!r} is a name of a number, and a reward model gives one number without a name"
         yield Problem("reward.reward_key", what, "remove it")
     name = key.partition("/")[0]
@@ -184,7 +181,7 @@ def process_has_a_model(run: PPORun | ScoreRun) -> Iterator[Problem]:
 
 @rule
 def constants_have_a_model(run: RewardedRun) -> Iterator[Problem]:
-    if run.reward.normalize_enable and reward_model(run.reward) is None:
+    if run.reward.normalize_enable and not reward_models(run.reward):
         what = "the constants are stored in a reward model, and no reward model is named"
         yield Problem("reward.normalize_enable", what, "remove it, or name reward.model_name_or_path")
 
@@ -239,7 +236,7 @@ def something_is_scored(run: CheckRewardRun) -> Iterator[Problem]:
 
 @rule
 def reward_is_a_rule(run: GenerateRun) -> Iterator[Problem]:
-    if reward_model(run.reward) is not None:
+    if reward_models(run.reward):
         what = "samples are scored by rules, files and servers only"
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem("reward.model_name_or_path", what, fix)
