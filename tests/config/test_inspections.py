@@ -205,10 +205,32 @@ def test_a_model_that_reads_no_images_is_refused(model):
     line = f"{SFT}data.apply_chat_template=true data.output_key=output actor.model_name_or_path={path}"
     assert found(line) == []
     key, said = one(f"{line} data.image_key=output")
-    assert key == "actor.model_name_or_path" and "reads images (idefics3), and" in said and "is a qwen3" in said
+    assert key == "actor.model_name_or_path" and "reads images (idefics3), and" in said and "is a qwen3; give" in said
     seeing = model("seeing", model_type="idefics3", tokenizer={"chat_template": "x"})
     _, said = one(f"{line.replace(str(path), str(seeing))} data.image_key=output")
     assert "has no processor_config.json" in said
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "ppo"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [24, 20, 20]}}},
+    ],
+)
+def test_a_model_with_positions_along_several_axes_reads_no_images_and_the_reason_is_given(model, task, rope):
+    """Packed with one position per token, Qwen2.5-VL would compute other log-probs without a word."""
+    path = model("axes", model_type="qwen2_5_vl", tokenizer={"chat_template": "x"}, **rope)
+    lines = {
+        "sft": f"{SFT}data.output_key=output ",
+        "dpo": "task=dpo data.dataset=builtin:reverse_pairs ",
+        "ppo": f"{RULE}algo.advantage.estimator=reinforce ",
+    }
+    line = f"{lines[task]}data.apply_chat_template=true data.image_key=image actor.model_name_or_path={path}"
+    (key, said) = one(line)
+    assert key == "actor.model_name_or_path"
+    assert "is a qwen2_5_vl, whose tokens have positions along several axes" in said
 
 
 @pytest.mark.parametrize("task", ["ppo", "score", "serve_rm", "rejection_sampling"])

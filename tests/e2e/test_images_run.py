@@ -72,6 +72,22 @@ def test_responses_to_images_are_trained(runs, start):
     check_agreement(folder)
 
 
+@pytest.mark.proof
+def test_ranks_that_partition_a_model_train_responses_to_images(runs, start):
+    """The samples and rewards are those of one rank, and so are the losses."""
+    whole, folder = runs / "images", runs / "images_zero3"
+    if not whole.exists():
+        jobs.run(whole, [*SMALL, f"actor.model_name_or_path={start}"])
+    ranks = ["actor.num_gpus_per_node=2", "ref.num_gpus_per_node=2", "ds.zero_stage=3"]
+    jobs.run(folder, [*SMALL, f"actor.model_name_or_path={start}", *ranks])
+    check_agreement(folder)
+    for step in (1, 2, 3):
+        ours, theirs = jobs.rollout(folder, step), jobs.rollout(whole, step)
+        assert [(row["ids"], row["reward"]) for row in ours] == [(row["ids"], row["reward"]) for row in theirs]
+    for name in ("train/policy_loss", "train/actor_grad_norm", "train/kl"):
+        assert column(folder, name) == pytest.approx(column(whole, name), rel=1e-3, abs=1e-5)
+
+
 def test_an_environment_that_answers_with_images_is_trained(runs, start, tmp_path):
     (tmp_path / "crops.py").write_text(CROPS)
     folder = runs / "images_turns"

@@ -91,6 +91,17 @@ def test_preferences_about_images_are_learned_in_any_layout(ranks, tmp_path):
     assert column(packed, "train/loss")[-1] < 0.69
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("split", ["train.micro_batch_size=8", "train.micro_batch_size=2 ds.packing_samples=false"])
+def test_preferences_about_images_on_partitioned_ranks_are_those_of_one_rank(ranks, tmp_path, split):
+    """Policy and reference are both partitioned by ZeRO-3."""
+    line = f"{DPO} train.max_steps=4 data.max_samples=64 "
+    alone = ranks(1).call(small_run, tmp_path / "alone", f"{line} train.micro_batch_size=16 ds.zero_stage=0")[0]
+    words = f"{line} {split} ds.zero_stage=3 actor.num_gpus_per_node=2"
+    shared = ranks(1).call(small_run, tmp_path / "shared", words)[0]
+    assert losses(shared) == pytest.approx(losses(alone), rel=1e-4)
+
+
 def test_reference_log_probs_on_disk_are_those_of_their_images(ranks, rows, tmp_path, monkeypatch):
     """Rows that differ in their images alone are other rows."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -173,10 +173,18 @@ def reads_images(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         what = (
             f"data.image_key needs a model that reads images ({', '.join(IMAGE_FAMILIES)}), and {use.path} is a {kind}"
         )
+        if has_several_axes(files):
+            what += ", whose tokens have positions along several axes (time, height, width), and here they have one"
         yield Problem(use.key, what, "give another model, or write data.image_key=null")
     elif not any((files.folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         what = f"{use.path} has no processor_config.json, which says how it reads images"
         yield Problem(use.key, what, "copy the processor files of the model that it was trained from into the folder")
+
+
+def has_several_axes(files: ModelFiles) -> bool:
+    """Return whether rotary positions are divided over axes, as those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL are."""
+    settings = (files.setting("rope_parameters"), files.setting("rope_scaling"))
+    return any(isinstance(each, dict) and "mrope_section" in each for each in settings)
 
 
 def has_positions(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
