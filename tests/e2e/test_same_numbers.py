@@ -54,6 +54,7 @@ VARIANTS = {
         ),
         is_proof=True,
     ),
+    "torch trains alone, without DeepSpeed": Variant("actor_critic", ("ds.zero_stage=null",), is_proof=True),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),
     "all roles share two devices, of which each has a half of the engine": Variant(
         "baseline",
