@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.polling import poll_until
+from rlhf_suite.waits import open_waits
 
 NAP_S = 3600.0  # longer than any test may take
 
@@ -174,11 +176,15 @@ def test_the_death_is_reported_not_its_echo_in_the_peers(group):
     assert "connection closed" not in str(caught.value)
 
 
-def test_a_hung_actor_meets_the_deadline_and_shows_where_it_hangs(group):
+def test_a_hung_actor_is_an_open_wait_meets_the_deadline_and_shows_where_it_hangs(group):
     pupils = group(timeout_s=12.0)
     pupils.ready()
-    with pytest.raises(RunError) as caught:
-        call(pupils, "say_and_sleep", NAP_S, what="a long nap")
+    with ThreadPoolExecutor(1) as thread, pytest.raises(RunError) as caught:
+        asked = thread.submit(call, pupils, "say_and_sleep", NAP_S, what="a long nap")
+        named = [("a long nap", ("pupil-0", "pupil-1"))]
+        assert poll_until(lambda: [(wait.what, wait.who) for wait in open_waits()] == named, 60)
+        asked.result()
+    assert open_waits() == []
     message = str(caught.value)
     assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
     assert "in say_and_sleep" in message

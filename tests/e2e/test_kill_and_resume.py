@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
 import tempfile
@@ -15,6 +17,7 @@ import jobs
 import pyarrow.parquet as pq
 import pytest
 
+from rlhf_suite.cli import main
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 
 STEPS = 5
@@ -32,7 +35,7 @@ def temporary():
 
 @pytest.fixture(scope="module")
 def resumed(runs, actor_critic_words, temporary):
-    """A run that was killed, and the processes that it had."""
+    """A run that was killed, the processes that it had, and what it said of itself before it was continued."""
     folder, words = runs / "resumed", [*actor_critic_words, "ckpt.load_enable=true"]
     job = jobs.Job(folder, words)
     job.wait_for_step(KILLED_AFTER)
@@ -43,8 +46,17 @@ def resumed(runs, actor_critic_words, temporary):
     print(f"killed {instant} s after step {KILLED_AFTER}")  # shown when a test fails
     assert len(family) > 5
     assert jobs.survivors(family, GONE_S) == []
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["why", str(folder)]) == 1
     jobs.run(folder, words)
-    return folder, family
+    return folder, family, said.getvalue()
+
+
+def test_the_killed_run_says_what_it_did_last(resumed):
+    said = resumed[2]
+    assert "is gone: it was killed" in said
+    assert "when it was last seen (" in said and "its main thread was at, the innermost call last\n" in said
+    assert "rlhf_suite/rl/pipeline.py:" in said
 
 
 @pytest.mark.parametrize("model", ["model", "model_critic", "model_ema"])

@@ -13,6 +13,7 @@ from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.tracking.timeline import Activity, Timeline
+from rlhf_suite.waits import waiting
 
 
 class Episodes:
@@ -41,7 +42,7 @@ class Episodes:
         """
         task = Task.of(prompt)
         async with self.slots:
-            with self.environments:
+            with self.environments, waiting(f"an episode of the prompt at {prompt.where}"):
                 episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
         return with_outcome(episode)
 

@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else argv
-    return migrate(argv[1:]) if argv[:1] == ["migrate"] else answered(parse(argv))
+    tool = TOOLS.get(argv[0]) if argv else None
+    return answered(parse(argv)) if tool is None else tool(argv[1:])
 
 
 def migrate(words: list[str]) -> int:
@@ -40,6 +41,16 @@ def migrate(words: list[str]) -> int:
     from rlhf_suite.cli.migrate import migrate as convert
 
     return convert(words)
+
+
+def why(words: list[str]) -> int:
+    """Say what a run waits for, or how it ended."""
+    from rlhf_suite.cli.why import why as explain
+
+    return explain(words)
+
+
+TOOLS = {"migrate": migrate, "why": why}  # by the first word of a command line; what remains is for them
 
 
 def answered(line: CommandLine) -> int:

@@ -88,6 +88,7 @@ def train(run: Run, folder: Path) -> None:
     from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, stoppable
     from rlhf_suite.tracking.run_folder import RunFolder
+    from rlhf_suite.waits import recorded
 
     record = RunFolder(folder)
     record.start(fingerprint(run))
@@ -97,7 +98,8 @@ def train(run: Run, folder: Path) -> None:
         save(run, record.config, plan)
         pass_on_trust(run.launch)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
-        with stoppable():  # here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again
+        # Stoppable here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again.
+        with recorded(record.waits), stoppable():
             task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
             metrics = task.run(run, folder) if plan is None else task.run(run, folder, plan)
         record.mark_done(metrics)

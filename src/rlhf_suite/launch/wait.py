@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import TAIL_LINES, Member
+from rlhf_suite.waits import waiting
 
 # Ray reports a finished call at once. The interval only bounds how long a signal to the driver is not handled.
 POLL_S = 1.0
@@ -49,6 +50,12 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
+    with waiting(what, names_of(actors), timeout_s):
+        return _results(refs, what, timeout_s, actors)
+
+
+def _results(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
+    """Do what `wait_for` does."""
     member = dict(zip(refs, actors, strict=True))
     deadline = time.monotonic() + timeout_s
     pending, failures = list(refs), list[tuple[Member, Exception]]()
@@ -80,7 +87,8 @@ def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
 async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member) -> Any:
     """Return the result of a call without blocking the event loop. Errors are those of `wait_for`."""
     result = asyncio.wrap_future(ref.future())
-    done, _ = await asyncio.wait([result], timeout=timeout_s)
+    with waiting(what, names_of([actor]), timeout_s):
+        done, _ = await asyncio.wait([result], timeout=timeout_s)
     if not done:
         raise _expired([actor], what, timeout_s)
     error = result.exception()
@@ -135,9 +143,14 @@ def _cause_of_death(error: RayActorError) -> str:
     return said[-1].strip()
 
 
+def names_of(actors: Sequence[Member]) -> list[str]:
+    """Return the names of actors, each once."""
+    return sorted({who.name for who in actors})
+
+
 def _expired(late: list[Member], what: str, timeout_s: float) -> RunError:
     """Return the error for actors that did not answer in time, with the end of the log of the first one."""
-    names = ", ".join(sorted({who.name for who in late}))
+    names = ", ".join(names_of(late))
     return RunError(
         f"no answer within {timeout_s:g} s (launch.timeout_s) from {names}, waiting for {what}\n{late[0].tail()}"
     )

@@ -23,6 +23,7 @@ from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, RewardSource
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
+from rlhf_suite.waits import waiting
 
 ONLY = ""  # the name of a source that is not one of several
 
@@ -131,7 +132,9 @@ def ask(source: NamedSource, samples: Sequence[Sample]) -> Answer:
     chosen = [i for i, sample in enumerate(samples) if source.takes(sample.datasource)]
     if not chosen:
         return Answer({}, 0.0)
-    found = with_retries(source.reward.score, [samples[i] for i in chosen], source.num_retries)
+    name = "the reward" if source.name == ONLY else f"the reward {source.name}"
+    with waiting(f"the scores of {len(chosen)} samples by {name}"):
+        found = with_retries(source.reward.score, [samples[i] for i in chosen], source.num_retries)
     return Answer(dict(zip(chosen, found, strict=True)), time.perf_counter() - began)
 
 

@@ -13,6 +13,7 @@ from rlhf_suite.tracking.console import Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Timeline
+from rlhf_suite.waits import waiting
 
 ROWS_PER_LINE = 50_000  # encoded rows between two console lines
 
@@ -67,7 +68,7 @@ class Journal:
     def measured(self, seconds: dict[str, float], name: str, who: str | None) -> Iterator[None]:
         began = time.perf_counter()
         try:
-            with nullcontext() if who is None else self.timeline.busy(who, name):
+            with waiting(f"the phase {name}"), nullcontext() if who is None else self.timeline.busy(who, name):
                 yield
         finally:
             with self.lock:

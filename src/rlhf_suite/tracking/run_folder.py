@@ -54,6 +54,11 @@ class RunFolder:
         return self.path / "timeline.jsonl"
 
     @property
+    def waits(self) -> Path:
+        """Return the path of the record of what the run waits for (`waits.py`); there is none after its end."""
+        return self.path / "waits.json"
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 

@@ -1,0 +1,121 @@
+"""`rlhf-suite why <run folder>`: what a run is doing, what it waits for, or how it ended."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.tracking.run_folder import RunFolder
+
+USAGE = """usage: rlhf-suite why <run folder>
+
+Says how far a run is, what it waits for and since when, with the end of the logs of the actors concerned; or how it
+ended. It reads files only, so it works for a run on another node, and for one that was killed. The exit code is 0 if
+the run is running or done, 1 if it failed, was stopped or killed, or stands still, and 2 if the folder
+is not a run's."""
+
+FINE, WRONG, REFUSED = 0, 1, 2
+OUTPUT_LIMIT = 100_000  # characters
+STALE_S = 30.0  # a living run writes its record every two seconds
+
+
+def why(words: Sequence[str]) -> int:
+    """Print what the run in a folder does; return the exit code."""
+    if len(words) != 1 or words[0] in {"-h", "--help"}:
+        asked = bool(words) and words[0] in {"-h", "--help"}
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return FINE if asked else REFUSED
+    folder = RunFolder(Path(words[0]).expanduser())
+    try:
+        if not folder.status_file.exists():
+            raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
+        code, lines = told(folder)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    print(printable("\n".join(lines), OUTPUT_LIMIT, keep_lines=True))
+    return code
+
+
+def told(folder: RunFolder) -> tuple[int, list[str]]:
+    """Return the exit code and the lines about a run."""
+    status, record = folder.status(), read_record(folder)
+    state = str(status["state"])
+    lines = [f"{folder.path}: {state}, {status['last_step']} steps are done"]
+    if state == "done":
+        return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
+    if state != "running":
+        return WRONG, [*lines, *indented(str(status["error"] or "")), *last_state(folder, record, "when it ended")]
+    where = f"process {status.get('pid')} on {status.get('host')}"
+    if is_gone(status):
+        what = f"  but {where} is gone: it was killed. The same command with ckpt.load_enable=true continues it"
+        return WRONG, [*lines, what, *last_state(folder, record, "when it was last seen")]
+    lines.append(f"  as {where} since {status.get('started')}")
+    late = time.time() - record["time"] if record else 0.0
+    if late > STALE_S:
+        lines.append(f"  but it has written no record for {duration(late)}: it is stopped, or its node does not answer")
+    return WRONG if late > STALE_S else FINE, [*lines, *last_state(folder, record, "now")]
+
+
+def read_record(folder: RunFolder) -> dict[str, Any]:
+    """Return the last record of the waits of a run; empty if there is none."""
+    try:
+        record: dict[str, Any] = json.loads(folder.waits.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def waits(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the open waits of a record, the oldest first."""
+    found: list[dict[str, Any]] = record.get("waits", [])
+    return found
+
+
+def is_gone(status: dict[str, Any]) -> bool:
+    """Return whether the process of a run on this machine has ended."""
+    return status.get("host") == socket.gethostname() and not Path(f"/proc/{status.get('pid')}").exists()
+
+
+def last_state(folder: RunFolder, record: dict[str, Any], when: str) -> Iterator[str]:
+    """Yield what a run waited for at its last record, where its main thread was, and the logs of those concerned."""
+    if not record:
+        return
+    moment, names = record["time"], list[str]()
+    clock = time.strftime("%H:%M:%S", time.localtime(moment))
+    yield f"{when} ({clock}) it waited for" if waits(record) else f"{when} ({clock}) it waited for nothing"
+    for each in waits(record):
+        limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
+        whom = f" ({', '.join(each['who'])})" if each["who"] else ""
+        yield f"  {each['what']}{whom}: for {duration(moment - each['began'])}{limit}"
+        names += [name for name in each["who"] if name not in names]
+    if record.get("more_waits"):
+        yield f"  and for {record['more_waits']} others"
+    yield "its main thread was at, the innermost call last"
+    yield from (f"  {line}" for line in record["main_thread"])
+    for name in names:
+        log = folder.logs / f"{name}.log"
+        if log.exists():
+            yield Member(name, log).tail()
+
+
+def indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds as people write it: 8 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
