@@ -121,7 +121,7 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests but the proofs, as CI does; arguments after `--` go to pytest instead."""
     ready(session)
-    pytest(session, *(session.posargs or ("-m", "not proof", *TWO_PROCESSES)))
+    pytest(session, *(session.posargs or ("-m", "not proof", "--durations=40", *TWO_PROCESSES)))
 
 
 @nox.session
