@@ -9,23 +9,36 @@ at_once       64 sessions, one after the other, each to the answer of its first 
 concurrent    64 sessions in one event loop, 10 calls each
 idle, used    MiB of the interpreter of a session, and after a call that uses numpy and sympy; what processes share
               is divided among them
+
+With --job, instead, what tools cost a run: experiments/agents/fences.py with 64 episodes at a time, after a training
+with lessons that have code, so that nearly all of them call Python in every step.
+
+tools         share of the RL steps in which a session worked for at least one episode
+tools_alone   share in which, besides, no engine wrote and nothing was trained: the step waited for tools alone
+sessions      the most sessions under way at one time, by looking 20 times a second
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from common import publish
+import psutil
+
+from agents import commands, tool_time
+from common import Run, publish, scratch, suite_run, watch
 from rlhf_suite.sandbox.jail import chosen_jail, offer
 from rlhf_suite.sandbox.memory import family, proportional
 from rlhf_suite.sandbox.process import Template
@@ -36,6 +49,10 @@ SESSIONS, CALLS = 64, 10
 IMPORTS = {"nothing": (), "numpy": ("numpy",), "numpy and sympy": ("numpy", "sympy")}
 USE = "import numpy, sympy\na = numpy.ones(1000).sum()\ns = sympy.integrate(sympy.Symbol('x') ** 2)"
 LIMITS = Limits(60.0, 512)
+LOOK_S = 0.05
+# What the job has in place of the example's own values: in the training before RL, and in RL.
+TEACH = {"train.max_epochs": 4}
+TRAIN = {"rollout.batch_size": 8, "train.batch_size": SESSIONS, "train.max_steps": 10}
 
 
 def milliseconds(action: Callable[[], object], times: int) -> list[float]:
@@ -101,11 +118,72 @@ def of_template(imports: tuple[str, ...]) -> dict[str, Any]:
     return result
 
 
+def job() -> dict[str, Any]:
+    """Run the example, and return what its tools cost."""
+    make, teach, train = commands("fences")
+    with scratch() as folder:
+        run = folder / "run"
+        watch([sys.executable, *make.replace("/tmp/", f"{folder}/").split()[1:]], folder / "make.log")
+        lessons = folder / "fences" / "taught.jsonl"
+        with_code = [line for line in lessons.read_text().splitlines() if "```python" in line]
+        lessons.write_text("\n".join(with_code) + "\n")
+        watch([sys.executable, *changed(teach, TEACH, folder)], folder / "teach.log")
+        counts: list[int] = []
+        over = threading.Event()
+        looking = threading.Thread(target=look, args=(over, counts))
+        looking.start()
+        try:
+            found = suite_run(changed(train, TRAIN, folder)[1:], run)
+        finally:
+            over.set()
+            looking.join()
+        timeline = [json.loads(row) for row in (run / "timeline.jsonl").read_text().splitlines()]
+    shares = tool_time(found, timeline)
+    return {
+        "episodes": SESSIONS,
+        "steps": len(found.steps),
+        "sessions": max(counts),
+        "calls": round(Run.mean("agent/python_calls", found.steps), 3),
+        "step_s": round(Run.mean("timing/step_total", found.steps), 3),
+        "tools": shares["tool_share"],
+        "tools_alone": shares["tool_share_alone"],
+    }
+
+
+def changed(line: str, values: dict[str, int], folder: Path) -> list[str]:
+    """Return the words of a command of the example behind `python`, with other values for some flags."""
+    words = line.replace("/tmp/", f"{folder}/").split()[1:]
+    names = [word.partition("=")[0] for word in words]
+    return [f"{name}={values[name]}" if name in values else word for name, word in zip(names, words, strict=True)]
+
+
+def look(over: threading.Event, counts: list[int]) -> None:
+    """Count the sessions of the run that this process starts, again and again until it is over."""
+    while not (started := psutil.Process().children()) and not over.wait(LOOK_S):
+        pass
+    while not over.wait(LOOK_S):
+        counts.append(open_sessions(started[0].pid))
+
+
+def open_sessions(pid: int) -> int:
+    """Return how many sessions a process has: it holds a descriptor of the first process of each."""
+    count = 0
+    with suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                count += fd.readlink().name == "anon_inode:[pidfd]"
+    return count
+
+
 def main() -> None:
     """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="add the line to results/sandbox.jsonl")
+    parser.add_argument("--job", action="store_true", help="measure the share of tools in the steps of a run")
     arguments = parser.parse_args()
+    if arguments.job:
+        publish("sandbox", {"job": job()}, arguments.save)
+        return
     began = time.perf_counter()
     found = offer()
     result: dict[str, Any] = {"trial_s": round(time.perf_counter() - began, 2), "missing": found.missing}
