@@ -58,6 +58,7 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "jail_attacks": ("--write",),
     "server_attacks": ("--write",),
     "serve_attacks": ("--write",),
+    "endpoint_attacks": ("--write",),
 }
 
 

@@ -373,6 +373,11 @@ def test_of_equal_requests_that_nothing_continues_the_last_one_is_trained_on(pla
     assert ledgers[-1].extra["agent/orphans"] == 1
 
 
+def said_by_call(arguments: str) -> dict:
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
 def status_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["message"]
 
@@ -396,6 +401,9 @@ def status_of(response: httpx.Response) -> tuple[int, str]:
         ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, "is of the assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "images"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
+        ({"stop": "\ud800"}, "surrogate"),
+        ({"tools": [TOOL | {"more": "\ud800"}]}, "surrogate"),
+        ({"messages": [said_by_call('{"x": "\\ud800"}'), user("x")]}, "messages[0] holds half of a surrogate"),
     ],
 )
 def test_a_request_that_asks_for_something_else_is_refused_by_name(more, said):
@@ -443,8 +451,7 @@ def test_a_huge_body_is_not_read_and_a_long_text_not_tokenised(play, tokenizer):
         with pytest.raises(Exception, match=r"413|[Bb]roken|reset|disconnect"):
             huge = post(f"{base_url}/chat/completions", content=b" " * (17 << 20), headers=head(api_key))
             raise AssertionError(huge.status_code)
-        function = {"name": "f", "arguments": json.dumps({"x": "y" * 200_000})}
-        called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+        called = said_by_call(json.dumps({"x": "y" * 200_000}))
         long = [user("x" * 200_000)], [user("")] * 200_001, [user(""), called, user("")], [user("word " * 9000)]
         for messages in long:
             error = ask(base_url, api_key, messages).json()["error"]

@@ -72,6 +72,7 @@ def read_request(body: Mapping[str, Any], sampling: SamplingSettings) -> ChatReq
         Refused: the request asks for what cannot be, with the reason.
     """
     given = {name: value for name, value in body.items() if value is not None}
+    check_characters(given, "the request")
     check_sampling(given, sampling)
     choice = given.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
@@ -91,6 +92,16 @@ def read_request(body: Mapping[str, Any], sampling: SamplingSettings) -> ChatReq
         isinstance(options, dict) and options.get("include_usage") is True,
         given.get("logprobs") is True,
     )
+
+
+def check_characters(given: object, where: str) -> None:
+    """Raise Refused if a text in a JSON value cannot be encoded: no tokenizer and no engine takes it."""
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"{where} holds half of a surrogate pair, which is not a character") from error
+    except RecursionError as error:
+        raise Refused(f"{where} is nested too deeply") from error
 
 
 def check_sampling(given: Mapping[str, Any], sampling: SamplingSettings) -> None:
@@ -168,12 +179,7 @@ def content_of(given: Any, where: str) -> str:
     )
     if texts is None or not all(isinstance(text, str) for text in texts):
         raise Refused(f"{where}: the content must be a text, or a list of parts with texts; images are not understood")
-    text = "".join(map(str, texts))
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Refused(f"{where} holds half of a surrogate pair, which is not a character") from error
-    return text
+    return "".join(map(str, texts))
 
 
 def call_of(given: Any, where: str) -> dict[str, Any]:
@@ -189,6 +195,7 @@ def call_of(given: Any, where: str) -> dict[str, Any]:
             arguments = None
     if not isinstance(arguments, dict):
         raise Refused(f"{where}: the arguments of {function['name']} are not a JSON object")
+    check_characters(arguments, where)
     function = {"name": function["name"], "arguments": arguments}
     return {"id": str(given.get("id", "")), "type": "function", "function": function}
 
