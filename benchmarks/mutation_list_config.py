@@ -85,7 +85,7 @@ CONFIG = [
     ),
     Mutation(
         "the next multiple is the one before",
-        "config/rules/training.py",
+        "config/formatting.py",
         "-(-number // factor) * factor",
         "number // factor * factor",
         ("tests/config/test_mistakes.py", "-k", "batch_size"),

@@ -50,7 +50,7 @@ STEPS = [
     Mutation(
         "gradients are averaged over ranks, not added",
         "train/strategy.py",
-        "self.engine.backward(loss * self.world.mesh.size)",
+        "self.engine.backward(loss * self.world.mesh.replicas)",
         "self.engine.backward(loss)",
         (TOKENS, "-k", "formula and ranks"),
     ),

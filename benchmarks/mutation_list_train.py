@@ -28,7 +28,7 @@ TRAIN = [
     Mutation(
         "every rank draws the same dropout",
         "distributed/world.py",
-        "config.seed + rank",
+        "config.seed + world.mesh.replica_index(world.rank)",
         "config.seed",
         WORLD,
     ),

@@ -89,14 +89,15 @@ def folder_of(file: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """`ranks(n)`: n processes that train together; started once, and again after a test that broke them."""
-    groups: dict[int, Ranks] = {}
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """`ranks(n)`: n processes that train together; started once, and again after a test that broke them. DeepSpeed
+    keeps the number of ranks that split matrices (`tensor`) for the life of a process."""
+    groups: dict[tuple[int, int], Ranks] = {}
 
-    def get(size: int) -> Ranks:
-        if size not in groups or not groups[size].alive:
-            groups[size] = Ranks(size)
-        return groups[size]
+    def get(size: int, tensor: int = 1) -> Ranks:
+        if (size, tensor) not in groups or not groups[size, tensor].alive:
+            groups[size, tensor] = Ranks(size)
+        return groups[size, tensor]
 
     yield get
     for group in groups.values():

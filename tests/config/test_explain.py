@@ -48,6 +48,16 @@ def test_ranks_that_split_the_tokens_of_a_batch_count_as_one():
     assert found["micro-batches per rank and optimiser step"] == "4"
 
 
+def test_ranks_that_split_matrices_have_the_same_part_of_a_batch():
+    run = SFTRun()
+    run.train.batch_size, run.train.micro_batch_size, run.actor.num_gpus_per_node = 24, 2, 12
+    run.actor.model_name_or_path, run.ds.ring_attn_size, run.ds.tensor_parallel_size = "builtin:tiny", 2, 2
+    found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
+    assert (found["actor ranks"], found["parts of a batch"]) == ("12", "3")
+    assert found["ranks that split the matrices of a model"] == "2"
+    assert found["micro-batches per rank and optimiser step"] == "4"
+
+
 def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
     run = SFTRun()
     run.train.dynamic_batch_enable, run.train.max_tokens_per_gpu = True, 100

@@ -367,6 +367,29 @@ def test_the_mode_of_sequence_parallelism_fits_the_model(model, mode, settings, 
         assert key == "ds.ring_attn_mode" and said in problem
 
 
+TENSOR = "task=sft data.dataset=builtin:reverse actor.num_gpus_per_node=4 ds.tensor_parallel_size=4 data.max_len=100 "
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 12}, None),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, "4 ranks cannot split the num_key_value_heads=2"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 8}, "write ds.tensor_parallel_size=2"),
+        ({"num_attention_heads": 4, "intermediate_size": 9}, "write ds.tensor_parallel_size=1"),
+        ({"num_attention_heads": 4, "num_local_experts": 8}, "a mixture of experts (num_local_experts)"),
+        ({"num_attention_heads": 4, "vision_config": {}}, "a model that reads images"),
+    ],
+)
+def test_tensor_parallelism_fits_the_model(model, settings, said):
+    line = TENSOR + f"actor.model_name_or_path={model(tokenizer={'chat_template': 'x'}, **settings)}"
+    if said is None:
+        assert found(line) == []
+    else:
+        key, problem = one(line)
+        assert key == "ds.tensor_parallel_size" and said in problem
+
+
 def test_a_hub_name_that_is_not_cached_needs_a_network(tmp_path, monkeypatch, closed_port):
     line = SFT + "actor.model_name_or_path=org/model"
     monkeypatch.setattr(hub_inspection, "HF_HUB_CACHE", str(tmp_path / "hub"))

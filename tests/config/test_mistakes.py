@@ -47,6 +47,7 @@ IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
 RING, PACKED, FLASH = "ds.ring_attn_size=2 ", "ds.packing_samples=true ", "ds.attn_implementation=flash_attention_2 "
 ALONE = "ds.zero_stage=null "
+TENSOR = "ds.tensor_parallel_size=2 "
 TWO_RANKS = "actor.num_gpus_per_node=2 critic.num_gpus_per_node=2"
 DYNAMIC = "train.dynamic_batch_enable=true ds.packing_samples=true"
 
@@ -225,6 +226,28 @@ MISTAKES = [
     (SFT + RING + PACKED + FLASH + "actor.num_gpus_per_node=2", "ds.attn_implementation", "=varlen"),
     (PPO + RING + PACKED + TWO_RANKS, "ref.num_gpus_per_node", "1 rank cannot form groups of ds.ring_attn_size=2"),
     (SFT + RING + PACKED + "actor.num_gpus_per_node=4 train.batch_size=9", "train.batch_size", "x ranks = 8 x 2"),
+    (SFT + TENSOR, "actor.num_gpus_per_node", "1 rank cannot form groups of ds.tensor_parallel_size=2"),
+    (SFT + TENSOR + RING + PACKED + "actor.num_gpus_per_node=6", "actor.num_gpus_per_node", "=8"),
+    (SFT + TENSOR + "actor.num_gpus_per_node=4 train.batch_size=9", "train.batch_size", "ranks = 8 x 2"),
+    (SFT + TENSOR + ALONE + "actor.num_gpus_per_node=2", "ds.zero_stage", "but actor has 2"),
+    (SFT + TENSOR + "actor.num_gpus_per_node=2 ds.lora.rank=4", "ds.tensor_parallel_size", "or ds.lora.rank=0"),
+    (
+        SFT + TENSOR + RING + PACKED + "actor.num_gpus_per_node=4 ds.ring_attn_mode=ulysses",
+        "ds.ring_attn_mode",
+        "write ds.ring_attn_mode=gather",
+    ),
+    (SFT + TENSOR + "actor.num_gpus_per_node=2 ds.zero_stage=3 ds.zpg=2", "ds.tensor_parallel_size", "not been tried"),
+    (
+        SFT + TENSOR + "actor.num_gpus_per_node=2 actor.optim=muon actor.max_norm=0",
+        "actor.optim",
+        "or ds.tensor_parallel_size=1",
+    ),
+    (DPO + TENSOR + "actor.num_gpus_per_node=2 ref.offload=true", "ref.offload", "write ref.offload=false"),
+    (
+        SEEING_PPO + f" {TENSOR} actor.num_gpus_per_node=2 ref.num_gpus_per_node=2",
+        "ds.tensor_parallel_size",
+        "write ds.tensor_parallel_size=1",
+    ),
     (SFT + "train.dynamic_batch_enable=true", "train.dynamic_batch_enable", "add ds.packing_samples=true"),
     (SFT + "ds.zero_stage=0", "ds.zero_stage", "no fp32 master weights"),
     (SFT + "ds.param_dtype=fp32 ds.grad_accum_dtype=bf16", "ds.grad_accum_dtype", "write ds.grad_accum_dtype=fp32"),

@@ -229,3 +229,9 @@ def test_the_placement_knows_how_many_ranks_split_the_tokens_of_a_batch(config):
     assert placement(config).sequence == 1
     config.ds.ring_attn_size, config.actor.num_gpus_per_node = 2, 4
     assert placement(config).sequence == 2
+
+
+def test_the_placement_knows_how_many_ranks_split_the_matrices_of_a_model(config):
+    assert placement(config).tensor == 1
+    config.ds.tensor_parallel_size, config.actor.num_gpus_per_node = 2, 4
+    assert placement(config).tensor == 2

@@ -133,15 +133,19 @@ def gradient_writer() -> Iterator[None]:
         strategy.optim.adamw = before
 
 
-WORLDS: dict[int, World] = {}
+WORLDS: dict[Mesh, World] = {}
 
 
 def meshed(world: World, split: Split) -> World:
-    """The world of this rank in the mesh of `split`; its groups of ranks are made once."""
-    if split.sequence not in WORLDS:
-        mesh = Mesh(split.ranks // split.sequence, split.sequence)
-        WORLDS[split.sequence] = World.of(world.rank, mesh, world.device)
-    return WORLDS[split.sequence]
+    """The world of this rank in the mesh of `split`."""
+    return with_mesh(world, Mesh(split.ranks // (split.sequence * split.tensor), split.sequence, split.tensor))
+
+
+def with_mesh(world: World, mesh: Mesh) -> World:
+    """The world of this rank in a mesh; its groups of ranks are made once."""
+    if mesh not in WORLDS:
+        WORLDS[mesh] = World.of(world.rank, mesh, world.device)
+    return WORLDS[mesh]
 
 
 def trained_model(world: World, folder: Path, head: str, split: Split) -> strategy.TrainedModel:
@@ -232,6 +236,7 @@ def ds_config(split: Split) -> DeepSpeedConfig:
         attn_implementation=split.attention,
         ring_attn_size=split.sequence,
         ring_attn_mode=split.mode,
+        tensor_parallel_size=split.tensor,
         lora=LORA if split.lora else LoRAConfig(),
     )
 

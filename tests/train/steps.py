@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gradients import with_mesh
 from plain_models import LORA
 from policy_formulas import NextToken, policy
 
@@ -17,6 +18,7 @@ from rlhf_suite.config.models import AdamConfig, MuonConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.data.packing import micro_batches
+from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.weights import weights_on_cpu
@@ -44,10 +46,12 @@ class Setup:
     on_nonfinite: str = "skip"
     overlap: bool = False
     leaves: tuple[str, ...] = ()  # the classes of modules that ZeRO-3 gathers as a whole
+    tensor: int = 1  # ranks that split the matrices of each layer
     sleeps: bool = False  # whether the optimiser state is in host memory between steps
 
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
+        rare |= {f"tensor {self.tensor}": self.tensor > 1}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
         return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
 
@@ -83,6 +87,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         grad_accum_dtype=setup.accumulate,
         packing_samples=True,
         load_in_4bit=setup.four_bits,
+        tensor_parallel_size=setup.tensor,
         lora=LORA if setup.lora else LoRAConfig(),
     )
     config = TrainedModelConfig(
@@ -94,6 +99,8 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         lr_scheduler="constant",
         max_norm=setup.max_norm,
     )
+    if setup.tensor > 1:
+        world = with_mesh(world, Mesh(world.mesh.size // setup.tensor, tensor=setup.tensor))
     return load_trained(ModelPlan("actor", config.model_name_or_path), config, ds, world, total_steps=9, seed=0)
 
 

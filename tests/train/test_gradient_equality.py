@@ -13,13 +13,13 @@ import torch
 from gradients import gradient, reference
 from plain_models import relative_error
 from policy_formulas import CLIP, DUAL_CLIP, OBJECTIVES, TEMPERATURE
-from splits import SEQUENCE_SPLITS, SPLITS, Split, sampled
+from splits import SEQUENCE_SPLITS, SPLITS, TENSOR_SPLITS, Split, sampled
 
 from rlhf_suite.data.batch import take
 from rlhf_suite.data.packing import balance
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World
-from rlhf_suite.train import step
+from rlhf_suite.train import step, tensor_parallel
 from rlhf_suite.train.strategy import TrainedModel
 
 pytestmark = pytest.mark.stack  # the tests without ranks too: they need the same models
@@ -43,11 +43,18 @@ def wanted(folder, batch):
 
 @pytest.mark.parametrize(
     ("loss", "split"),
-    [*sampled(list(OBJECTIVES), SPLITS), *sampled(list(OBJECTIVES), SEQUENCE_SPLITS)],
+    [
+        *(pair for splits in (SPLITS, SEQUENCE_SPLITS) for pair in sampled(list(OBJECTIVES), splits)),
+        *(
+            pytest.param(loss, split, marks=[pytest.mark.proof] if split.ranks == 4 else [])
+            for loss, split in sampled(list(OBJECTIVES), TENSOR_SPLITS)
+        ),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_gradient_is_that_of_the_formula(ranks, folder, batch, wanted, loss, split):
-    found = ranks(split.ranks).call(gradient, folder, loss, split, take(batch, split.chosen(len(batch))))[0]
+    group = ranks(split.ranks, split.tensor)
+    found = group.call(gradient, folder, loss, split, take(batch, split.chosen(len(batch))))[0]
     assert relative_error(found, wanted(loss, split)) <= LIMIT
 
 
@@ -134,18 +141,34 @@ def with_fill_in_batches_that_weigh(world, *args):
         step.weightless = right
 
 
+def scaled_by_all_ranks(world, *args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mesh, "replicas", Mesh.size)
+        return gradient(world, *args)
+
+
+def with_gradients_of_norms_as_they_are(world, *args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_parallel, "checked_plan", lambda config, size: config.base_model_tp_plan)
+        patch.setattr(tensor_parallel, "SUMMED", "nothing")
+        return gradient(world, *args)
+
+
 TWO = Split("2 ranks", ranks=2, zero=2, micro=2)
+SPLIT_LAYERS = Split("tensor 2", ranks=2, tensor=2)
 MISTAKES = [
     (without_mask, Split("1 rank")),
     (divided_by_the_micro_batch_count, Split("1 rank")),
     (divided_by_the_local_count, TWO),
     (unscaled_by_the_number_of_ranks, TWO),
     (with_fill_in_batches_that_weigh, TWO),
+    (scaled_by_all_ranks, SPLIT_LAYERS),
+    (with_gradients_of_norms_as_they_are, SPLIT_LAYERS),
 ]
 
 
 @pytest.mark.parametrize(("mistake", "split"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_comparison_sees(ranks, folder, batch, wanted, mistake, split):
     for loss in ("next token", "value"):
-        found = ranks(split.ranks).call(mistake, folder, loss, split, batch)[0]
+        found = ranks(split.ranks, split.tensor).call(mistake, folder, loss, split, batch)[0]
         assert relative_error(found, wanted(loss, split)) > 100 * LIMIT, loss

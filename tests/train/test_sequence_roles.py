@@ -1,4 +1,5 @@
-"""Policy, critic and reference of PPO on ranks that split the tokens of a batch have the numbers of one rank."""
+"""Policy, critic and reference of PPO on ranks that split the tokens of a batch, or the matrices of each model, have
+the numbers of one rank."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ pytestmark = pytest.mark.stack
 TEMPERATURE = 0.7
 
 
-def numbers(world, folder, batch, sequence, mode, budget):
+def numbers(world, folder, batch, axes, mode="gather", budget=0):
     """What the roles of this rank say of a batch, before and after an optimiser step, and the metrics of the step."""
-    mesh = Mesh(world.mesh.size // sequence, sequence)
+    sequence, tensor = axes
+    mesh = Mesh(world.mesh.size // (sequence * tensor), sequence, tensor)
     rank = Rank(world.rank, mesh, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), "cpu")
     ds = RLDeepSpeedConfig(param_dtype="fp32", packing_samples=True, ring_attn_size=sequence, ring_attn_mode=mode)
+    ds.tensor_parallel_size = tensor
     train = RLTrainConfig(micro_batch_size=4, dynamic_batch_enable=budget > 0, max_tokens_per_gpu=max(budget, 1))
     rollout = RolloutConfig(temperature=TEMPERATURE, micro_batch_size=4)
     settings = WorkerSettings(ds, train, rollout, PromptDataConfig(), str(folder / "plain"))
@@ -41,12 +44,21 @@ def numbers(world, folder, batch, sequence, mode, budget):
 
 @pytest.fixture(scope="module")
 def wanted(ranks, folder, batch):
-    return ranks(1).call(numbers, folder, batch, 1, "gather", 0)[0]
+    return ranks(1).call(numbers, folder, batch, (1, 1))[0]
 
 
-@pytest.mark.parametrize(("mode", "budget"), [("gather", 0), ("ring", 50), ("ulysses", 0)])
-def test_the_roles_of_ppo_have_the_numbers_of_one_rank(ranks, folder, batch, wanted, mode, budget):
-    for found in ranks(2).call(numbers, folder, batch, 2, mode, budget):
+@pytest.mark.parametrize(
+    ("axes", "mode", "budget"),
+    [
+        ((2, 1), "gather", 0),
+        ((2, 1), "ring", 50),
+        ((2, 1), "ulysses", 0),
+        ((1, 2), "gather", 0),
+        ((1, 2), "gather", 50),
+    ],
+)
+def test_the_roles_of_ppo_have_the_numbers_of_one_rank(ranks, folder, batch, wanted, axes, mode, budget):  # noqa: PLR0917
+    for found in ranks(2, axes[1]).call(numbers, folder, batch, axes, mode, budget):
         assert found.keys() == wanted.keys()
         for name, value in found.items():
             torch.testing.assert_close(

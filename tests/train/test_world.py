@@ -10,9 +10,9 @@ from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.distributed.world import World, seed_process
 
 
-def drawn(seed: int, rank: int) -> list[float]:
+def drawn(seed: int, rank: int, tensor: int = 1) -> list[float]:
     with torch.random.fork_rng():
-        seed_process(TrainConfig(seed=seed), rank)
+        seed_process(TrainConfig(seed=seed), World(rank, Mesh(4, tensor=tensor), torch.device("cpu")))
         return torch.rand(4).tolist()
 
 
@@ -21,6 +21,11 @@ def test_every_rank_and_every_seed_draws_numbers_of_its_own():
     assert drawn(5, 0) == drawn(5, 0)
     assert drawn(5, 0) != drawn(5, 1) != drawn(5, 2)
     assert drawn(5, 0) != drawn(7, 0)
+
+
+def test_ranks_that_split_matrices_drop_the_same_activations():
+    first, second, third, fourth = (drawn(5, rank, tensor=2) for rank in range(4))
+    assert first == second != third == fourth
 
 
 def continued(world, models, folder):

@@ -50,6 +50,7 @@ def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> 
 def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     """Return the numbers from prompts to micro-batches, each with its equation."""
     train, ranks, sequence = run.train, plan.models[ACTOR].ranks, plan.placement.sequence
+    tensor, shared = plan.placement.tensor, plan.placement.sequence * plan.placement.tensor
     if isinstance(run, PPORun) and isinstance(plan, Plan):
         prompts, samples = run.rollout.batch_size, run.rollout.n_samples_per_prompt
         yield "prompts per RL step", "rollout.batch_size", f"{prompts}"
@@ -60,8 +61,11 @@ def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
     yield "actor ranks", "actor.num_nodes x actor.num_gpus_per_node", f"{ranks}"
     if sequence > 1:
         yield "ranks that split the tokens of a batch", f"ds.ring_attn_size, {run.ds.ring_attn_mode}", f"{sequence}"
-        yield "parts of a batch", f"{ranks} / {sequence}", f"{ranks // sequence}"
-        ranks //= sequence
+    if tensor > 1:
+        yield "ranks that split the matrices of a model", "ds.tensor_parallel_size", f"{tensor}"
+    if shared > 1:
+        yield "parts of a batch", f"{ranks} / {shared}", f"{ranks // shared}"
+        ranks //= shared
     share = train.batch_size // ranks
     yield "sequences per rank and optimiser step", f"{train.batch_size} / {ranks}", f"{share}"
     if train.dynamic_batch_enable:

@@ -135,6 +135,13 @@ class DeepSpeedConfig(ForwardConfig):
         resume=SHAPE,
         when=SPLIT,
     )
+    tensor_parallel_size: int = flag(
+        1,
+        "Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense "
+        "language and reward models, ds.zero_stage=0 to 2)",
+        ge=1,
+        resume=FIXED,
+    )
     use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
     load_in_4bit: bool = flag(
         False, "QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED

@@ -86,3 +86,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str | None:
     if not close:
         return None
     return f"did you mean {close[0]}?" + (f" (also close: {', '.join(close[1:])})" if close[1:] else "")
+
+
+def next_multiple(number: int, factor: int) -> int:
+    """Return the smallest multiple of `factor` that is at least `number`."""
+    return -(-number // factor) * factor

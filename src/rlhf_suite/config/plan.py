@@ -143,6 +143,7 @@ class Placement:
     device: str
     pools: tuple[Pool, ...]
     sequence: int = 1  # ranks of a model that split the tokens of each batch
+    tensor: int = 1  # ranks of a model that split the matrices of its layers
 
     @property
     def num_devices(self) -> int:
@@ -156,6 +157,7 @@ class Placement:
         """Return one line per pool, for people."""
         unit = "GPU" if self.device == "cuda" else "CPU slot"
         shared = f"; {self.sequence} ranks split the tokens of a batch" if self.sequence > 1 else ""
+        shared += f"; {self.tensor} ranks split the matrices of a model" if self.tensor > 1 else ""
         return [
             f"{pool.num_devices} x {unit}: " + ", ".join(map(described, pool.roles)) + shared for pool in self.pools
         ]
@@ -200,7 +202,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     """Return everything that is decided about a run whose flags have no problem."""
     if not isinstance(run, PPORun):
         each = tuple(Pool((role,)) for role in roles(run))
-        return WorkerPlan(models(run), Placement(machine.device, each, sequence_ranks(run)))
+        return WorkerPlan(models(run), Placement(machine.device, each, sequence_ranks(run), tensor_ranks(run)))
     together = shares_all(run, machine)
     memory = run.vllm.gpu_memory_utilization
     if together and memory is None:
@@ -208,7 +210,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     return Plan(
         models=models(run),
-        placement=Placement(machine.device, pools(run, together), sequence_ranks(run)),
+        placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
         engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
         rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
@@ -250,9 +252,14 @@ def sequence_ranks(run: Run) -> int:
     return run.ds.ring_attn_size if isinstance(run, AnyTrainedRun) else 1
 
 
+def tensor_ranks(run: Run) -> int:
+    """Return how many ranks of a model split the matrices of its layers."""
+    return run.ds.tensor_parallel_size if isinstance(run, AnyTrainedRun) else 1
+
+
 def data_ranks(run: AnyTrainedRun, section: Ranked) -> int:
     """Return over how many ranks, or groups of ranks, the sequences of a batch are split."""
-    return num_ranks(section) // sequence_ranks(run)
+    return num_ranks(section) // (sequence_ranks(run) * tensor_ranks(run))
 
 
 def models(run: PlannedRun) -> dict[str, ModelPlan]:

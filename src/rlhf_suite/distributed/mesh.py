@@ -14,24 +14,39 @@ class Mesh:
     """How many ranks a model has along each axis.
 
     The sequences of a batch are split over `data`, and counts are summed over it. The tokens of each batch are split
-    over `sequence`: its ranks get the same batches. The matrices of a layer are split over `tensor`, of size 1 so far.
+    over `sequence`: its ranks get the same batches. The matrices of a layer are split over `tensor`: its ranks get the
+    same batches too, and their numbers are successive.
     """
 
     data: int
     sequence: int = 1
     tensor: int = 1
 
-    def __post_init__(self) -> None:
-        assert self.tensor == 1, "matrices are not split over ranks"
-
     @property
     def size(self) -> int:
         """Return the number of ranks."""
         return self.data * self.sequence * self.tensor
 
+    @property
+    def replicas(self) -> int:
+        """Return the number of ranks that hold the same part of the matrices."""
+        return self.data * self.sequence
+
     def data_index(self, rank: int) -> int:
         """Return which part of a batch a rank works on: ranks that share a part have successive numbers."""
         return rank // (self.sequence * self.tensor)
+
+    def tensor_index(self, rank: int) -> int:
+        """Return which part of the split matrices a rank holds."""
+        return rank % self.tensor
+
+    def replica_index(self, rank: int) -> int:
+        """Return the number of a rank among those that hold the same part of the matrices: ZeRO divides over them."""
+        return rank // self.tensor
+
+    def sequence_index(self, rank: int) -> int:
+        """Return which part of the tokens of its batches a rank holds."""
+        return self.replica_index(rank) % self.sequence
 
     def one_per_part(self, answers: Sequence[T]) -> list[T]:
         """Return the answers of one rank for each part of a batch, from those of all ranks: the others are equal."""

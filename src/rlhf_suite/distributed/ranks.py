@@ -26,7 +26,8 @@ def running(
         return
     from rlhf_suite.distributed.workers import GroupOptions, WorkerGroup
 
-    options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device), placement.sequence)
+    axes = placement.sequence, placement.tensor
+    options = GroupOptions(device, folder.logs, launch.timeout_s, runtime_env(device), *axes)
     with ray_cluster(launch, folder.path, placement.num_devices):
         group = WorkerGroup(cls, pool.name, reserve(placement, launch.timeout_s)[pool.name], options, args)
         group.ready()

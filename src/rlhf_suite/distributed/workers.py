@@ -29,13 +29,14 @@ from rlhf_suite.launch.wait import wait_for
 @dataclass(frozen=True)
 class GroupOptions:
     """What all groups of a run share. `device` is "cpu" or "cuda"; `env` reaches the actors before any import; so many
-    ranks split the tokens of each batch (`sequence`)."""
+    ranks split the tokens of each batch (`sequence`), and so many the matrices of a model (`tensor`)."""
 
     device: str
     log_dir: Path
     timeout_s: float
     env: dict[str, str] = field(default_factory=dict)
     sequence: int = 1
+    tensor: int = 1
 
 
 class WorkerGroup:
@@ -45,7 +46,8 @@ class WorkerGroup:
         self, cls: type, name: str, slots: Sequence[Slot], options: GroupOptions, args: tuple[Any, ...] = ()
     ) -> None:
         self.name = name
-        self.mesh = Mesh(len(slots) // options.sequence, options.sequence)
+        shared = options.sequence * options.tensor
+        self.mesh = Mesh(len(slots) // shared, options.sequence, options.tensor)
         assert self.mesh.size == len(slots), (self.mesh, len(slots))
         self.members: Sequence[Member] = [
             Member(f"{name}-{i}", options.log_dir / f"{name}-{i}.log") for i in range(len(slots))

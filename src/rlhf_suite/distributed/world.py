@@ -35,14 +35,18 @@ class World:
     device: torch.device
     data_ranks: dist.ProcessGroup | None = None  # of the data axis through this rank; None: all ranks
     sequence_ranks: dist.ProcessGroup | None = None  # that split the tokens of this rank's batches; None: it alone
+    tensor_ranks: dist.ProcessGroup | None = None  # that split the matrices of this rank's layers; None: it alone
 
     @staticmethod
     def of(rank: int, mesh: Mesh, device: torch.device) -> World:
         """Return the world of a process that has joined the process group of all ranks. Every rank calls it."""
-        if mesh.sequence == 1:
+        if mesh.size == mesh.data:
             return World(rank, mesh, device)
-        axes = init_device_mesh(device.type, (mesh.data, mesh.sequence), mesh_dim_names=("data", "sequence"))
-        return World(rank, mesh, device, axes.get_group("data"), axes.get_group("sequence"))
+        sizes = (mesh.data, mesh.sequence, mesh.tensor)
+        axes = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "sequence", "tensor"))
+        sequence = axes.get_group("sequence") if mesh.sequence > 1 else None
+        tensor = axes.get_group("tensor") if mesh.tensor > 1 else None
+        return World(rank, mesh, device, axes.get_group("data"), sequence, tensor)
 
     @property
     def is_main(self) -> bool:
@@ -56,6 +60,10 @@ class World:
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum over the data axis."""
         return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.data, self.data_ranks)
+
+    def sum_of_shards(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the element-wise sum over the ranks that split the matrices of this rank's layers."""
+        return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.tensor, self.tensor_ranks)
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the element-wise maximum over all ranks."""
@@ -114,10 +122,11 @@ class World:
         return Ranking(scores, positive).auc()
 
 
-def seed_process(config: TrainConfig, rank: int) -> None:
-    """Seed torch, from which dropout draws; ranks differ. With train.full_determinism_enable an operation that may give
-    another result the next time is an error."""
-    torch.manual_seed(config.seed + rank)
+def seed_process(config: TrainConfig, world: World) -> None:
+    """Seed torch, from which dropout draws; ranks differ, except those that hold parts of the same matrices and compute
+    the same activations. With train.full_determinism_enable an operation that may give another result the next time is
+    an error."""
+    torch.manual_seed(config.seed + world.mesh.replica_index(world.rank))
     if config.full_determinism_enable:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.backends.cudnn.benchmark = False

@@ -50,8 +50,8 @@ def start_actors(
 ) -> Actors:
     """Create all actors in their slots, waiting only for engines that share their GPU. `rollouts`: those of the whole
     run, which set the schedules; `image_token`: the placeholder of images, if the run has any."""
-    env, sequence = runtime_env(plan.device), plan.placement.sequence
-    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, env, sequence)
+    axes = plan.placement.sequence, plan.placement.tensor
+    options = GroupOptions(plan.device, log_dir, run.launch.timeout_s, runtime_env(plan.device), *axes)
     settings = WorkerSettings(run.ds, run.train, run.rollout, run.data, tokenizer=plan.models[ACTOR].path)
 
     def start(handle: type[G], cls: type[Role], name: str, *more: object) -> G:

@@ -59,7 +59,7 @@ class Role(Worker):
         super().__init__(rank)
         self.settings = settings
         self.world = join_world(rank, settings.ds.zero_stage)
-        seed_process(settings.train, rank.number)
+        seed_process(settings.train, self.world)
 
     @torch.no_grad()
     def forward(

@@ -29,7 +29,7 @@ class WeightAverage:
     def parts(self) -> dict[str, tuple[int, Tensor]]:
         """Return where this rank's part of each trained parameter starts, and the part, flattened."""
         named = self.model.module.named_parameters()
-        return {name: local_part(p, self.model.world.rank) for name, p in named if p.requires_grad}
+        return {name: local_part(p, self.model.replica) for name, p in named if p.requires_grad}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -56,16 +56,16 @@ class WeightAverage:
 
     def save_state(self, folder: Path) -> None:
         """Write this rank's part of a checkpoint."""
-        world = self.model.world
-        if world.is_main or self.model.ds.zero_stage == 3:
+        replica = self.model.replica
+        if replica == 0 or self.model.ds.zero_stage == 3:
             write_parts(
-                folder / f"ema_{world.rank}.pt",
+                folder / f"{self.model.files('ema')}_{replica}.pt",
                 {name: (start, {AVERAGE: self.average[name]}, {}) for name, (start, _) in self.parts().items()},
             )
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on any number of ranks and at any ZeRO stage."""
-        saved, parts = SavedParts(folder, "ema"), self.parts()
+        saved, parts = SavedParts(folder, self.model.files("ema")), self.parts()
         saved.check_names(parts)
         for name, (start, _) in parts.items():
             saved.read(name, AVERAGE, start, self.average[name])

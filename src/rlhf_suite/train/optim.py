@@ -57,14 +57,18 @@ def muon_config(config: TrainedModelConfig) -> dict[str, object]:
 
 
 def clip_and_guard(
-    optimizer: torch.optim.Optimizer, max_norm: float, record: Callable[[float], None]
+    optimizer: torch.optim.Optimizer,
+    max_norm: float,
+    record: Callable[[float], None],
+    norm_of: Callable[[list[nn.Parameter]], torch.Tensor],
 ) -> torch.utils.hooks.RemovableHandle:
-    """For an optimiser without ZeRO around it: before each step record the global gradient norm, clip to `max_norm`
-    (0: do not), and drop all gradients when the norm is not finite, so that the step changes nothing."""
+    """For an optimiser without ZeRO around it: before each step record the norm of all gradients, which `norm_of` its
+    parameters gives, clip to `max_norm` (0: do not), and drop all gradients when the norm is not finite, so that the
+    step changes nothing."""
 
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         parameters = list(_with_gradients(optimizer))
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm_of(parameters)
         record(float(norm))
         if not torch.isfinite(norm):
             for parameter in parameters:
@@ -73,6 +77,11 @@ def clip_and_guard(
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
 
     return optimizer.register_step_pre_hook(before_step)
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Return the norm of all gradients of parameters that this rank has whole."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def _with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:

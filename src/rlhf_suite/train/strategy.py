@@ -27,7 +27,7 @@ from rlhf_suite.models.load import load_model
 from rlhf_suite.models.prepare import fuse_layers, make_trainable, stream_from_host
 from rlhf_suite.models.reward_model import check_head_is_trained
 from rlhf_suite.models.sequence_parallel import SequenceGroup
-from rlhf_suite.train import optim
+from rlhf_suite.train import optim, tensor_parallel
 from rlhf_suite.train.parts import (
     WEIGHT,
     Held,
@@ -118,15 +118,14 @@ class TrainedModel:
         self.engine = self._make_engine()
         self.optimizer = self.engine.optimizer
         if is_plain(ds):
-            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm)
+            norm_of = partial(tensor_parallel.gradient_norm, world=world) if world.mesh.tensor > 1 else None
+            optim.clip_and_guard(self.optimizer, config.max_norm, self._record_norm, norm_of or optim.gradient_norm)
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _make_engine(self) -> Any:
         """Return what computes gradients and updates: torch alone, or DeepSpeed."""
         if self.ds.zero_stage is None:
             return TorchEngine(self.module, self.config, self.ds)
-        import deepspeed
-
         module, config, optimizer = self.module, self.config, None
         settings = engine_config(self.ds, config.max_norm, self.world)
         if config.optim == "muon":
@@ -137,10 +136,7 @@ class TrainedModel:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
         with redirect_stdout(None):  # with ZeRO-1 in bf16 DeepSpeed prints readings of the memory
-            engine, *_ = deepspeed.initialize(
-                model=module, model_parameters=trained, optimizer=optimizer, config=settings
-            )
-        return engine
+            return start_engine(module, settings, self.world, model_parameters=trained, optimizer=optimizer)
 
     def _record_norm(self, norm: float) -> None:
         self._plain_norm = norm
@@ -151,10 +147,11 @@ class TrainedModel:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of `loss`, the share of this rank in the loss of the step.
 
-        DeepSpeed averages over all ranks; scaled by their number, the result is the gradient of the sum over the data
-        axis. Ranks that split the tokens of a batch have the same loss, and each has the gradient of its own tokens.
+        DeepSpeed averages over the ranks that hold the same parameters; scaled by their number, the result is the
+        gradient of the sum over the data axis. Ranks that split the tokens of a batch have the same loss, and each has
+        the gradient of its own tokens.
         """
-        self.engine.backward(loss * self.world.mesh.size)
+        self.engine.backward(loss * self.world.mesh.replicas)
 
     def step(self, step: int) -> dict[str, float]:
         """Update with the gradients since the last step, at the learning rate of optimiser step `step` (0-based).
@@ -199,36 +196,50 @@ class TrainedModel:
         """Return whether every rank must run as many micro-batches as the others: backward passes hold collectives."""
         return self.world.mesh.size > 1 and self.ds.zero_stage in (2, 3)
 
-    def gathered(self, parameters: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which the given parameters are whole on every rank; ZeRO-3 partitions them."""
-        return gathered(self.ds, parameters)
+    @contextmanager
+    def gathered(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Have the given parameters whole on every rank within the block; ZeRO-3 partitions them, and tensor
+        parallelism splits them."""
+        parameters = list(parameters)
+        with gathered(self.ds, parameters), tensor_parallel.whole(parameters):
+            yield
+
+    @property
+    def replica(self) -> int:
+        """Return the number of this rank among those that hold the same parameters: ZeRO divides over them."""
+        return self.world.mesh.replica_index(self.world.rank)
+
+    def files(self, kind: str) -> str:
+        """Return with what the names of the files of a checkpoint begin that hold the parameters of this rank."""
+        mesh = self.world.mesh
+        return f"{kind}_tensor{mesh.tensor_index(self.world.rank)}" if mesh.tensor > 1 else kind
 
     def save_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Write the parts of weights and optimiser state that this rank holds, and its random numbers. Every rank
         calls it."""
         base = self.engine.optimizer
-        if self.world.is_main or not is_plain(self.ds):  # without ZeRO every rank has everything
-            held = list(held_parts(self.module, base, self.world.rank))
+        if self.replica == 0 or not is_plain(self.ds):  # without ZeRO every rank has everything
+            held = list(held_parts(self.module, base, self.replica))
             states = [state_of(each, base) if with_optimizer else ({}, {}) for each in held]
             parts = {
                 each.name: (each.start, {WEIGHT: each.weight} | tensors, values)
                 for each, (tensors, values) in zip(held, states, strict=True)
             }
-            write_parts(folder / f"state_{self.world.rank}.pt", parts)
+            write_parts(folder / f"{self.files('state')}_{self.replica}.pt", parts)
         torch.save(rng_state(), folder / f"rng_{self.world.rank}.pt")
 
     def load_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Do the inverse of `save_state`, whatever the number of ranks and the ZeRO stage were. A rank that the
         checkpoint has not keeps the random numbers with which it began."""
-        saved = SavedParts(folder, "state")
+        saved = SavedParts(folder, self.files("state"))
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         saved.check_names(trained)
-        for held in held_parts(self.module, self.engine.optimizer, self.world.rank):
+        for held in held_parts(self.module, self.engine.optimizer, self.replica):
             saved.read(held.name, WEIGHT, held.start, held.weight)
             if with_optimizer:
                 self._load_moments(saved, held)
         for name, parameter in trained.items():
-            start, part = local_part(parameter, self.world.rank)
+            start, part = local_part(parameter, self.replica)
             saved.read(name, WEIGHT, start, part)
         if self.ds.zpg > 1:
             self.engine.optimizer.invalidate_secondary_tensor()
@@ -273,7 +284,7 @@ def load_trained(
 def split_tokens(module: LanguageModel | ScalarModel, ds: DeepSpeedConfig, world: World) -> None:
     """Have the ranks of the sequence axis split the tokens of each batch of a model."""
     if world.sequence_ranks is not None:
-        index = world.rank % world.mesh.sequence
+        index = world.mesh.sequence_index(world.rank)
         module.sequence_group = SequenceGroup(world.sequence_ranks, index, world.mesh.sequence, ds.ring_attn_mode)
         check_layout(module.model, module.packed, module.sequence_group)
 
@@ -297,11 +308,11 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
     `offload` streamed from host memory."""
     module.eval().requires_grad_(False)
     mark_leaf_modules(module, ds, must_have=False)
-    if ds.zero_stage != 3:
+    if ds.zero_stage != 3 and world.mesh.tensor == 1:
         return stream_from_host(module, world.device) if offload else module.to(world.device)
-    import deepspeed
-
-    zero: dict[str, Any] = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    zero: dict[str, Any] = {"stage": 0}
+    if ds.zero_stage == 3:
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
     if offload:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     settings = {
@@ -310,7 +321,19 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
         "bf16": {"enabled": ds.param_dtype == "bf16"},
         "steps_per_print": None,
     }
-    engine, *_ = deepspeed.initialize(model=module, config=settings)
+    return start_engine(module, settings, world)
+
+
+def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **more: Any) -> Any:
+    """Return a model under DeepSpeed, its matrices split over the ranks of the tensor axis."""
+    import deepspeed
+
+    if world.mesh.tensor > 1:
+        assert isinstance(module, LanguageModel | ScalarModel)
+        settings["tensor_parallel"] = tensor_parallel.settings(module, module.model.config, world.mesh.tensor)
+    engine, *_ = deepspeed.initialize(model=module, config=settings, **more)
+    if world.mesh.tensor > 1:
+        engine.first_dataloader_check.remove()  # it compares batches in a way that ours do not have
     return engine
 
 

@@ -57,7 +57,7 @@ class SupervisedWorker(TrainedWorker):
     def __init__(self, rank: Rank, config: R, plan: WorkerPlan, make_task: MakeTask[R], data: Encoded) -> None:
         super().__init__(rank)
         world = join_world(rank, config.ds.zero_stage)
-        seed_process(config.train, rank.number)
+        seed_process(config.train, world)
         self.config, self.plan, self.data = config, plan, data
         self.loader = StepLoader(data.train, config.train, world)
         self.tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)

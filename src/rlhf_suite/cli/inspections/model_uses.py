@@ -44,6 +44,7 @@ class ModelUse:
     length: int = 0
     is_trusted: bool = False  # whether code in its folder is run
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
+    tensor: int = 1  # over how many ranks the matrices of its layers are split
 
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
@@ -55,7 +56,8 @@ def model_uses(run: Run) -> Iterator[ModelUse]:
             if path is not None and not path.startswith(BUILTIN):
                 use = ModelUse(f"{key}.model_name_or_path", path, is_trusted=run.launch.trust_remote_code)
                 if isinstance(run, AnyTrainedRun):
-                    use = replace(use, split=(run.ds.ring_attn_size, run.ds.ring_attn_mode))
+                    split = (run.ds.ring_attn_size, run.ds.ring_attn_mode)
+                    use = replace(use, split=split, tensor=run.ds.tensor_parallel_size)
                 use = as_reward(run, use) if name == REWARD else as_language_model(run, name, use)
                 yield with_length(run, name, use)
 

@@ -6,6 +6,7 @@ whether it can be fetched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rlhf_suite.config.runs import PPORun, Run
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
 IMAGE_FAMILIES = ("idefics3",)  # as in models/vision.py, which imports torch; a test compares them
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # settings of mixtures of experts
 UNPACKED_WHEN_LOADED = ("mxfp4",)  # formats that transformers turns into plain weights
 
 
@@ -215,6 +217,25 @@ def splits_over_ranks(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(key, what, f"write {key}=ulysses, or data.max_len={window}")
 
 
+def matrices_divide(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Check that tensor parallelism can split the layers of the model; the plan of transformers is read when it is
+    loaded."""
+    key = "ds.tensor_parallel_size"
+    if use.tensor == 1:
+        return
+    experts = next((name for name in EXPERTS if files.setting(name)), None)
+    if experts is not None or files.setting("vision_config") is not None:
+        what = f"a mixture of experts ({experts})" if experts else "a model that reads images"
+        yield Problem(key, f"{use.key}={use.path} is {what}, whose matrices are not split", f"write {key}=1")
+        return
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = files.setting(name)
+        if isinstance(size, int) and size % use.tensor:
+            what = f"{use.tensor} ranks cannot split the {name}={size} of {use.key}={use.path}"
+            yield Problem(key, what, f"write {key}={math.gcd(size, use.tensor)}")
+            return
+
+
 Check = Callable[[ModelUse, ModelFiles], Iterator[Problem]]
 LOADS: tuple[Check, ...] = (is_a_model, is_known, has_weights)
 FITS: tuple[Check, ...] = (
@@ -225,4 +246,5 @@ FITS: tuple[Check, ...] = (
     reads_images,
     has_positions,
     splits_over_ranks,
+    matrices_divide,
 )

@@ -27,6 +27,9 @@ def ranks_hold_whole_images(run: SFTRun | DPORun | PPORun) -> Iterator[Problem]:
     if run.data.image_key is not None and run.ds.ring_attn_size > 1:
         what = f"the tokens of an image are not split over {run.ds.ring_attn_size} ranks"
         yield Problem("ds.ring_attn_size", what, "write ds.ring_attn_size=1")
+    if run.data.image_key is not None and run.ds.tensor_parallel_size > 1:
+        what = f"the matrices of a model that reads images are not split over {run.ds.tensor_parallel_size} ranks"
+        yield Problem("ds.tensor_parallel_size", what, "write ds.tensor_parallel_size=1")
 
 
 @rule

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from rlhf_suite.config.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
 from rlhf_suite.config.eval import RLEvalConfig
-from rlhf_suite.config.formatting import did_you_mean, number_of
+from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
@@ -31,10 +31,6 @@ def batches_divide(run: AnyTrainedRun) -> Iterator[Problem]:
     elif size % (ranks * micro):
         what = f"{size} is not a multiple of train.micro_batch_size x ranks = {micro} x {ranks}"
         yield Problem("train.batch_size", what, f"write train.batch_size={next_multiple(size, ranks * micro)}")
-
-
-def next_multiple(number: int, factor: int) -> int:
-    return -(-number // factor) * factor
 
 
 @rule
@@ -212,25 +208,6 @@ def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[
     elif find_spec(package) is None:
         what = f"{name} needs the package {package}, which is not installed"
         yield Problem(key, what, f"install it, or write {key}=varlen, which uses the kernels of torch")
-
-
-@rule
-def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
-    """Check that the ranks of every model form groups of ds.ring_attn_size, and that attention knows packed borders."""
-    key, size = "ds.ring_attn_size", run.ds.ring_attn_size
-    if size == 1:
-        return
-    if not run.ds.packing_samples:
-        what = f"{key}={size} splits the tokens of one row, without padding"
-        yield Problem("ds.packing_samples", what, "add ds.packing_samples=true")
-    if is_flash(run.ds.attn_implementation):  # `attention_fits` refuses the others
-        what = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({key}={size})"
-        yield Problem("ds.attn_implementation", what, "write ds.attn_implementation=varlen")
-    for name, section in model_sections(run).items():
-        if isinstance(section, Ranked) and num_ranks(section) % size:
-            what = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {key}={size}"
-            fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
-            yield Problem(f"{name}.num_gpus_per_node", what, fix)
 
 
 @rule

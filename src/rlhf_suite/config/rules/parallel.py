@@ -1,0 +1,64 @@
+"""Rules about ranks of a model that share a batch: those that split its tokens, and those that split the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_suite.config.ds import is_flash
+from rlhf_suite.config.formatting import next_multiple, number_of
+from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
+from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.runs import AnyTrainedRun
+
+SEQUENCE, TENSOR = "ds.ring_attn_size", "ds.tensor_parallel_size"
+WHOLE = f"write {TENSOR}=1"
+
+
+@rule
+def ranks_form_groups(run: AnyTrainedRun) -> Iterator[Problem]:
+    sizes = {SEQUENCE: run.ds.ring_attn_size, TENSOR: run.ds.tensor_parallel_size}
+    size = run.ds.ring_attn_size * run.ds.tensor_parallel_size
+    named = " x ".join(f"{key}={value}" for key, value in sizes.items() if value > 1)
+    for name, section in model_sections(run).items():
+        if isinstance(section, Ranked) and num_ranks(section) % size:
+            what = f"{number_of(num_ranks(section), 'rank')} cannot form groups of {named}"
+            fix = f"write {name}.num_gpus_per_node={next_multiple(section.num_gpus_per_node, size)}"
+            yield Problem(f"{name}.num_gpus_per_node", what, fix)
+
+
+@rule
+def sequences_split(run: AnyTrainedRun) -> Iterator[Problem]:
+    """Check that attention knows the borders of packed sequences whose tokens several ranks have."""
+    size = run.ds.ring_attn_size
+    if size == 1:
+        return
+    if not run.ds.packing_samples:
+        what = f"{SEQUENCE}={size} splits the tokens of one row, without padding"
+        yield Problem("ds.packing_samples", what, "add ds.packing_samples=true")
+    if is_flash(run.ds.attn_implementation):  # `attention_fits` refuses the others
+        what = f"{run.ds.attn_implementation} does not reach the tokens of other ranks ({SEQUENCE}={size})"
+        yield Problem("ds.attn_implementation", what, "write ds.attn_implementation=varlen")
+
+
+@rule
+def matrices_split(run: AnyTrainedRun) -> Iterator[Problem]:
+    """Check that nothing needs a whole matrix on one rank. Without DeepSpeed there is only one rank."""
+    ds = run.ds
+    if ds.tensor_parallel_size == 1:
+        return
+    if ds.lora.rank > 0:
+        what = "LoRA adds its adapters to whole matrices (ds.lora.rank)"
+        yield Problem(TENSOR, what, f"{WHOLE}, or ds.lora.rank=0")
+    if ds.ring_attn_size > 1 and ds.ring_attn_mode == "ulysses":
+        what = f"ulysses and {TENSOR} would both split the heads"
+        yield Problem("ds.ring_attn_mode", what, "write ds.ring_attn_mode=gather")
+    if ds.zpg > 1:
+        yield Problem(TENSOR, "a second partition of the weights (ds.zpg) has not been tried with it", WHOLE)
+    for name, section in model_sections(run).items():
+        if isinstance(section, TrainedModelConfig) and section.optim == "muon":
+            what = f"muon orthogonalises whole matrices, which {TENSOR} splits"
+            yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or {WHOLE.removeprefix('write ')}")
+        if getattr(section, "offload", False):
+            what = f"weights in host memory have not been tried with {TENSOR}"
+            yield Problem(f"{name}.offload", what, f"write {name}.offload=false")
