@@ -191,6 +191,26 @@ def test_a_model_beside_the_policy_is_a_source_like_any_other(tmp_path):
     assert model.closed
 
 
+def test_each_of_several_models_scores_by_its_own_name_and_weight(tmp_path):
+    sources = {
+        "tokens": NamedSourceConfig(model_name_or_path="some/model"),
+        "length": NamedSourceConfig(model_name_or_path="other/model", weight=10.0),
+    }
+
+    class Length(Numbers):
+        def score(self, samples):
+            return [Scored(float(len(s.ids)), 1.0) for s in samples]
+
+    models = {"reward.sources.length": Length(), "reward.sources.tokens": Numbers()}
+    both = Rewards(RewardConfig(sources=sources), tmp_path / "reward.log", models)
+    (outcome,), metrics = both.score([replace(row("x", "x"), ids=[4, 2])])
+    both.close()
+    assert outcome.reward == 6 + 10 * 2 and outcome.score == pytest.approx((0.5 + 10 * 1) / 11)
+    assert (outcome.extra["tokens/mean"], outcome.extra["length/mean"]) == (6, 2)
+    assert metrics["reward/tokens/rows"] == metrics["reward/length/rows"] == 1
+    assert all(model.closed for model in models.values())
+
+
 def test_a_row_that_nobody_scores_is_refused_before_training():
     config = RewardConfig(
         sources={
