@@ -17,7 +17,7 @@ def test_waits_are_open_while_their_blocks_last_whatever_ends_them():
     with waiting("the outer"):
         with pytest.raises(ValueError, match="x"), waiting("the inner", ["actor-0"], 60.0):
             assert names() == ["the outer", "the inner"]
-            assert open_waits()[1].who == ("actor-0",) and open_waits()[1].limit_s == 60.0
+            assert open_waits()[1].who == ["actor-0"] and open_waits()[1].limit_s == 60.0
             raise ValueError("x")
         assert names() == ["the outer"]
     assert names() == []

@@ -25,13 +25,13 @@ MAX_WAITS = 12  # in a record; hundreds of episodes wait in the same way
 STACK_LINES = 12
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wait:
     """A wait that has not ended: for what, for whom (names of log files, such as `actor-0`), since when (seconds of the
     epoch), and for how many seconds at most."""
 
     what: str
-    who: tuple[str, ...]
+    who: Sequence[str]
     began: float
     limit_s: float | None
 
@@ -41,12 +41,12 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def waiting(what: str, who: Sequence[str] = (), limit_s: float | None = None) -> Iterator[None]:
-    """Note that the block waits for `what`."""
+def waiting(what: str, who: Sequence[str] = (), limit_s: float | None = None) -> Iterator[Wait]:
+    """Note that the block waits for `what`. It may change `who` of the wait: to those who have not answered yet."""
     number = next(_numbers)
-    _open[number] = Wait(what, tuple(who), time.time(), limit_s)
+    _open[number] = Wait(what, list(who), time.time(), limit_s)
     try:
-        yield
+        yield _open[number]
     finally:
         del _open[number]
 

@@ -56,6 +56,9 @@ class Pupil(Worker):
         os.write(2, b"and a library says so on stderr\n")
         time.sleep(seconds)
 
+    def sleep_unless_first(self, seconds: float) -> None:
+        time.sleep(seconds if self.rank.number else 0.0)
+
     def mistake(self) -> None:
         raise UserError("actor.adam.lr=-1: must be positive")
 
@@ -181,13 +184,26 @@ def test_a_hung_actor_is_an_open_wait_meets_the_deadline_and_shows_where_it_hang
     pupils.ready()
     with ThreadPoolExecutor(1) as thread, pytest.raises(RunError) as caught:
         asked = thread.submit(call, pupils, "say_and_sleep", NAP_S, what="a long nap")
-        named = [("a long nap", ("pupil-0", "pupil-1"))]
+        named = [("a long nap", ["pupil-0", "pupil-1"])]
         assert poll_until(lambda: [(wait.what, wait.who) for wait in open_waits()] == named, 60)
         asked.result()
     assert open_waits() == []
     message = str(caught.value)
     assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
     assert "in say_and_sleep" in message
+
+
+def test_a_wait_is_for_those_who_have_not_answered(group):
+    pupils = group()
+    pupils.ready()
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(call, pupils, "sleep_unless_first", NAP_S, what="a nap of one")
+        assert poll_until(
+            lambda: [(wait.what, wait.who) for wait in open_waits()] == [("a nap of one", ["pupil-1"])], 60
+        )
+        pupils.kill()
+        with pytest.raises(RunError, match="pupil-1 died"):
+            asked.result()
 
 
 def test_a_constructor_that_raises_is_named(group):

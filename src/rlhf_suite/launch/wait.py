@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import TAIL_LINES, Member
-from rlhf_suite.waits import waiting
+from rlhf_suite.waits import Wait, waiting
 
 # Ray reports a finished call at once. The interval only bounds how long a signal to the driver is not handled.
 POLL_S = 1.0
@@ -50,17 +50,18 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
-    with waiting(what, names_of(actors), timeout_s):
-        return _results(refs, what, timeout_s, actors)
+    with waiting(what, names_of(actors), timeout_s) as wait:
+        _wait_until_done(dict(zip(refs, actors, strict=True)), wait, timeout_s)
+        return _fetched(refs, what, timeout_s, actors)
 
 
-def _results(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
-    """Do what `wait_for` does."""
-    member = dict(zip(refs, actors, strict=True))
+def _wait_until_done(member: Mapping[ray.ObjectRef, Member], wait: Wait, timeout_s: float) -> None:
+    """Wait until the call of each member is done, or raise an error of `wait_for`."""
     deadline = time.monotonic() + timeout_s
-    pending, failures = list(refs), list[tuple[Member, Exception]]()
+    pending, failures = list(member), list[tuple[Member, Exception]]()
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=min(POLL_S, max(0.0, deadline - time.monotonic())))
+        wait.who = names_of([member[ref] for ref in pending])
         failed = [(member[ref], error) for ref in done if (error := _error(ref, timeout_s)) is not None]
         if failed and not failures:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
@@ -68,10 +69,9 @@ def _results(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
         if any(_is_cause(error) for _, error in failed):
             break
     if failures:
-        raise _explain(failures, what)
+        raise _explain(failures, wait.what)
     if pending:
-        raise _expired([member[ref] for ref in pending], what, timeout_s)
-    return _fetched(refs, what, timeout_s, actors)
+        raise _expired([member[ref] for ref in pending], wait.what, timeout_s)
 
 
 def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors: Sequence[Member]) -> list[Any]:
