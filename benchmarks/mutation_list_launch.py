@@ -14,6 +14,8 @@ SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
 WAIT = ("tests/distributed/test_workers.py", "-k", "death")
 HANGS = ("tests/distributed/test_workers.py", "-k", "hung")
+NOT_ANSWERED = ("tests/distributed/test_workers.py", "-k", "not_answered")
+WHY = ("tests/config/test_why.py",)
 
 LAUNCH = [
     Mutation(
@@ -197,5 +199,37 @@ LAUNCH = [
         "(*CHOSEN, *evaluated, *metrics)",
         "metrics",
         SWEEP,
+    ),
+    Mutation(
+        "a wait names those who have answered too",
+        "launch/wait.py",
+        "wait.who = names_of([member[ref] for ref in pending])",
+        "wait.who = names_of(list(member.values()))",
+        NOT_ANSWERED,
+    ),
+    Mutation(
+        "a wait stays open after an error",
+        "waits.py",
+        """    try:
+        yield _open[number]
+    finally:
+        del _open[number]""",
+        """    yield _open[number]
+    del _open[number]""",
+        ("tests/test_waits.py",),
+    ),
+    Mutation(
+        "a run on another node is said to be killed",
+        "cli/why.py",
+        'status.get("host") == socket.gethostname() and not',
+        "not",
+        WHY,
+    ),
+    Mutation(
+        "a run that stands still is said to work",
+        "cli/why.py",
+        "if late > STALE_S:",
+        "if late > 100 * STALE_S:",
+        WHY,
     ),
 ]
