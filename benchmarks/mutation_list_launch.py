@@ -13,7 +13,6 @@ RESERVE = ("tests/launch/test_reserve.py", "-k", "shares_of or without_gpu or di
 SLURM = ("tests/launch/test_slurm.py", "-k", "allocation or several or none")
 SWEEP = ("tests/config/test_sweep.py",)
 WAIT = ("tests/distributed/test_workers.py", "-k", "death")
-HANGS = ("tests/distributed/test_workers.py", "-k", "hung")
 NOT_ANSWERED = ("tests/distributed/test_workers.py", "-k", "not_answered")
 WHY = ("tests/config/test_why.py",)
 
@@ -119,9 +118,9 @@ LAUNCH = [
     Mutation(
         "the log of the first actor is quoted, whoever hangs",
         "launch/wait.py",
-        "raise _expired([member[ref] for ref in pending], what, timeout_s)",
-        "raise _expired(list(actors), what, timeout_s)",
-        HANGS,
+        "raise _expired([member[ref] for ref in pending], wait.what, timeout_s)",
+        "raise _expired(list(member.values()), wait.what, timeout_s)",
+        NOT_ANSWERED,
     ),
     Mutation(
         "a call takes one text more than it may",
