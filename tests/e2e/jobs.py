@@ -136,9 +136,11 @@ def reads(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.reads")
 
 
-def run(folder: Path, words: list[str], expect: int = 0, recorded: bool = False) -> Ended:
+def run(
+    folder: Path, words: list[str], expect: int = 0, recorded: bool = False, deadline_s: float = DEADLINE_S
+) -> Ended:
     """A whole run; its exit code must be `expect`."""
-    ended = Job(folder, words, recorded=recorded).ended()
+    ended = Job(folder, words, recorded=recorded).ended(deadline_s)
     assert ended.code == expect, f"exit code {ended.code}\n{ended.out}\n{ended.err}"
     return ended
 

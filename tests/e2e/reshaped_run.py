@@ -9,6 +9,7 @@ import jobs
 
 from rlhf_suite.tracking.run_folder import RunFolder
 
+DEADLINE_S = 900.0
 SAVED, STEPS = 3, 5  # the step of the checkpoint, and the last one
 RANKS = ("actor.num_gpus_per_node=2", "critic.num_gpus_per_node=2", "ref.num_gpus_per_node=2")
 SHAPES = {
@@ -20,6 +21,11 @@ SHAPES = {
 }
 
 
+def run(folder: Path, words: list[str]) -> None:
+    """Make a whole run, with time for a busy machine to start many processes."""
+    jobs.run(folder, [*words, f"launch.timeout_s={DEADLINE_S:g}"], deadline_s=2 * DEADLINE_S)
+
+
 def go_on(whole: Path, folder: Path, words: list[str]) -> range:
     """Continue a copy of a finished run as if it had been killed after step SAVED, with the flags `words`, and return
     the steps that were made again."""
@@ -27,6 +33,6 @@ def go_on(whole: Path, folder: Path, words: list[str]) -> range:
     later = (folder / "checkpoints" / f"step_{step:06d}" for step in range(SAVED + 1, STEPS + 1))
     for written in (*later, *folder.glob("model*")):
         shutil.rmtree(written)
-    jobs.run(folder, [*words, "ckpt.load_enable=true", "ds.use_universal_ckpt=true", "launch.timeout_s=300"])
+    run(folder, [*words, "ckpt.load_enable=true", "ds.use_universal_ckpt=true"])
     assert RunFolder(folder).status()["resumes"][-1]["step"] == SAVED
     return range(SAVED + 1, STEPS + 1)

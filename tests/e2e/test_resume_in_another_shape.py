@@ -3,9 +3,8 @@ and with other engines: the numbers are those of the run that was not stopped.""
 
 from __future__ import annotations
 
-import jobs
 import pytest
-from reshaped_run import SHAPES, go_on
+from reshaped_run import SHAPES, go_on, run
 from same_numbers import check_same_numbers
 
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -23,6 +22,6 @@ def test_two_ranks_go_on_where_one_stopped(runs, actor_critic, actor_critic_word
 @pytest.mark.parametrize(("before", "after"), [("split", "shared"), ("shared", "torch"), ("torch", "split")])
 def test_a_run_goes_on_in_another_shape(runs, actor_critic_words, before, after):
     whole = runs / f"whole_{before}"
-    jobs.run(whole, [*actor_critic_words, *SHAPES[before]])
+    run(whole, [*actor_critic_words, *SHAPES[before]])
     folder = runs / f"from_{before}_to_{after}"
     check_same_numbers(folder, whole, go_on(whole, folder, [*actor_critic_words, *SHAPES[after]]))
