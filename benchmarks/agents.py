@@ -77,18 +77,8 @@ def known() -> dict[tuple[str, int], Row]:
 
 def measure(example: str, seed: int) -> Row:
     """Run the commands of an example, the last of which is its RL: what it learnt, step by step."""
-    seconds = cpu_s = 0.0
     with scratch() as folder:
-        for line in commands(example):
-            words = line.replace("/tmp/", f"{folder}/").split()[1:]
-            words += [f"train.seed={seed}"] if words[0] == "run.py" else []
-            if "task=ppo" in words:
-                run = suite_run(words[1:], folder / "run")
-                usage = run.usage
-            else:
-                usage = watch([sys.executable, *words], folder / "before.log")
-            seconds += usage.ended - usage.started
-            cpu_s += usage.cpu_between(usage.started, usage.ended)
+        run, costs = ran(example, seed, folder)
         timeline = [json.loads(row) for row in (folder / "run" / "timeline.jsonl").read_text().splitlines()]
     return {
         "example": example,
@@ -98,9 +88,24 @@ def measure(example: str, seed: int) -> Row:
         "used": [round(row[EXAMPLES[example].metric], 4) for row in run.steps],
         "step_s": round(Run.mean("timing/step_total", run.steps), 3),
         **tool_time(run, timeline),
-        "seconds": round(seconds, 1),
-        "cpu_s": round(cpu_s, 1),
+        **costs,
     }
+
+
+def ran(example: str, seed: int, folder: Path) -> tuple[Run, dict[str, float]]:
+    """Run the commands of an example. Return its RL, whose run folder is `folder`/run, and what all of them took."""
+    seconds = cpu_s = 0.0
+    for line in commands(example):
+        words = line.replace("/tmp/", f"{folder}/").split()[1:]
+        words += [f"train.seed={seed}"] if words[0] == "run.py" else []
+        if "task=ppo" in words:
+            run = suite_run(words[1:], folder / "run")
+            usage = run.usage
+        else:
+            usage = watch([sys.executable, *words], folder / "before.log")
+        seconds += usage.ended - usage.started
+        cpu_s += usage.cpu_between(usage.started, usage.ended)
+    return run, {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 1)}
 
 
 def tool_time(run: Run, timeline: Sequence[Row]) -> dict[str, float]:

@@ -11,10 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import when_to_call  # noqa: E402
 from agents import EXAMPLES, commands, table_line, tool_time  # noqa: E402
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*EXAMPLES, when_to_call.EXAMPLE])
 def test_the_commands_are_those_at_the_head_of_an_example(example):
     lines = commands(example)
     assert lines[-1].startswith("python run.py task=ppo ") and "\\" not in "".join(lines)
@@ -27,7 +28,18 @@ def test_the_commands_are_those_at_the_head_of_an_example(example):
 
 def test_every_example_that_needs_nothing_else_has_a_curve():
     files = (ROOT / "experiments/agents").glob("*.py")
-    assert {*EXAMPLES} == {path.stem for path in files if "program" not in path.stem}
+    assert {*EXAMPLES, when_to_call.EXAMPLE} == {path.stem for path in files if "program" not in path.stem}
+
+
+def test_questions_of_the_two_kinds_have_columns_of_their_own():
+    """Calls rise from 0.5 to 1 for one kind, and fall to 0 for the other."""
+    rising, falling = {"calls": [0.5, 1, 1, 1], "right": [0.5, 1, 1, 1]}, {"calls": [0.5, 0, 0, 0], "right": [1] * 4}
+    rows = [{"sum": rising, "given": falling}] * 2
+    lines = [when_to_call.table_line(kind, rows) for kind in when_to_call.KINDS]
+    assert lines[0].startswith("| the tool helps | 2 | 0.500 (0.500, 0.500) | 1.000 (1.000, 1.000) | 0.500")
+    assert lines[1].startswith(
+        "| the answer is in the question | 2 | 0.500 (0.500, 0.500) | 0.000 (0.000, 0.000) | 1.000"
+    )
 
 
 def test_the_time_of_tools_by_hand():
