@@ -23,7 +23,6 @@ SETUPS = [
     Setup(0),
     Setup(1),
     Setup(2),
-    Setup(3),
     Setup(1, "bf16"),
     Setup(2, "bf16"),
     Setup(1, offload=True),
