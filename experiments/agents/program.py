@@ -1,11 +1,12 @@
-"""A program in an environment of its own: LangGraph, OpenAI's Agents SDK, or any other that speaks chat completions.
+"""A program in an environment of its own: LangGraph, OpenAI's Agents SDK, verifiers, or any other that speaks chat
+completions.
 
     python -m venv agents && agents/bin/pip install langchain langchain-openai openai-agents
     export AGENT_PROGRAM="agents/bin/python experiments/agents/langgraph_program.py"
 
 Then train as chat_client.py says, with train.agent_func_path=experiments/agents/program.py agent.max_concurrent=4. Each
-episode is a process: it finds the URL and the key of its episode in OPENAI_BASE_URL and OPENAI_API_KEY, reads the task
-from standard input as JSON, and prints its answer in the last line.
+episode is a process: it finds the URL and the key of its episode in OPENAI_BASE_URL and OPENAI_API_KEY, and reads the
+task from standard input as JSON. The last line that it prints is its answer, or {"reward": ...} if it scores itself.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ TIMEOUT_S = 120.0
 
 
 def run_agent(task: Task, base_url: str, api_key: str) -> float:
-    """Run the program on a task; return 1.0 if its answer is right."""
+    """Run the program on a task; return its own reward, or 1.0 if its answer is right."""
     process = subprocess.run(
         shlex.split(os.environ["AGENT_PROGRAM"]),
         env=os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key},
-        input=json.dumps({"messages": task.messages}),
+        input=json.dumps({"messages": task.messages, "label": task.label}),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -33,4 +34,5 @@ def run_agent(task: Task, base_url: str, api_key: str) -> float:
     )
     if process.returncode != 0:
         raise RuntimeError(f"exit code {process.returncode}: {process.stderr[-300:]}")
-    return float(process.stdout.splitlines()[-1:] == [task.label])
+    said = "".join(process.stdout.splitlines()[-1:])
+    return float(json.loads(said)["reward"] if said.startswith("{") else said == task.label)

@@ -54,6 +54,16 @@ VARIANTS = {
         ),
         is_proof=True,
     ),
+    "two ranks of policy, critic and reference split the matrices of the layers": Variant(
+        "actor_critic",
+        (
+            "ds.tensor_parallel_size=2",
+            "actor.num_gpus_per_node=2",
+            "critic.num_gpus_per_node=2",
+            "ref.num_gpus_per_node=2",
+        ),
+        is_proof=True,
+    ),
     "torch trains alone, without DeepSpeed": Variant("actor_critic", ("ds.zero_stage=null",), is_proof=True),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),
     "all roles share two devices, of which each has a half of the engine": Variant(

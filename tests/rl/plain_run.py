@@ -208,7 +208,7 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
         groups["policy"],
         critic=groups.get("critic"),
         frozen={name: groups[name] for name in (REFERENCE,) if name in groups},
-        reward=None,
+        rewards={},
         process=None,
     )
     with ExitStack() as stack:
