@@ -60,9 +60,9 @@ def test_old_rollouts_are_corrected_and_new_ones_agree_with_the_trainer(folder):
 
 def test_the_engine_works_while_the_policy_trains(folder):
     lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
-    training = [each for each in lines if each["what"] == "ppo_train"]
+    training = [each for each in lines if each["who"] == "trainer"]
     generating = [each for each in lines if each["what"] == "generation"]
-    assert len(training) == STEPS
+    assert [each["what"] for each in training] == ["make_experience", "ppo_train"] * STEPS
     assert any(one["begin"] < other["end"] and other["begin"] < one["end"] for one in training for other in generating)
 
 

@@ -54,7 +54,7 @@ def wanted(ranks, folder, batch):
         ((2, 1), "ring", 50),
         ((2, 1), "ulysses", 0),
         ((1, 2), "gather", 0),
-        ((1, 2), "gather", 50),
+        ((1, 2), "gather", 100),
     ],
 )
 def test_the_roles_of_ppo_have_the_numbers_of_one_rank(ranks, folder, batch, wanted, axes, mode, budget):  # noqa: PLR0917
