@@ -38,6 +38,7 @@ def test_the_reference_is_fresh():
     assert json.loads((DOCS / "flags.schema.json").read_text()) == SCHEMA, "run: python -m rlhf_suite.config.export"
 
 
+@pytest.mark.stack
 def test_the_schema_is_a_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 

@@ -15,6 +15,8 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import is_path
 
+pytestmark = pytest.mark.stack
+
 LISTS = [key for key, info in flags_of(None).items() if info.type.base is list]
 PATHS = [key for key, info in flags_of(None).items() if is_path(info)]
 

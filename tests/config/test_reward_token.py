@@ -6,6 +6,8 @@ import pytest
 
 from rlhf_suite.cli import main
 
+pytestmark = pytest.mark.stack
+
 REWARD = "reward.rule=null reward.remote_url=http://127.0.0.1:9/x"
 
 

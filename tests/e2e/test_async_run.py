@@ -27,7 +27,7 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=[*MODES])
+@pytest.fixture(scope="module", params=[pytest.param("ahead", marks=pytest.mark.proof), "stream"])
 def mode(request):
     return request.param
 

@@ -26,6 +26,7 @@ def log_probs(folder, ids):
     )
 
 
+@pytest.mark.proof
 def test_a_student_learns_from_its_teacher_without_a_reward(runs, warm, baseline):
     """The student is the warm-started model, the teacher what reinforcement made of it."""
     folder, teacher = runs / "on_policy_distill", baseline / "model"

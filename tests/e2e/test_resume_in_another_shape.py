@@ -9,6 +9,8 @@ from same_numbers import check_same_numbers
 
 from rlhf_suite.tracking.run_folder import RunFolder
 
+pytestmark = pytest.mark.proof
+
 
 def test_two_ranks_go_on_where_one_stopped(runs, actor_critic, actor_critic_words):
     """Policy and critic with their optimisers, the average of the weights, the KL controller and waiting samples."""
@@ -18,7 +20,6 @@ def test_two_ranks_go_on_where_one_stopped(runs, actor_critic, actor_critic_word
     assert {*changed} == {word.partition("=")[0] for word in SHAPES["two ranks"]}
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize(("before", "after"), [("split", "shared"), ("shared", "torch"), ("torch", "split")])
 def test_a_run_goes_on_in_another_shape(runs, actor_critic_words, before, after):
     whole = runs / f"whole_{before}"

@@ -43,6 +43,7 @@ VARIANTS = {
             "train.max_tokens_per_gpu=64",
             "ckpt.save_steps=-1",
         ),
+        is_proof=True,
     ),
     "two ranks of policy, critic and reference split the tokens of each batch": Variant(
         "actor_critic",
