@@ -26,7 +26,7 @@ async def is_right(completion: list[dict[str, str]], answer: str) -> float:
 
 
 task = json.load(sys.stdin)
-row = {"prompt": task["messages"], "answer": task["label"], "example_id": 0, "task": "sums"}
+row = {"prompt": task["messages"], "answer": task["label"], "example_id": 0}
 environment = vf.ToolEnv(tools=[add], max_turns=3, dataset=Dataset.from_list([row]), rubric=vf.Rubric(funcs=[is_right]))
 endpoint = ClientConfig(api_base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
 state = asyncio.run(environment.run_rollout(row, endpoint, "policy", {}))
