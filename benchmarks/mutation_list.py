@@ -7,6 +7,7 @@ from mutation_list_config import CONFIG
 from mutation_list_data import DATA
 from mutation_list_images import IMAGES
 from mutation_list_launch import LAUNCH
+from mutation_list_parallel import PARALLEL
 from mutation_list_rewards import REWARDS
 from mutation_list_rl import RL
 from mutation_list_rl_step import RL_STEP
@@ -30,4 +31,5 @@ MUTATIONS = [
     *AGENTS,
     *SCHEDULES,
     *IMAGES,
+    *PARALLEL,
 ]
