@@ -48,13 +48,6 @@ PARALLEL = [
         INSPECTIONS,
     ),
     Mutation(
-        "a gathered matrix stays a copy that the optimiser does not update",
-        "train/tensor_parallel.py",
-        "            parameter.data = shard\n",
-        "            parameter._tp_partition([parameter])\n",
-        STEPS,
-    ),
-    Mutation(
         "the norm counts the gradients of whole parameters once per rank that splits matrices",
         "train/tensor_parallel.py",
         "if p.grad is not None and (is_first or is_shard(p))",

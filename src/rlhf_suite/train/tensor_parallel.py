@@ -82,7 +82,7 @@ def is_shard(parameter: Tensor) -> bool:
 def whole(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Have the given parameters whole on every rank within the block. What is written to split ones is lost.
 
-    Their own memory is put back afterwards: DeepSpeed would put a copy there, which its optimiser does not update.
+    Their own memory is put back afterwards, so no part has to be cut out of the whole matrix again.
     """
     shards = [(parameter, parameter.data) for parameter in parameters if is_shard(parameter)]
     for parameter, _ in shards:
