@@ -23,6 +23,8 @@ from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
 from rlhf_suite.serving import chat_server, http_server
 from rlhf_suite.serving.chat_server import ChatServer
 
+pytestmark = pytest.mark.stack
+
 # Without the certificates of https, which would be read again for each request.
 get, post = partial(httpx.get, verify=False), partial(httpx.post, verify=False)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

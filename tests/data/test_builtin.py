@@ -53,6 +53,7 @@ def read_digit(pixels, colour) -> str:
     return str(builtin.SEGMENTS.index(lit))
 
 
+@pytest.mark.stack
 def test_digits_show_their_answers_and_no_image_is_held_out_twice():
     train, held_out = load("builtin:digits"), load("builtin:digits_eval")
     assert len({row["image"] for row in train + held_out}) == len(train) + len(held_out) == 2048 + 128
@@ -69,6 +70,7 @@ def test_a_row_looks_as_documented():
     assert first["input"].startswith("reverse ") and first["input"].endswith(" =")
 
 
+@pytest.mark.stack
 def test_rows_are_the_same_every_time():
     assert all(load(f"builtin:{name}") == load(f"builtin:{name}") for name in builtin.names())
     assert load("builtin:reverse")[0]["input"] == "reverse 6311 ="
