@@ -219,9 +219,9 @@ LAUNCH = [
     ),
     Mutation(
         "a run on another node is said to be killed",
-        "cli/why.py",
-        'status.get("host") == socket.gethostname() and not',
-        "not",
+        "locks.py",
+        'holder.get("host") != socket.gethostname() or ',
+        "",
         WHY,
     ),
     Mutation(

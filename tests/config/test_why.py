@@ -58,7 +58,8 @@ def test_a_run_that_was_killed_says_what_it_did_last(folder, capsys):
     assert f"process {NO_PROCESS} on {socket.gethostname()} is gone: it was killed" in said
     assert "ckpt.load_enable=true continues it" in said
     assert (
-        "when it was last seen (" in said and "the policy update of step 4 (actor-0, actor-1): for 1 min 20 s" in said
+        "when it was last seen it waited for (" in said
+        and "the policy update of step 4 (actor-0, actor-1): for 1 min 20 s" in said
     )
 
 
@@ -78,7 +79,7 @@ def test_a_failed_run_says_its_error_and_what_it_waited_for(folder, capsys):
     folder.mark_failed(ValueError("actor-1 died\nits log: logs/actor-1.log"))
     said = why(folder, capsys, 1)
     assert ": failed, 3 steps are done\n  ValueError: actor-1 died\n  its log: logs/actor-1.log\n" in said
-    assert "when it ended (" in said and "the policy update of step 4" in said
+    assert "when it ended it waited for (" in said and "the policy update of step 4" in said
 
 
 def test_a_finished_run_says_where_its_models_are(folder, capsys):

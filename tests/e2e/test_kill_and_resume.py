@@ -55,7 +55,7 @@ def resumed(runs, actor_critic_words, temporary):
 def test_the_killed_run_says_what_it_did_last(resumed):
     said = resumed[2]
     assert "is gone: it was killed" in said
-    assert "when it was last seen (" in said and "its main thread was at, the innermost call last\n" in said
+    assert "when it was last seen it waited for" in said and "its main thread was at, the innermost call last\n" in said
     assert "rlhf_suite/rl/pipeline.py:" in said
 
 

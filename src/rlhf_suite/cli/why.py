@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.locks import is_alive
 from rlhf_suite.tracking.run_folder import RunFolder
 
 USAGE = """usage: rlhf-suite why <run folder>
 
 Says how far a run is, what it waits for and since when, with the end of the logs of the actors concerned; or how it
 ended. It reads files only, so it works for a run on another node, and for one that was killed. The exit code is 0 if
-the run is running or done, 1 if it failed, was stopped or killed, or stands still, and 2 if the folder
-is not a run's."""
+the run works or is done, 1 if it failed, was stopped or killed, or stands still, and 2 if the folder has no run."""
 
 FINE, WRONG, REFUSED = 0, 1, 2
 OUTPUT_LIMIT = 100_000  # characters
@@ -53,16 +52,20 @@ def told(folder: RunFolder) -> tuple[int, list[str]]:
     if state == "done":
         return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
     if state != "running":
-        return WRONG, [*lines, *indented(str(status["error"] or "")), *last_state(folder, record, "when it ended")]
+        return WRONG, [
+            *lines,
+            *indented(str(status["error"] or "")),
+            *last_state(folder, record, "when it ended it waited"),
+        ]
     where = f"process {status.get('pid')} on {status.get('host')}"
-    if is_gone(status):
+    if not is_alive(status):
         what = f"  but {where} is gone: it was killed. The same command with ckpt.load_enable=true continues it"
-        return WRONG, [*lines, what, *last_state(folder, record, "when it was last seen")]
+        return WRONG, [*lines, what, *last_state(folder, record, "when it was last seen it waited")]
     lines.append(f"  as {where} since {status.get('started')}")
     late = time.time() - record["time"] if record else 0.0
     if late > STALE_S:
         lines.append(f"  but it has written no record for {duration(late)}: it is stopped, or its node does not answer")
-    return WRONG if late > STALE_S else FINE, [*lines, *last_state(folder, record, "now")]
+    return WRONG if late > STALE_S else FINE, [*lines, *last_state(folder, record, "now it waits")]
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
@@ -80,18 +83,13 @@ def waits(record: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def is_gone(status: dict[str, Any]) -> bool:
-    """Return whether the process of a run on this machine has ended."""
-    return status.get("host") == socket.gethostname() and not Path(f"/proc/{status.get('pid')}").exists()
-
-
 def last_state(folder: RunFolder, record: dict[str, Any], when: str) -> Iterator[str]:
     """Yield what a run waited for at its last record, where its main thread was, and the logs of those concerned."""
     if not record:
         return
     moment, names = record["time"], list[str]()
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
-    yield f"{when} ({clock}) it waited for" if waits(record) else f"{when} ({clock}) it waited for nothing"
+    yield f"{when} for" + ("" if waits(record) else " nothing") + f" ({clock})"
     for each in waits(record):
         limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
         whom = f" ({', '.join(each['who'])})" if each["who"] else ""
