@@ -53,6 +53,7 @@ def test_a_bar_leaves_its_last_state_and_the_lines_printed_above_it(tmp_path, ca
 
 def test_warnings_of_libraries_are_in_the_log(tmp_path, capsys):
     logger = logging.getLogger("some_library")
+    logger.propagate = False  # a handler of the root logger may hold a stream that an earlier test closed
     with recorded(tmp_path / "run.log"):
         handler = logging.StreamHandler()
         logger.addHandler(handler)
