@@ -26,6 +26,7 @@ Shapes: T tokens laid end to end, B sequences; `mask` [T], `segments` [T] the in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -73,11 +74,17 @@ class CorrectionInput:
     def __post_init__(self) -> None:
         same_shape(self.old_log_probs, self.engine_log_probs, self.mask, self.segments)
 
+    @cached_property
+    def log_weights(self) -> Tensor:
+        """log p - log q within +-20, [T]; 0 outside the mask."""
+        difference = torch.where(self.mask.bool(), self.old_log_probs - self.engine_log_probs, 0)
+        return difference.clamp_(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+
 
 def correction_weights(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
     """What each token's loss is multiplied with under `algo.advantage.is_correction_*`, [T]; 0 outside the mask."""
     assert config.is_correction_level != "off"
-    log_weights = token_log_weights(inputs)
+    log_weights = inputs.log_weights
     if config.is_correction_level == "geo":
         log_weights = sequence_mean(log_weights, inputs)[inputs.segments]
     weights = log_weights.exp()
@@ -99,18 +106,12 @@ def band(config: AdvantageConfig) -> tuple[float, float]:
 def gating_statistic(inputs: CorrectionInput, config: AdvantageConfig) -> Tensor:
     """What is compared with the band, [T]; the same at all tokens of a sequence unless the level is token."""
     if config.is_correction_gating == "ratio":
-        values = token_log_weights(inputs)
+        values = inputs.log_weights
     else:
         values = divergence(inputs, config.is_correction_gating)
     if config.is_correction_level != "token":
         values = sequence_mean(values, inputs)[inputs.segments]
     return values.exp() if config.is_correction_gating == "ratio" else values
-
-
-def token_log_weights(inputs: CorrectionInput) -> Tensor:
-    """log p - log q within +-20, [T]; 0 outside the mask."""
-    difference = torch.where(inputs.mask.bool(), inputs.old_log_probs - inputs.engine_log_probs, 0)
-    return difference.clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
 
 
 def divergence(inputs: CorrectionInput, gating: str) -> Tensor:
@@ -141,7 +142,7 @@ def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, fl
     its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
     if not bool(inputs.mask.any()):
         return {}
-    ratio = masked(token_log_weights(inputs), inputs.mask).double().exp()
+    ratio = masked(inputs.log_weights, inputs.mask).double().exp()
     used = masked(weights, inputs.mask).double()
     squares = float(used.square().mean())
     return {

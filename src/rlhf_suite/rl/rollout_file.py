@@ -60,12 +60,9 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
 def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
     """Write `<folder>/step_<n>.parquet`, whole or not at all."""
     with file_aside(folder / f"step_{step:06d}.parquet", durable=False) as aside:
-        # Nothing reads statistics. Log-probs and values are all different, so a dictionary of them is given up anyway.
-        names = [
-            name if not pa.types.is_list(column.type) else f"{name}.list.element" for name, column in columns.items()
-        ]
-        repeated = [name for name in names if "log_probs" not in name and not name.startswith(("values.", "returns."))]
-        pq.write_table(pa.table(columns), aside, write_statistics=False, use_dictionary=repeated)
+        # Nothing reads statistics. Of numbers per token only ids come back often enough for a dictionary to pay.
+        in_dictionary = ["ids.list.element", *(name for name in columns if not pa.types.is_list(columns[name].type))]
+        pq.write_table(pa.table(columns), aside, write_statistics=False, use_dictionary=in_dictionary)
 
 
 def forget_after(folder: Path, step: int) -> None:
