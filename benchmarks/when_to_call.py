@@ -54,12 +54,20 @@ def measure(seed: int) -> Row:
         run, costs = ran(EXAMPLE, seed, folder)
     curves = {
         kind: {
-            "right": [round(row[f"train/{kind}/pass_rate"], 4) for row in run.steps],
-            "calls": [round(row[f"reward/calls_{kind}"], 4) for row in run.steps],
+            "right": curve(run.steps, f"train/{kind}/pass_rate"),
+            "calls": curve(run.steps, f"reward/calls_{kind}"),
         }
         for kind in KINDS
     }
     return {"seed": seed, "commands": commands(EXAMPLE), **curves, **costs}
+
+
+def curve(steps: Sequence[Row], name: str) -> list[float]:
+    """The metric at each step. Where all questions of a step are of one kind, it has the values of the step before."""
+    values: list[float] = []
+    for step in steps:
+        values.append(round(step[name], 4) if name in step else values[-1])
+    return values
 
 
 def write(rows: Sequence[Row]) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from rlhf_suite.cli import main
 from rlhf_suite.cli.folders import for_sweep
+from rlhf_suite.cli.launchers import places
 from rlhf_suite.cli.local_jobs import gpu_slots, run_here
 from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
 from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended, finish
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -70,7 +74,58 @@ def test_jobs_that_run_again_replace_their_earlier_rows(tmp_path):
     extended(tmp_path, [a_job(tmp_path, 0), a_job(tmp_path, 1)])
     again = a_job(tmp_path, 0)
     again.overrides = ["later"]
-    assert [job.overrides for job in extended(tmp_path, [again]).jobs] == [["task=sft", "train.seed=1"], ["later"]]
+    assert [job.overrides for job in extended(tmp_path, [again]).jobs] == [["later"], ["task=sft", "train.seed=1"]]
+
+
+def continued(checked, tmp_path, values, flags="ckpt.load_enable=true"):
+    """The numbers that jobs with these seeds get in the sweep that is in a folder."""
+    found = checked(f"-m task=sft demo=sft train.seed={values} {flags} run_dir={tmp_path}")
+    return [(number, folder.name) for number, folder in places(found, tmp_path)]
+
+
+def test_jobs_of_a_continued_sweep_are_found_by_their_words(checked, tmp_path):
+    """Whatever their state and their place on the new command line; new ones get numbers that are free."""
+    jobs = [a_job(tmp_path, 0, done={}), a_job(tmp_path, 1), a_job(tmp_path, 2, error="no memory")]
+    for job, seed in zip(jobs, (5, 6, 7), strict=True):
+        job.overrides = ["task=sft", "demo=sft", f"train.seed={seed}"]
+    extended(tmp_path, jobs)
+    numbers = [3, 2, 0, 4, 1]
+    assert continued(checked, tmp_path, "4,7,5,8,6") == [(number, str(number)) for number in numbers]
+    assert continued(checked, tmp_path, "4,7,5", flags="") == [(0, "0"), (1, "1"), (2, "2")]  # a new sweep
+
+
+def test_a_sweep_may_continue_to_more_steps(checked, tmp_path):
+    """Job 0 has other words, but is the run that job 0 may continue."""
+    earlier = checked(f"-m task=sft demo=sft train.seed=5,6 train.max_steps=2 run_dir={tmp_path}")
+    jobs = [Job(n, words, str(tmp_path / name), words) for n, (words, name) in enumerate(earlier.jobs)]
+    for job, run in zip(jobs, earlier.runs, strict=True):
+        RunFolder(Path(job.folder)).start(fingerprint(run))
+        save(run, RunFolder(Path(job.folder)).config)
+    extended(tmp_path, jobs)
+    flags = "train.max_steps=3 ckpt.load_enable=true 'ckpt.allow_changes=[train.max_steps]'"
+    assert continued(checked, tmp_path, "5,6,7", flags) == [(0, "0"), (1, "1"), (2, "2")]
+
+
+def test_the_table_of_a_sweep_that_nobody_waited_for(tmp_path, capsys):
+    jobs = [a_job(tmp_path, 0, done={"eval/gpt_loss": 1.5}), a_job(tmp_path, 1), a_job(tmp_path, 2), a_job(tmp_path, 3)]
+    RunFolder(tmp_path / "2").start("")
+    RunFolder(tmp_path / "3").start("")
+    status = json.loads((tmp_path / "3" / "status.json").read_text())
+    (tmp_path / "3" / "status.json").write_text(json.dumps(status | {"pid": 2**30}))
+    for job in jobs:
+        job.state = f"submitted as 7_{job.number}"
+    extended(tmp_path, jobs)
+    assert main(["sweep", "status", str(tmp_path)]) == 1
+    states = ["done", "submitted as 7_1", "running", "failed"]
+    assert [row["state"] for row in json.loads((tmp_path / "summary.json").read_text())] == states
+    assert "#3 failed: it was killed" in capsys.readouterr().out
+    assert "| 0 | train.seed=0 | done | eval/gpt_loss=1.5 |" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "nowhere"], ["now", "."]])
+def test_a_wrong_question_about_a_sweep_is_one_message(words, capsys):
+    assert main(["sweep", *words]) == 2
+    assert capsys.readouterr().err.startswith(("usage: rlhf-suite sweep", "nowhere is not the folder of a sweep"))
 
 
 def test_no_job_at_a_time_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -13,11 +14,11 @@ from rlhf_suite.config.record import load
 from rlhf_suite.tracking.run_folder import RunFolder
 
 
-@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=local", "hydra.launcher.parallel=2"]])
-def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
-    words = ["-m", "task=sft", "actor.adam.lr=1e-3,1e-4", "train.max_steps=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+def sweep(folder, rates, *words):
+    """The output of a sweep over learning rates."""
+    command = ["-m", "task=sft", f"actor.adam.lr={rates}", "train.max_steps=2", f"hydra.sweep.dir={folder}", *words]
     done = subprocess.run(
-        [sys.executable, str(jobs.ROOT / "run.py"), *words, *launcher],
+        [sys.executable, str(jobs.ROOT / "run.py"), *command],
         cwd=jobs.ROOT,
         capture_output=True,
         text=True,
@@ -25,15 +26,36 @@ def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=local", "hydra.launcher.parallel=2"]])
+def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
+    said = sweep(tmp_path / "sweep", "1e-3,1e-4", *launcher)
     table = [line for line in (tmp_path / "sweep" / "summary.md").read_text().splitlines()[2:]]
     assert len(table) == 2
     rows = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     for number, (rate, line, row) in enumerate(zip(("0.001", "0.0001"), table, rows, strict=True)):
         assert line.startswith(f"| {number} | actor.adam.lr={rate} | done | eval/gpt_loss=")
         assert (row["state"], row["metric"]) == ("done", "eval/gpt_loss")
-        assert f"actor.adam.lr={rate}" in done.stdout
+        assert f"actor.adam.lr={rate}" in said
         folder = RunFolder(tmp_path / "sweep" / str(number))
         assert (folder.model / "model.safetensors").exists()
         names = load(folder.config).logger.wandb
         assert (names.group, names.run_name) == ("sweep", f"{number} actor.adam.lr={rate}")
     assert rows[0]["value"] < rows[1]["value"]  # the larger rate has learned more in two steps
+
+
+def test_the_same_sweep_again_runs_what_is_missing(tmp_path):
+    """Of three jobs one is done, one has lost its run, and one is new."""
+    folder = tmp_path / "sweep"
+    sweep(folder, "1e-3,1e-4", "hydra.launcher.parallel=2")
+    kept = (folder / "0" / "status.json").read_bytes()
+    shutil.rmtree(folder / "1")
+    said = sweep(folder, "1e-2,1e-3,1e-4", "hydra.launcher.parallel=2", "ckpt.load_enable=true")
+    assert "#0 is done already" in said and "#1 done after" in said and "#2 done after" in said
+    assert (folder / "0" / "status.json").read_bytes() == kept
+    rows = json.loads((folder / "summary.json").read_text())
+    assert [(row["number"], row["state"]) for row in rows] == [(0, "done"), (1, "done"), (2, "done")]
+    assert [load(folder / str(n) / "config.yaml").actor.adam.lr for n in range(3)] == [1e-3, 1e-4, 1e-2]
+    assert all(row["seconds"] > 0 for row in rows)

@@ -50,7 +50,18 @@ def why(words: list[str]) -> int:
     return explain(words)
 
 
-TOOLS = {"migrate": migrate, "why": why}  # by the first word of a command line; what remains is for them
+def sweep_status(words: list[str]) -> int:
+    """Print the table of a sweep as it stands."""
+    from rlhf_suite.cli.sweep import show
+
+    return show(words)
+
+
+TOOLS = {
+    "migrate": migrate,
+    "why": why,
+    "sweep": sweep_status,
+}  # by the first word of a command line; what remains is for them
 
 
 def answered(line: CommandLine) -> int:

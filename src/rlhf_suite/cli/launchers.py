@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from rlhf_suite.cli.arguments import CommandLine, key_of
+from rlhf_suite.cli.folders import finished, is_earlier, resumes
 from rlhf_suite.cli.preflight import Preflight
-from rlhf_suite.cli.sweep import Job, extended
+from rlhf_suite.cli.sweep import Job, Sweep, extended, read
 from rlhf_suite.config.formatting import quoted
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
+from rlhf_suite.tracking.run_folder import RunFolder
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 # Settings of the sweep that mean nothing to a single job.
@@ -23,25 +27,39 @@ NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hyd
 
 
 def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
-    """Start all jobs of a sweep and record them in `folder`. Wait for their ends, unless hydra.launcher.wait=false.
+    """Start the jobs of a sweep and record them in `folder`. Wait for their ends, unless hydra.launcher.wait=false.
+
+    A job that continues its run (ckpt.load_enable=true) is not started if the run is done.
 
     Raises:
         UserError: the settings of the launcher do not fit the machine, or Slurm refuses the jobs.
     """
+    jobs = list(jobs_of(line, found, folder.absolute()))
+    sweep = extended(folder.absolute(), jobs)
+    is_done = [finished(run, Path(job.folder)) is not None for run, job in zip(found.runs, jobs, strict=True)]
+    for job in compress(jobs, is_done):
+        sweep.keep(job)
+    if left := [job for job, done in zip(jobs, is_done, strict=True) if not done]:
+        start(sweep, left, found)
+
+
+def jobs_of(line: CommandLine, found: Preflight, folder: Path) -> Iterator[Job]:
+    """Yield the jobs of a sweep in `folder`, each with a command line of its own."""
     every = [set(words) for words, _ in found.jobs]
     common = set.intersection(*every) if len(every) > 1 else set()
     own = [word for word in line.overrides if key_of(word).startswith(("hydra.", "hydra/"))]
     settings = [word for word in own if not word.startswith(NOT_FOR_JOBS)]
     if line.own_presets is not None:
         settings.append(f"--config-dir={line.own_presets.resolve()}")
-    jobs = []
-    for number, (run, (words, subfolder)) in enumerate(zip(found.runs, found.jobs, strict=True)):
+    for run, (words, _), (number, place) in zip(found.runs, found.jobs, places(found, folder), strict=True):
         varied = " ".join([str(number), *(word for word in words if word not in common)])
         names = names_for_loggers(run, folder.name, varied[:MAX_NAME])
-        place = folder.absolute() / subfolder
         own = [f"hydra.run.dir={quoted(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
-        jobs.append(Job(number, words, str(place), [*settings, *words, *names, *own]))
-    sweep = extended(folder.absolute(), jobs)
+        yield Job(number, words, str(place), [*settings, *words, *names, *own])
+
+
+def start(sweep: Sweep, jobs: list[Job], found: Preflight) -> None:
+    """Start these jobs of a sweep by its launcher."""
     options: dict[str, Any] = OmegaConf.to_container(found.hydra.launcher, resolve=True)  # type: ignore[assignment]
     if found.hydra.runtime.choices["hydra/launcher"] == "local":
         from rlhf_suite.cli.local_jobs import run_here
@@ -54,6 +72,31 @@ def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
         submitted = submit(sweep, jobs, {name: value for name, value in options.items() if value not in (None, [], {})})
         if wait:
             watch(sweep, submitted, poll_s, squeue)
+
+
+def places(found: Preflight, folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the number and the folder of each job of a sweep in `folder`.
+
+    Where an earlier sweep is continued there, a job has those of the earlier job with the same words, whatever values
+    were added to the command line since; else of the job of its number if it may continue that run; and a new job gets
+    a number that is free.
+    """
+    before = read(folder)
+    earlier = {} if before is None else {job.number: job for job in before.jobs}
+    same = {cell(job.overrides): job.number for job in earlier.values()}
+    taken = set(earlier)
+    for own, (run, (words, subfolder)) in enumerate(zip(found.runs, found.jobs, strict=True)):
+        number = same.get(cell(words), own) if resumes(run) else own
+        is_new = resumes(run) and cell(words) not in same
+        if is_new and own in taken and not is_earlier(RunFolder(folder / subfolder), run):
+            number = next(each for each in itertools.count() if each not in taken)
+        taken.add(number)
+        yield number, folder / (str(number) if subfolder == str(own) else subfolder)
+
+
+def cell(words: Iterable[str]) -> frozenset[str]:
+    """Return what makes a job this one among those of its sweep, whether it begins or continues."""
+    return frozenset(word for word in words if key_of(word) not in ("ckpt.load_enable", "run_dir"))
 
 
 def names_for_loggers(run: Run, group: str, name: str) -> Iterator[str]:

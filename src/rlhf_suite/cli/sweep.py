@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,10 +16,17 @@ from rich.text import Text
 
 from rlhf_suite.disk import write_json, write_text
 from rlhf_suite.errors import UserError
+from rlhf_suite.locks import is_alive
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # The table shows the first of these metrics that a run has, else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")
+REFUSED = 2
+USAGE = """usage: rlhf-suite sweep status <folder>
+
+Prints the table of a sweep with the states that its runs have now, and writes it to summary.md in the folder. It is for
+sweeps that nobody waits for (hydra.launcher.wait=false). The exit code is 1 if a job failed, and 2 if the folder has no
+sweep."""
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
@@ -36,6 +45,12 @@ class Job:
     log: str = ""
     started: float = 0.0
     seconds: float = 0.0
+
+    def end(self, status: dict[str, Any], reason: str = "") -> None:
+        """Take over the status of the run, which has ended; with a `reason` it has failed whatever it says."""
+        self.state = "done" if status["state"] == "done" and not reason else "failed"
+        self.error = "" if self.state == "done" else status["error"] or reason or "ended without an error message"
+        self.metric, self.value = chosen_metric(status.get("metrics") or {})
 
 
 @dataclass
@@ -57,13 +72,26 @@ class Sweep:
 
     def end(self, job: Job, reason: str = "") -> None:
         """Record how a job ended, by the status that its run wrote, or by `reason` if the run could not write one."""
-        status = RunFolder(Path(job.folder)).status()
-        job.state = "done" if status["state"] == "done" and not reason else "failed"
-        if job.state == "failed":
-            job.error = status["error"] or reason or "ended without an error message"
-        job.metric, job.value = chosen_metric(status.get("metrics") or {})
+        job.end(RunFolder(Path(job.folder)).status(), reason)
         job.seconds = round(time.time() - job.started, 1)
         print(f"#{job.number} {job.state} after {job.seconds:.0f} s", flush=True)
+        self.save()
+
+    def keep(self, job: Job) -> None:
+        """Record that a job is not started, because its run is done."""
+        job.end(RunFolder(Path(job.folder)).status())
+        print(f"#{job.number} is done already: {' '.join(job.overrides)}", flush=True)
+        self.save()
+
+    def look(self) -> None:
+        """Record the states that the runs of the jobs have now, also of those for whose end nobody waited."""
+        for job in self.jobs:
+            status = RunFolder(Path(job.folder)).status()
+            if status["state"] == "running" and is_alive(status):
+                job.state = "running"
+            elif status["state"] != "new":
+                killed = "it was killed" if status["state"] == "running" else ""
+                job.end(status, killed)
         self.save()
 
 
@@ -89,11 +117,31 @@ def read(folder: Path) -> Sweep | None:
         raise UserError(f"{path} is damaged: delete it, since the folders of the jobs keep their results") from None
 
 
+def show(words: Sequence[str]) -> int:
+    """Do `rlhf-suite sweep status <folder>`; return the exit code."""
+    if len(words) != 2 or words[0] != "status":
+        asked = words[:1] in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else REFUSED
+    try:
+        sweep = read(Path(words[1]).expanduser())
+        if sweep is None:
+            raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
+        sweep.look()
+        return finish(sweep.folder)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+
+
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
     """Return the sweep with these jobs. In a sweep that is started again, they replace its earlier rows."""
     sweep = read(folder) or Sweep(folder, [])
-    again = {job.number for job in jobs}
-    sweep.jobs = [*(job for job in sweep.jobs if job.number not in again), *jobs]
+    before = {job.number: job for job in sweep.jobs}
+    for job in jobs:
+        if job.number in before:
+            job.seconds = before.pop(job.number).seconds
+    sweep.jobs = sorted([*before.values(), *jobs], key=lambda job: job.number)
     sweep.save()
     return sweep
 
