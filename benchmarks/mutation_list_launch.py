@@ -200,6 +200,27 @@ LAUNCH = [
         SWEEP,
     ),
     Mutation(
+        "a continued sweep finds its jobs by their places on the command line",
+        "cli/launchers.py",
+        "same.get(cell(words), own) if resumes(run) else own",
+        "own",
+        SWEEP,
+    ),
+    Mutation(
+        "a new value of a continued sweep takes the folder of another job",
+        "cli/launchers.py",
+        "is_new and own in taken and not is_earlier(RunFolder(folder / subfolder), run)",
+        "False",
+        SWEEP,
+    ),
+    Mutation(
+        "the job of a sweep that was killed counts as running",
+        "cli/sweep.py",
+        'status["state"] == "running" and is_alive(status)',
+        'status["state"] == "running"',
+        SWEEP,
+    ),
+    Mutation(
         "a wait names those who have answered too",
         "launch/wait.py",
         "wait.who = names_of([member[ref] for ref in pending])",
