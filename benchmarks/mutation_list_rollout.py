@@ -8,6 +8,8 @@ ANSWERS = ("tests/offline/test_answers.py",)
 COLLECT = ("tests/rl/test_sampling.py",)
 EVALUATION = ("tests/rl/test_evaluation.py",)
 GATHER = ("tests/rl/test_rollout.py",)
+RECORDED = ("tests/rl/test_recorded_rollouts.py",)
+REPLAYS = ("tests/config/test_replays.py",)
 JUDGES = ("tests/rl/test_reward_models.py",)
 SCORING = ("tests/rl/test_scoring.py",)
 STAMPS = ("tests/e2e/test_stamped_versions.py",)
@@ -194,5 +196,26 @@ ROLLOUT = [
         "engine.reset_prefix_cache(reset_running_requests=True)",
         "engine.reset_prefix_cache()",
         STAMPS,
+    ),
+    Mutation(
+        "a replay trains on scores in place of shaped rewards",
+        "rl/replay.py",
+        'rewards=floats("reward")',
+        'rewards=floats("score")',
+        RECORDED,
+    ),
+    Mutation(
+        "a replay forgets the rewards of turns",
+        "rl/replay.py",
+        'tokens("turn_rewards") if "turn_rewards" in names else [',
+        "[",
+        RECORDED,
+    ),
+    Mutation(
+        "a replay reads log-probs at another temperature",
+        "cli/inspections/replay.py",
+        '"rollout.temperature", ',
+        "",
+        REPLAYS,
     ),
 ]

@@ -22,7 +22,6 @@ from rlhf_suite.config.runs import (
     PPORun,
     RMRun,
     Run,
-    SamplingRun,
     ScoredTextRun,
     ScoreRun,
     SupervisedRun,
@@ -212,7 +211,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
         models=models(run),
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
         engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
-        rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) else 0,
+        rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) and not run.replays else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
     )
@@ -232,7 +231,7 @@ def model_sections(run: Run) -> dict[str, ModelSection]:
             section: Any = reduce(getattr, name.split("."), run)
             found[name] = section
     if isinstance(run, ScoredTextRun | LoopRun) and not reward_models(run.reward):
-        del found[REWARD]  # something else scores
+        found.pop(REWARD, None)  # something else scores
     return found
 
 
@@ -289,6 +288,8 @@ def models(run: PlannedRun) -> dict[str, ModelPlan]:
 
 def judge_paths(run: PlannedRun) -> dict[str, str]:
     """Return the paths of the reward models of a run, by their names in the plan."""
+    if isinstance(run, PPORun) and run.replays:
+        return {}
     return reward_models(run.reward) if isinstance(run, PPORun | ScoreRun) else {}
 
 
@@ -311,14 +312,16 @@ def recipe_of(path: str, recipe: str | None) -> str | None:
 def roles(run: PlannedRun) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
     found = [Role(name, num_ranks(each)) for name, each in sections_of_models(run).items() if isinstance(each, Ranked)]
-    if isinstance(run, SamplingRun):
+    if isinstance(run, GenerateRun) or (isinstance(run, PPORun) and not run.replays):
         found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
     return found
 
 
 def is_on_ray(run: Run) -> bool:
     """Return whether the workers of a run are spread over a Ray cluster, which may have several nodes."""
-    return isinstance(run, PlannedRun) and any(role.name == ENGINE or role.num_actors > 1 for role in roles(run))
+    if not isinstance(run, PlannedRun):
+        return False
+    return isinstance(run, PPORun) or any(role.name == ENGINE or role.num_actors > 1 for role in roles(run))
 
 
 def shares_all(run: PPORun, machine: Machine) -> bool:

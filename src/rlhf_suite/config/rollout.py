@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FREE, SHAPE, flag, is_true
+from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_true
+
+SAMPLED = is_null(".replay")  # in a task that has this flag
 
 
 @dataclass
@@ -17,11 +19,17 @@ class SamplingConfig:
     )
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
     top_p: float = flag(
-        1.0, "Sample among the likeliest tokens that together have this probability (nucleus sampling)", gt=0, le=1
+        1.0,
+        "Sample among the likeliest tokens that together have this probability (nucleus sampling)",
+        gt=0,
+        le=1,
+        when=SAMPLED,
     )
-    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1)
-    min_p: float = flag(0.0, "Drop tokens below this share of the most likely one's probability", ge=0, lt=1)
-    stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it")
+    top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
+    min_p: float = flag(
+        0.0, "Drop tokens below this share of the most likely one's probability", ge=0, lt=1, when=SAMPLED
+    )
+    stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it", when=SAMPLED)
 
 
 @dataclass
@@ -38,12 +46,18 @@ class GenerationConfig(SamplingConfig):
 class RolloutConfig(SamplingConfig):
     """Sampling of what is trained on"""
 
+    replay: str | None = flag(
+        None,
+        "Folder of a run of task=ppo: its rollouts, with their rewards, are trained on in place of new ones. No engine "
+        "is started, and nothing is sampled or scored",
+        resume=FIXED,
+    )
     batch_size: int = flag(1024, "Prompts per RL step", ge=1)
     vllm_generate_batch_size: int | None = flag(
         None,
         "Prompts per round of sampling; null: rollout.batch_size",
         ge=1,
-        when=is_true("algo.dynamic_filtering_enable"),
+        when=(is_true("algo.dynamic_filtering_enable"), SAMPLED),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
     micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)

@@ -51,7 +51,7 @@ from rlhf_suite.config.eval import (
     RLEvalConfig,
     StepEvalConfig,
 )
-from rlhf_suite.config.flags import FREE, flag, group, is_positive, needs
+from rlhf_suite.config.flags import FREE, flag, group, is_null, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
@@ -86,6 +86,7 @@ from rlhf_suite.config.tools import (
 )
 from rlhf_suite.config.train import RLTrainConfig, TrainConfig
 
+IF_NOT_REPLAYED = is_null("rollout.replay")
 IF_THE_LOSS_HAS_ONE: Any = {
     "when": needs("algo.loss", registry.preference_loss, "reference"),
     "strict": "this loss has no reference",
@@ -245,15 +246,20 @@ class PPORun(TrainedRun):
     critic: CriticConfig = group(CriticConfig, when=needs("algo.advantage.estimator", registry.estimator, "values"))
     ref: ReferenceConfig = group(ReferenceConfig, when=is_positive("algo.kl.init_coef"))
     teacher: RLTeacherConfig = group(RLTeacherConfig, when=is_positive("algo.distill.coef"))
-    reward: RLRewardConfig = group(RLRewardConfig)
+    reward: RLRewardConfig = group(RLRewardConfig, when=IF_NOT_REPLAYED)
     algo: AlgoConfig = group(AlgoConfig)
     rollout: RolloutConfig = group(RolloutConfig)
-    agent: AgentConfig = group(AgentConfig)
-    vllm: VLLMConfig = group(VLLMConfig)
+    agent: AgentConfig = group(AgentConfig, when=IF_NOT_REPLAYED)
+    vllm: VLLMConfig = group(VLLMConfig, when=IF_NOT_REPLAYED)
     ds: RLDeepSpeedConfig = group(RLDeepSpeedConfig)
     data: PromptDataConfig = group(PromptDataConfig)
     train: RLTrainConfig = group(RLTrainConfig)
-    eval: RLEvalConfig = group(RLEvalConfig)
+    eval: RLEvalConfig = group(RLEvalConfig, when=IF_NOT_REPLAYED)
+
+    @property
+    def replays(self) -> bool:
+        """Return whether it trains on the rollouts of an earlier run, without engines and rewards."""
+        return self.rollout.replay is not None
 
 
 @dataclass

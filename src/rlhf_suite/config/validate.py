@@ -212,7 +212,7 @@ def leaves(config: DictConfig, flags: Container[str], prefix: str = "") -> Itera
 
 
 # By their names, so that a new flag needs no further mark: model_name_or_path, ckpt.output_dir, data.dataset, ...
-PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template)")
+PATH = re.compile(r"(.*[._])?(path|dir|dataset|url|tokenizer_chat_template|replay)")
 HOME = re.compile(r"(^|,)(\s*)(~[^/,]*)(?=/|,|$)")
 
 

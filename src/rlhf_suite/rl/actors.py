@@ -25,7 +25,7 @@ G = TypeVar("G", bound=ModelGroup)
 class Actors:
     """Everything that runs beside the driver. A model that the run does not need is None."""
 
-    engines: EnginePool
+    engines: EnginePool | None
     policy: PolicyGroup
     critic: CriticGroup | None
     frozen: Mapping[str, ReferenceGroup]  # language models whose log-probs the run needs, by their names in the plan
@@ -37,7 +37,8 @@ class Actors:
         for group in (self.policy, self.critic, *self.frozen.values(), *self.rewards.values(), self.process):
             if group is not None:
                 group.ready()
-        self.engines.ready()
+        if self.engines is not None:
+            self.engines.ready()
 
 
 def start_actors(
@@ -60,8 +61,8 @@ def start_actors(
     def group(handle: type[G], cls: type[Role], name: str, *more: object) -> G | None:
         return start(handle, cls, name, *more) if name in plan.models else None
 
-    engines = start_engines(run, plan, slots[ENGINE], log_dir, image_token)
-    if plan.engines.shares_gpu and plan.device == "cuda":
+    engines = None if run.replays else start_engines(run, plan, slots[ENGINE], log_dir, image_token)
+    if engines is not None and plan.engines.shares_gpu and plan.device == "cuda":
         engines.ready()  # vLLM measures how much memory is free while it starts: nobody else may take or give any
         engines.sleep()
     judges = judge_paths(run)

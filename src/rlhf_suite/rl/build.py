@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.mismatch import mismatch_limit
+from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
 from rlhf_suite.rl.prompts import Prompts
+from rlhf_suite.rl.replay import NoEngines, Replay
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.sampling import Sampler, stop_token_ids
 from rlhf_suite.rl.schedules import Ahead, Schedule, Synchronous
@@ -53,6 +56,16 @@ class RunData:
     vision: VisionProcessor | None = None  # None: the run has no images
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Where the samples of a run come from, and who follows the weights that they teach."""
+
+    rollouts: Schedule
+    weights: WeightSync | NoEngines
+    evaluator: Evaluator | None
+    steps: int  # of the run
+
+
 def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     config: PPORun,
     plan: Plan,
@@ -63,28 +76,19 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
     rewards: Rewards | None,
 ) -> Pipeline:
     """Build the pipeline of a run whose actors are up, and connect the trainer with the engines."""
-    tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
-    limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
-    stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = watched_episodes(config, actors.engines, data, stop_ids, journal.timeline)
-    sampler = make_sampler(config, data, actors.engines, stop_ids, episodes)
-    scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
-        for part in (prompts.train, prompts.held_out)
-    )
-    shaper, credit = Shaper(config.reward, sampler.max_new_tokens), CreditAssigner(config.algo)
-    sources = prompts.train_sources
-    steps, ahead = total_steps(order, config.train), plan.rollouts_ahead
-    parts = (order, sampler, scorer, shaper, journal, sources)
-    builder = RolloutBuilder(config.algo, config.rollout, *parts, in_background=ahead > 0)
-    rollouts = make_schedule(config, plan, builder, steps, folder.rollouts)
+    credit = CreditAssigner(config.algo)
+    if actors.engines is None:
+        limit, sampling = math.inf, replayed(config, data)
+    else:
+        limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
+        sampling = sampled(config, plan, folder, journal, data, actors.policy, actors.engines, rewards, limit)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
         evaluation=config.eval,
         saves_value_network=config.critic.save_value_network,
-        total_steps=steps,
-        rollouts=rollouts,
+        total_steps=sampling.steps,
+        rollouts=sampling.rollouts,
         experience=ExperienceMaker(
             config.algo,
             config.rollout.temperature,
@@ -96,13 +100,52 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        weights=connected_weight_sync(config, plan, actors, prompts.train[:PROBE_SEQUENCES], limit),
-        evaluator=Evaluator(
-            config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
-        ),
-        saver=make_saver(config, folder, actors, prompts, credit, rollouts),
+        weights=sampling.weights,
+        evaluator=sampling.evaluator,
+        saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
         journal=journal,
     )
+
+
+def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
+    config: PPORun,
+    plan: Plan,
+    folder: RunFolder,
+    journal: Journal,
+    data: RunData,
+    policy: PolicyGroup,
+    engines: EnginePool,
+    rewards: Rewards | None,
+    mismatch_limit: float,
+) -> Sampling:
+    """Return the parts of a run that samples from its engines."""
+    tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
+    stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
+    episodes = watched_episodes(config, engines, data, stop_ids, journal.timeline)
+    sampler = make_sampler(config, data, engines, stop_ids, episodes)
+    scorer, held_out_scorer = (
+        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
+        for part in (prompts.train, prompts.held_out)
+    )
+    shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
+    parts = (order, sampler, scorer, shaper, journal, prompts.train_sources)
+    builder = RolloutBuilder(config.algo, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
+    return Sampling(
+        make_schedule(config, plan, builder, steps, folder.rollouts),
+        connected_weight_sync(config, plan, policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
+        Evaluator(
+            config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
+        ),
+        steps,
+    )
+
+
+def replayed(config: PPORun, data: RunData) -> Sampling:
+    """Return the parts of a run that trains on the rollouts of another one. Its schedules of learning rates are those
+    of a whole run, also where fewer rollouts were recorded."""
+    assert config.rollout.replay is not None
+    rollouts = Replay(RunFolder(Path(config.rollout.replay)).rollouts, data.prompts.train_sources)
+    return Sampling(rollouts, NoEngines(), None, min(rollouts.steps, total_steps(data.order, config.train)))
 
 
 def watched_episodes(
@@ -155,15 +198,20 @@ def make_sampler(
 
 
 def connected_weight_sync(
-    config: PPORun, plan: Plan, actors: Actors, prompts: Sequence[Prompt], mismatch_limit: float
+    config: PPORun,
+    plan: Plan,
+    policy: PolicyGroup,
+    engines: EnginePool,
+    prompts: Sequence[Prompt],
+    mismatch_limit: float,
 ) -> WeightSync:
     """Connect the trainer with the engines. The first sync is probed with `prompts`."""
     examples = [Example(prompt.ids, [0] * len(prompt.ids), images=prompt.images) for prompt in prompts]
     probe = collate(examples, TokenBatch)
     result = WeightSync(
         config.vllm,
-        actors.policy,
-        actors.engines,
+        policy,
+        engines,
         plan.engines.sync_backend,
         probe,
         max_len=config.data.max_len,

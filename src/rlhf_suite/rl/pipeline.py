@@ -19,6 +19,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.replay import NoEngines
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.schedules import Schedule
 from rlhf_suite.rl.update import Updater
@@ -34,8 +35,8 @@ class Pipeline(TrainingLoop):
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
-    weights: WeightSync  # weights -> engines, attested
-    evaluator: Evaluator  # pass@k on held-out prompts
+    weights: WeightSync | NoEngines  # weights -> engines, attested
+    evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
 
     def run(self) -> dict[str, float]:
@@ -43,7 +44,7 @@ class Pipeline(TrainingLoop):
         try:
             return super().run()
         finally:
-            self.weights.engines.retire()
+            self.weights.close()
             self.rollouts.close()
             with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
                 self.journal.timeline.close(self.journal.folder.timeline)
@@ -83,10 +84,11 @@ class Pipeline(TrainingLoop):
     @property
     def steps_between_evaluations(self) -> int:
         """eval.steps; -1 stands for none."""
-        return max(self.evaluation.steps, 0)
+        return max(self.evaluation.steps, 0) if self.evaluator is not None else 0
 
     def measure(self, step: int) -> dict[str, float]:
         """Return pass@k and the like on the held-out prompts."""
+        assert self.evaluator is not None
         return self.evaluator.evaluate(step)
 
     def export(self) -> None:

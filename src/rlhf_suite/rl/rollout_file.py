@@ -13,6 +13,13 @@ from rlhf_suite.disk import file_aside
 from rlhf_suite.rl.sample_metrics import metric_name
 from rlhf_suite.rl.samples import ScoredTrajectories
 
+GREEDY = "greedy_reward"  # the column of the baseline of remax
+
+
+def rollout_path(folder: Path, step: int) -> Path:
+    """Return the path of the file of a step (from 1)."""
+    return folder / f"step_{step:06d}.parquet"
+
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
     """Write every ledger that was trained on: text, tokens, owners, log-probs, advantages, weight versions, reward."""
@@ -23,8 +30,9 @@ def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experien
         "weight_version": np.concatenate([t.version for t in scored.trajectories]),
         **{name: values.numpy() for name, values in experience.columns("token").items()},
     }
+    greedy = {} if scored.greedy is None else {GREEDY: pa.array(scored.greedy)}
     lists = {name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in per_token.items()}
-    write_table(folder, step, text_columns(scored) | lists)
+    write_table(folder, step, text_columns(scored) | greedy | lists)
 
 
 def write_evaluation(folder: Path, step: int, scored: ScoredTrajectories) -> None:
@@ -59,7 +67,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
 
 def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
     """Write `<folder>/step_<n>.parquet`, whole or not at all."""
-    with file_aside(folder / f"step_{step:06d}.parquet", durable=False) as aside:
+    with file_aside(rollout_path(folder, step), durable=False) as aside:
         # Nothing reads statistics. Of numbers per token only ids come back often enough for a dictionary to pay.
         in_dictionary = ["ids.list.element", *(name for name in columns if not pa.types.is_list(columns[name].type))]
         pq.write_table(pa.table(columns), aside, write_statistics=False, use_dictionary=in_dictionary)

@@ -59,6 +59,10 @@ class WeightSync:
         version = self.version
         self.engines.stream(version, lambda: self.policy.publish_again(version).refs, self.policy.group.members)
 
+    def close(self) -> None:
+        """Take note that the run ends: an engine that dies now is not started again."""
+        self.engines.retire()
+
     def sync(self, version: int) -> dict[str, float]:
         """Bring the policy's weights, now of `version`, to every engine, and prove by digests that they are there."""
         # The cache comes last: while weights are sent, the trainer has them too, and more of its own.

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
@@ -46,7 +47,7 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         image_token = None if data.vision is None else data.vision.placeholder
         actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order), image_token)
         rewards = None
-        if has_source(config.reward):
+        if has_source(config.reward) and not config.replays:
             sources = judges.sources(actors, config.reward.process.aggregate)
             rewards = stack.enter_context(closing(Rewards(config.reward, record.logs / REWARD_LOG, *sources)))
         actors.ready()
@@ -62,8 +63,10 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
         vision_processor(plan.models[ACTOR].path, config.data.image_key),
         config.agent.kind != "single_turn",
     )
-    prompts = load_prompts(config.data, config.eval, config.train.seed, tokenizer, keeps_chat, vision)
-    check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
+    evaluation = RLEvalConfig() if config.replays else config.eval
+    prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision)
+    if not config.replays:
+        check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     return RunData(tokenizer, prompts, order, vision)
 

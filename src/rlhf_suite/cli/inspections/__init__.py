@@ -14,6 +14,7 @@ from rlhf_suite.cli.inspections.hub import hub_names_exist
 from rlhf_suite.cli.inspections.machine import machine
 from rlhf_suite.cli.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.cli.inspections.outputs import OUTPUTS, resume_fits
+from rlhf_suite.cli.inspections.replay import replay_fits
 from rlhf_suite.cli.inspections.rewards import (
     programs_have_a_jail,
     reward_files_define,
@@ -29,6 +30,7 @@ Inspection = Callable[[Run, Path | None], Iterable[Problem]]
 
 INSPECTIONS: tuple[Inspection, ...] = (
     resume_fits,
+    replay_fits,
     machine,
     token_fits_a_header,
     reward_files_define,

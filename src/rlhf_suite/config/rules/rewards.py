@@ -30,6 +30,8 @@ FIX = "add reward.rule=exact_match, reward.remote_url=<file.py> or reward.model_
 
 def named(run: ScoredTextRun | LoopRun) -> Mapping[str, SourceConfig]:
     """Return every source by the key of its section: `reward` itself, or the entries of reward.sources."""
+    if isinstance(run, PPORun) and run.replays:
+        return {}
     if run.reward.sources:
         return {key_of(name): source for name, source in run.reward.sources.items()}
     return {key_of(""): run.reward}
@@ -48,6 +50,8 @@ def given(key: str, source: SourceConfig) -> list[str]:
 
 @rule
 def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
+    if run.replays:
+        return  # the rollouts have their rewards
     if run.agent.kind in ("environment", "endpoint") and not has_source(run.reward):
         return  # the environment or program scores its episodes; one that does not is found in the first rollout
     if has_source(run.reward) or run.algo.advantage.needs("rewards"):

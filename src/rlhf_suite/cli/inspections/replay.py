@@ -1,0 +1,52 @@
+"""Inspect the run whose rollouts are to be trained on again (`rollout.replay`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_suite.config.flags import all_values
+from rlhf_suite.config.formatting import shown
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.resume import load_earlier
+from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.tracking.run_folder import RunFolder
+
+KEY = "rollout.replay"
+# What the recorded tokens belong to: log-probs at this temperature, and prompts by their numbers.
+SAME = ("rollout.temperature", "data.prompt_dataset", "data.prompt_split", "data.prompt_probs", "data.max_samples")
+
+
+def replay_fits(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield the reasons why a run cannot train on the rollouts of the run that it names."""
+    if not isinstance(run, PPORun) or run.rollout.replay is None:
+        return
+    record = RunFolder(Path(run.rollout.replay))
+    if not record.config.exists() or not any(record.rollouts.glob("step_*.parquet")):
+        what = f"{record.path} has no rollouts with their configuration"
+        yield Problem(KEY, what, "give the folder of a run of task=ppo: that with config.yaml and rollouts/ in it")
+        return
+    earlier = load_earlier(record.config)
+    if isinstance(earlier, Problem):
+        yield Problem(KEY, earlier.what, "give the folder of another run")
+    elif not isinstance(earlier, PPORun):
+        yield Problem(KEY, f"{record.path} is a run of task={earlier.task}", "give the folder of a run of task=ppo")
+    else:
+        yield from differences(run, earlier)
+
+
+def differences(run: PPORun, earlier: PPORun) -> Iterator[Problem]:
+    """Yield what the recorded run has otherwise than this one would need it."""
+    now, before = all_values(run), all_values(earlier)
+    for key in SAME:
+        if now[key] != before[key]:
+            what = f"{shown(now[key])} is not {shown(before[key])} of the run that is replayed"
+            yield Problem(
+                key, what, f"write {key}={shown(before[key])}, or start from its file: --config=<config.yaml>"
+            )
+    if earlier.data.image_key is not None:
+        yield Problem(KEY, "its samples have images, which are not in the files of rollouts", "give another run")
+    estimator, needs = run.algo.advantage, earlier.algo.advantage.needs
+    if estimator.needs("greedy") and not needs("greedy"):
+        what = f"{estimator.estimator} needs a greedy response to each prompt, and none was recorded"
+        yield Problem("algo.advantage.estimator", what, "take another estimator, or replay a run of this one")

@@ -1,0 +1,82 @@
+"""What a file of rollouts gives back is what was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rlhf_suite.data.trajectory import Trajectory, to_batch
+from rlhf_suite.rl.replay import Replay, read_rollouts
+from rlhf_suite.rl.rollout_file import rollout_path, write_rollouts
+from rlhf_suite.rl.sample_metrics import sample_metrics
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+
+def ledger(group: int, sample: int, fork: int = 0, turn_reward: float = 0.0) -> Trajectory:
+    """Two turns with an answer of an environment between them, all of other lengths in each group."""
+    made = Trajectory.start(7 + group, group, sample, [1, 2, 3])
+    made.append_model(np.arange(4 + group), -np.linspace(0.1, 0.7, 4 + group).astype(np.float32), 5)
+    made.turn_rewards[-1] = turn_reward
+    made.append_environment([9, 9])
+    made.append_model(np.array([8]), np.array([-0.25], np.float32), 6)
+    made.finish_reason, made.fork = "length" if sample else "stop", fork
+    return made
+
+
+def scored(made: list[Trajectory], greedy: bool) -> ScoredTrajectories:
+    rewards = np.linspace(-1, 1, len(made)).astype(np.float32)
+    texts = [f"text {row}" for row in range(len(made))]
+    extra = [{"length": 0.5, "agent/turns": 2.0} if row % 2 else {"length": 0.25} for row in range(len(made))]
+    baseline = rewards / 3 if greedy else None
+    return ScoredTrajectories(made, rewards, rewards + 1, texts, texts, texts, ["a", "b"] * 2, texts, extra, baseline)
+
+
+CASES = {
+    "plain": [ledger(0, 0), ledger(0, 1), ledger(1, 0), ledger(1, 1)],
+    "turn rewards": [ledger(0, 0, turn_reward=0.5), ledger(0, 1), ledger(1, 0), ledger(1, 1)],
+    "forks": [ledger(0, 0), ledger(0, 0, fork=1), ledger(1, 0), ledger(1, 1)],
+}
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_samples_come_back_as_they_were_trained_on(tmp_path, case, greedy):
+    samples = scored(CASES[case], greedy)
+    given = None if samples.greedy is None else torch.from_numpy(samples.greedy)
+    batch = replace(to_batch(samples.trajectories), reward=torch.from_numpy(samples.rewards), greedy=given)
+    write_rollouts(tmp_path, 1, samples, batch)
+    found = read_rollouts(rollout_path(tmp_path, 1))
+    again = to_batch(found.trajectories)
+    for unit in ("token", "row"):
+        columns = to_batch(samples.trajectories).columns(unit)
+        assert again.columns(unit).keys() == columns.keys()
+        assert all(torch.equal(values, again.columns(unit)[name]) for name, values in columns.items())
+    assert torch.equal(again.ids, batch.ids) and torch.equal(again.lengths, batch.lengths)
+    for ours, theirs in zip(found.trajectories, samples.trajectories, strict=True):
+        assert (ours.prompt, ours.group, ours.sample, ours.fork) == (
+            theirs.prompt,
+            theirs.group,
+            theirs.sample,
+            theirs.fork,
+        )
+        assert ours.finish_reason == theirs.finish_reason
+        assert np.array_equal(ours.version, theirs.version) and np.array_equal(ours.owner, theirs.owner)
+    assert np.array_equal(found.rewards, samples.rewards) and found.rewards.dtype == np.float32
+    assert np.array_equal(found.scores, samples.scores)
+    assert (found.greedy is None) == (not greedy)
+    assert not greedy or np.array_equal(found.greedy, samples.greedy)
+    assert (found.extra, found.datasources, found.queries) == (samples.extra, samples.datasources, samples.queries)
+    assert sample_metrics(found) == sample_metrics(samples)
+
+
+def test_steps_are_counted_up_to_the_first_that_is_missing(tmp_path):
+    samples = scored(CASES["plain"], greedy=False)
+    for step in (1, 2, 4):
+        batch = to_batch(samples.trajectories)
+        write_rollouts(tmp_path, step, samples, replace(batch, reward=torch.from_numpy(samples.rewards)))
+    assert Replay(tmp_path, ()).steps == 2
+    assert pq.read_metadata(rollout_path(tmp_path, 1)).num_rows == 4
