@@ -114,8 +114,8 @@ RL = [
     Mutation(
         "the correction is upside down",
         "algo/correction.py",
-        "inputs.old_log_probs - inputs.engine_log_probs, 0)",
-        "inputs.engine_log_probs - inputs.old_log_probs, 0)",
+        "self.old_log_probs - self.engine_log_probs, 0)",
+        "self.engine_log_probs - self.old_log_probs, 0)",
         ("tests/algo/test_correction.py",),
     ),
     Mutation(

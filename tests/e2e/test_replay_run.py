@@ -43,7 +43,7 @@ def test_a_replay_starts_no_engine(replayed):
 
 @pytest.mark.proof
 def test_a_replay_may_learn_otherwise(runs, baseline):
-    """With another estimator and rate the policy moves away from the one that wrote the tokens, and this is measured."""
+    """With another estimator and rate the policy moves away from that which wrote the tokens, and this is measured."""
     folder = runs / "replayed_otherwise"
     words = ["algo.advantage.estimator=rloo", "actor.adam.lr=1e-2", "correction=tis", "run_dir=null"]
     jobs.run(folder, [f"--config={baseline / 'config.yaml'}", f"rollout.replay={baseline}", *words])
