@@ -51,7 +51,7 @@ class Setup:
 
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
-        rare |= {f"tensor {self.tensor}": self.tensor > 1}
+        rare |= {f"tensor {self.tensor}": self.tensor > 1, "overlap": self.overlap}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
         return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
 

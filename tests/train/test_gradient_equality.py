@@ -125,7 +125,7 @@ def divided_by_the_micro_batch_count(world, *args):
 
 def unscaled_by_the_number_of_ranks(world, *args):
     right = TrainedModel.backward
-    TrainedModel.backward = lambda self, loss: self.engine.backward(loss)
+    TrainedModel.backward = lambda self, loss, last: self.engine.backward(loss)
     try:
         return gradient(world, *args)
     finally:

@@ -28,6 +28,7 @@ SETUPS = [
     (1, Setup(zero=3, dtype="bf16")),
     (2, Setup(zero=0)),
     (2, Setup(zero=1)),
+    (2, Setup(zero=1, overlap=True)),
     (2, Setup(zero=2)),
     (2, Setup(zero=2, dtype="bf16")),
     (2, Setup(zero=3)),

@@ -106,7 +106,7 @@ class DeepSpeedConfig(ForwardConfig):
         when=is_true("ckpt.load_enable"),
     )
     adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE)
-    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-2 and 3)", resume=SHAPE)
+    overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-1 to 3)", resume=SHAPE)
     zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE)
     zero3_leaf_modules: list[str] = flag(
         [],

@@ -49,13 +49,13 @@ def optimizer_step(
     metrics: dict[str, Metric] = {}
     bad: list[int] = []
     with balanced_experts(model, micro_batches):
-        for micro_batch in micro_batches:
+        for number, micro_batch in enumerate(micro_batches, start=1):
             loss = balanced_loss(model, objective, micro_batch.to(world.device))
             share = weighted_share(loss, counts)
             if not math.isfinite(float(share.detach())):
                 bad += needed(micro_batch.index, "index").tolist()
                 share = share * math.nan  # the gradient of such a loss may be finite: no optimiser takes NaN
-            model.backward(share)
+            model.backward(share, last=number == len(micro_batches))
             add_metrics(metrics, loss.metrics)
     result = model.step(step)
     skipped = not math.isfinite(result["grad_norm"])

@@ -64,7 +64,8 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
 
 
 def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
-    """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates."""
+    """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates; where
+    the reduction is part of the last backward pass, the caller says which one that is."""
     zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
     if ds.zero_stage == 3:
         zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
@@ -73,7 +74,7 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
+        "managed_gradient_accumulation": reduces_in_last_backward(ds),
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -83,6 +84,12 @@ def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[st
     config["gradient_clipping"] = 0.0 if is_plain(ds) else max_norm
     config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
     return config
+
+
+def reduces_in_last_backward(ds: DeepSpeedConfig) -> bool:
+    """Return whether gradients are reduced during the last backward pass of a step: ZeRO-2 and 3 reduce them in every
+    one, and the others after the last one unless they are told to overlap both."""
+    return ds.zero_stage == 1 and ds.overlap_comm
 
 
 def is_plain(ds: DeepSpeedConfig) -> bool:
@@ -144,13 +151,15 @@ class TrainedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.engine(*args, **kwargs)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of `loss`, the share of this rank in the loss of the step.
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        """Add the gradient of `loss`, the share of this rank in the loss of the step; `last`: no other follows in it.
 
         DeepSpeed averages over the ranks that hold the same parameters; scaled by their number, the result is the
         gradient of the sum over the data axis. Ranks that split the tokens of a batch have the same loss, and each has
         the gradient of its own tokens.
         """
+        if reduces_in_last_backward(self.ds):
+            self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.world.mesh.replicas)
 
     def step(self, step: int) -> dict[str, float]:

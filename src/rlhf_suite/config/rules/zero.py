@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import Ranked, model_sections, num_ranks
@@ -33,16 +34,28 @@ def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
         if is_on and (stage or 0) < least:
             what = f"needs ds.zero_stage={least} or more, but it is {spelled(stage)}"
             yield Problem(f"ds.{name}", what, f"write ds.zero_stage={least}")
-    if run.ds.overlap_comm and (stage or 0) < 2:
-        what = f"has nothing to overlap with ds.zero_stage={spelled(stage)}: gradients are reduced once, "
-        what += "after the last micro-batch"
-        yield Problem("ds.overlap_comm", what, "write ds.zero_stage=2 (or 3), or ds.overlap_comm=false")
+    yield from reduction_overlaps(run.ds)
     if stage == 0 and run.ds.param_dtype == "bf16":
         what = "keeps no fp32 master weights, and a bf16 weight does not move by a small update"
         yield Problem("ds.zero_stage", f"0 with bf16 {what}", "write ds.zero_stage=1, or ds.param_dtype=fp32")
     if run.ds.grad_accum_dtype == "bf16" and run.ds.param_dtype == "fp32":
         what = "bf16 would round the gradients of fp32 parameters"
         yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
+
+
+def reduction_overlaps(ds: DeepSpeedConfig) -> Iterator[Problem]:
+    """Yield why the gradients cannot be reduced during a backward pass: that takes the hooks of ZeRO's own optimiser.
+    DeepSpeed 0.19 has another one for ZeRO-1 where bf16 gradients are added up in fp32 on the device."""
+    if not ds.overlap_comm:
+        return
+    key, off = "ds.overlap_comm", "ds.overlap_comm=false"
+    if not ds.zero_stage:
+        alone = ds.zero_stage is None
+        what = "one rank has nothing to reduce" if alone else "gradients are reduced after the backward pass"
+        yield Problem(key, f"with ds.zero_stage={spelled(ds.zero_stage)} {what}", f"write ds.zero_stage=2, or {off}")
+    elif ds.zero_stage == 1 and ds.param_dtype == "bf16" and ds.grad_accum_dtype == "fp32" and not ds.adam_offload:
+        what = "ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32 reduces after the last backward pass"
+        yield Problem(key, what, f"write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or {off}")
 
 
 @rule

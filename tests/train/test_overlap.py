@@ -1,0 +1,53 @@
+"""ds.overlap_comm: the reduction of the gradients is part of the backward pass, and changes no number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from steps import Setup, build, one_step, train
+
+pytestmark = pytest.mark.stack
+OVERLAPS = [
+    Setup(1),
+    Setup(1, "bf16", accumulate="bf16"),
+    Setup(1, "bf16", offload=True),
+    Setup(2),
+    Setup(2, "bf16"),
+    Setup(3),
+]
+
+
+@pytest.mark.parametrize("setup", OVERLAPS, ids=str)
+def test_steps_are_those_without_it(ranks, folder, batch, setup):
+    """Several micro-batches on each of two ranks, and steps that begin with the gradients of none."""
+    plain, overlapped = (
+        ranks(2).call(train, folder, replace(setup, overlap=overlap), [batch] * 3)[0] for overlap in (False, True)
+    )
+    for row, right in zip(overlapped.metrics, plain.metrics, strict=True):
+        assert row == pytest.approx(right, rel=1e-5 if setup.dtype == "fp32" else 2e-2)
+    for name, value in plain.weights.items():
+        tolerance = 1e-5 if setup.dtype == "fp32" else 3e-2
+        torch.testing.assert_close(overlapped.weights[name], value, rtol=0, atol=tolerance, msg=name)
+
+
+def reduced_after_each_backward(world, folder, batch, setup):
+    """Whether gradients had been reduced when each backward pass of a step had ended."""
+    model, found = build(world, folder, setup), []
+    backward = model.backward
+
+    def watched(loss, *, last):
+        backward(loss, last=last)
+        found.append(any(model.optimizer.averaged_gradients.values()))
+
+    model.backward = watched
+    one_step(model, batch, 0, setup)
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_zero_1_reduces_in_the_last_backward_pass_if_told_to_overlap(ranks, folder, batch, overlap):
+    for found in ranks(2).call(reduced_after_each_backward, folder, batch, Setup(1, overlap=overlap)):
+        assert len(found) > 1
+        assert found == [False] * (len(found) - 1) + [overlap]
