@@ -46,6 +46,7 @@ def sources(text: str) -> str:
 IS, N = "algo.advantage.is_correction_", "rollout.n_samples_per_prompt"
 # A command line, the key of the problem, and words of what is said about it.
 RING, PACKED, FLASH = "ds.ring_attn_size=2 ", "ds.packing_samples=true ", "ds.attn_implementation=flash_attention_2 "
+COMPILED = "ds.deepcompile=true "
 ALONE = "ds.zero_stage=null "
 TENSOR = "ds.tensor_parallel_size=2 "
 TWO_RANKS = "actor.num_gpus_per_node=2 critic.num_gpus_per_node=2"
@@ -256,6 +257,22 @@ MISTAKES = [
         SFT + "ds.zero_stage=0 ds.param_dtype=fp32 ds.overlap_comm=true",
         "ds.overlap_comm",
         "gradients are reduced after the backward pass",
+    ),
+    (SFT + COMPILED + "launch.device=cpu", "ds.deepcompile", "DeepSpeed compiles for GPUs alone"),
+    (SFT + COMPILED + "ds.zero_stage=0 ds.param_dtype=fp32", "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is 0"),
+    (SFT + COMPILED + ALONE, "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is null"),
+    (SFT + COMPILED + "ds.zero_stage=1", "ds.deepcompile", "does not compile ZeRO-1 with bf16"),
+    (SFT + COMPILED + "ds.packing_samples=true", "ds.deepcompile", "write ds.packing_samples=false"),
+    (SFT + COMPILED + "ds.overlap_comm=true", "ds.deepcompile", "write ds.overlap_comm=false"),
+    (SFT + COMPILED + "ds.adam_offload=true", "ds.deepcompile", "write ds.adam_offload=false"),
+    (SFT + COMPILED + "ds.lora.rank=8", "ds.deepcompile", "write ds.lora.rank=0"),
+    (SFT + COMPILED + TENSOR + "actor.num_gpus_per_node=2", "ds.deepcompile", "write ds.tensor_parallel_size=1"),
+    (SFT + COMPILED + "ds.zero_stage=3 ds.zpg=2", "ds.deepcompile", "write ds.zpg=1"),
+    (SFT + COMPILED + "actor.optim=muon actor.max_norm=0", "ds.deepcompile", "write actor.optim=adam"),
+    (
+        PPO + COMPILED + "train.colocate_all=true ds.enable_sleep=true",
+        "ds.deepcompile",
+        "write ds.enable_sleep=false, or ds.deepcompile=false",
     ),
     (SFT + "actor.optim=muon", "actor.max_norm", "add actor.max_norm=0"),
     (SFT + FOUR_BITS + "ds.lora.rank=0", "ds.load_in_4bit", "add ds.lora.rank=<rank>"),

@@ -17,7 +17,8 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.ema import WeightAverage
-from rlhf_suite.train.strategy import TrainedModel, is_plain
+from rlhf_suite.train.settings import is_plain
+from rlhf_suite.train.strategy import TrainedModel
 
 BEFORE, AFTER = 3, 3  # optimiser steps before the run is saved, and after it
 BETA = 0.75

@@ -45,13 +45,14 @@ class Setup:
     objective: str = "next token"
     on_nonfinite: str = "skip"
     overlap: bool = False
+    compiled: bool = False  # by DeepCompile; its batches are padded
     leaves: tuple[str, ...] = ()  # the classes of modules that ZeRO-3 gathers as a whole
     tensor: int = 1  # ranks that split the matrices of each layer
     sleeps: bool = False  # whether the optimiser state is in host memory between steps
 
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
-        rare |= {f"tensor {self.tensor}": self.tensor > 1, "overlap": self.overlap}
+        rare |= {f"tensor {self.tensor}": self.tensor > 1, "overlap": self.overlap, "compiled": self.compiled}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
         return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
 
@@ -85,7 +86,8 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         overlap_comm=setup.overlap,
         zero3_leaf_modules=list(setup.leaves),
         grad_accum_dtype=setup.accumulate,
-        packing_samples=True,
+        deepcompile=setup.compiled,
+        packing_samples=not setup.compiled,
         load_in_4bit=setup.four_bits,
         tensor_parallel_size=setup.tensor,
         lora=LORA if setup.lora else LoRAConfig(),

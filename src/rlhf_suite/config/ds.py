@@ -107,6 +107,12 @@ class DeepSpeedConfig(ForwardConfig):
     )
     adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE)
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-1 to 3)", resume=SHAPE)
+    deepcompile: bool = flag(
+        False,
+        "Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for "
+        "ZeRO-1 to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes",
+        resume=SHAPE,
+    )
     zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE)
     zero3_leaf_modules: list[str] = flag(
         [],

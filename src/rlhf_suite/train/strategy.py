@@ -40,6 +40,7 @@ from rlhf_suite.train.parts import (
     write_parts,
 )
 from rlhf_suite.train.schedules import learning_rate_factor
+from rlhf_suite.train.settings import engine_config, frozen_config, is_plain, reduces_in_last_backward
 from rlhf_suite.train.torch_engine import TorchEngine
 
 
@@ -61,40 +62,6 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("nccl" if on_gpu else "gloo", verbose=False)
     return World.of(rank.number, rank.mesh, device)
-
-
-def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
-    """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates; where
-    the reduction is part of the last backward pass, the caller says which one that is."""
-    zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
-    if ds.zero_stage == 3:
-        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
-    if ds.adam_offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": reduces_in_last_backward(ds),
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": ds.param_dtype == "bf16"},
-        "steps_per_print": None,
-    }
-    config["gradient_clipping"] = 0.0 if is_plain(ds) else max_norm
-    config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
-    return config
-
-
-def reduces_in_last_backward(ds: DeepSpeedConfig) -> bool:
-    """Return whether gradients are reduced during the last backward pass of a step: ZeRO-2 and 3 reduce them in every
-    one, and the others after the last one unless they are told to overlap both."""
-    return ds.zero_stage == 1 and ds.overlap_comm
-
-
-def is_plain(ds: DeepSpeedConfig) -> bool:
-    """Return whether the optimiser of torch runs without one of DeepSpeed around it, which would clip and guard."""
-    return ds.zero_stage == 0 and ds.param_dtype == "fp32"
 
 
 def loading_context(ds: DeepSpeedConfig) -> AbstractContextManager[Any]:
@@ -143,7 +110,10 @@ class TrainedModel:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
         with redirect_stdout(None):  # with ZeRO-1 in bf16 DeepSpeed prints readings of the memory
-            return start_engine(module, settings, self.world, model_parameters=trained, optimizer=optimizer)
+            engine = start_engine(module, settings, self.world, model_parameters=trained, optimizer=optimizer)
+        if self.ds.deepcompile:
+            compile_engine(engine)
+        return engine
 
     def _record_norm(self, norm: float) -> None:
         self._plain_norm = norm
@@ -319,18 +289,7 @@ def frozen_model(module: nn.Module, ds: DeepSpeedConfig, world: World, offload: 
     mark_leaf_modules(module, ds, must_have=False)
     if ds.zero_stage != 3 and world.mesh.tensor == 1:
         return stream_from_host(module, world.device) if offload else module.to(world.device)
-    zero: dict[str, Any] = {"stage": 0}
-    if ds.zero_stage == 3:
-        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-    if offload:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": zero,
-        "bf16": {"enabled": ds.param_dtype == "bf16"},
-        "steps_per_print": None,
-    }
-    return start_engine(module, settings, world)
+    return start_engine(module, frozen_config(ds, offload), world)
 
 
 def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **more: Any) -> Any:
@@ -344,6 +303,16 @@ def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **mo
     if world.mesh.tensor > 1:
         engine.first_dataloader_check.remove()  # it compares batches in a way that ours do not have
     return engine
+
+
+def compile_engine(engine: Any) -> None:
+    """Have DeepCompile put the reductions (and under ZeRO-3 the gathering) into the compiled graphs of a model.
+
+    They are nowhere else then. Where torch gives up compiling ever new shapes and runs a function as it is written, its
+    gradients would be lost without a word; here that ends the run.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    engine.compile()
 
 
 def mark_leaf_modules(module: nn.Module, ds: DeepSpeedConfig, *, must_have: bool) -> None:

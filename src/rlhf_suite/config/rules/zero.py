@@ -43,9 +43,14 @@ def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
         yield Problem("ds.grad_accum_dtype", what, "write ds.grad_accum_dtype=fp32, or ds.param_dtype=bf16")
 
 
+def sums_apart(ds: DeepSpeedConfig) -> bool:
+    """Return whether DeepSpeed 0.19 trains by the optimiser that it has for ZeRO-1 where bf16 gradients are added up in
+    fp32 on the device."""
+    return ds.zero_stage == 1 and (ds.param_dtype, ds.grad_accum_dtype) == ("bf16", "fp32") and not ds.adam_offload
+
+
 def reduction_overlaps(ds: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield why the gradients cannot be reduced during a backward pass: that takes the hooks of ZeRO's own optimiser.
-    DeepSpeed 0.19 has another one for ZeRO-1 where bf16 gradients are added up in fp32 on the device."""
+    """Yield why gradients cannot be reduced during a backward pass, which takes the hooks of ZeRO's own optimiser."""
     if not ds.overlap_comm:
         return
     key, off = "ds.overlap_comm", "ds.overlap_comm=false"
@@ -53,9 +58,46 @@ def reduction_overlaps(ds: DeepSpeedConfig) -> Iterator[Problem]:
         alone = ds.zero_stage is None
         what = "one rank has nothing to reduce" if alone else "gradients are reduced after the backward pass"
         yield Problem(key, f"with ds.zero_stage={spelled(ds.zero_stage)} {what}", f"write ds.zero_stage=2, or {off}")
-    elif ds.zero_stage == 1 and ds.param_dtype == "bf16" and ds.grad_accum_dtype == "fp32" and not ds.adam_offload:
+    elif sums_apart(ds):
         what = "ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32 reduces after the last backward pass"
         yield Problem(key, what, f"write ds.zero_stage=2, ds.grad_accum_dtype=bf16, or {off}")
+
+
+@rule
+def reduction_compiles(run: AnyTrainedRun) -> Iterator[Problem]:
+    """DeepCompile takes the hooks of ZeRO away, so all of a model must be in its graphs, and nothing else may move the
+    gradients."""
+    key = "ds.deepcompile"
+    if not run.ds.deepcompile:
+        return
+    if run.launch.device == "cpu":
+        yield Problem(key, "DeepSpeed compiles for GPUs alone (launch.device=cpu)", f"write {key}=false")
+    if not run.ds.zero_stage or sums_apart(run.ds):
+        what = "DeepSpeed does not compile ZeRO-1 with bf16 parameters and ds.grad_accum_dtype=fp32"
+        if not run.ds.zero_stage:
+            what = f"DeepSpeed compiles ZeRO-1 to 3, but ds.zero_stage is {spelled(run.ds.zero_stage)}"
+        yield Problem(key, what, f"write ds.zero_stage=2, or {key}=false")
+    for remedy, why in beside_compiled(run):
+        yield Problem(key, f"{why} ({remedy.partition('=')[0]})", f"write {remedy}, or {key}=false")
+
+
+def beside_compiled(run: AnyTrainedRun) -> Iterator[tuple[str, str]]:
+    """Yield flags with the values that DeepCompile needs where they have others, and why."""
+    ds = run.ds
+    for remedy, differs, why in (
+        ("ds.packing_samples=false", ds.packing_samples, "packed rows have ever new shapes, each compiled anew"),
+        ("ds.overlap_comm=false", ds.overlap_comm, "the compiled graph reduces the gradients itself"),
+        ("ds.adam_offload=false", ds.adam_offload, "its gradients stay on the GPU"),
+        ("ds.enable_sleep=false", getattr(ds, "enable_sleep", False), "its gradients stay on the GPU"),
+        ("ds.lora.rank=0", ds.lora.rank > 0, "frozen weights beside adapters have not been tried"),
+        ("ds.tensor_parallel_size=1", ds.tensor_parallel_size > 1, "DeepSpeed does not compile both"),
+        ("ds.zpg=1", ds.zpg > 1, "the compiled graph gathers from all ranks"),
+    ):
+        if differs:
+            yield remedy, why
+    for name, section in model_sections(run).items():
+        if isinstance(section, TrainedModelConfig) and section.optim == "muon":
+            yield f"{name}.optim=adam", "muon has not been tried with it"
 
 
 @rule

@@ -1,0 +1,59 @@
+"""What the flags say to DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.distributed.world import World
+
+
+def engine_config(ds: DeepSpeedConfig, max_norm: float, world: World) -> dict[str, Any]:
+    """Return the settings of a DeepSpeed engine. The caller accumulates: backward adds up, each step() updates; where
+    the reduction is part of the last backward pass, the caller says which one that is."""
+    zero: dict[str, Any] = {"stage": ds.zero_stage, "overlap_comm": ds.overlap_comm}
+    if ds.zero_stage == 3:
+        zero |= {"zero_hpz_partition_size": ds.zpg, "stage3_param_persistence_threshold": 0, "reduce_scatter": False}
+    if ds.adam_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": reduces_in_last_backward(ds),
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "steps_per_print": None,
+    }
+    if ds.deepcompile:
+        config["compile"] = {"deepcompile": True}
+    config["gradient_clipping"] = 0.0 if is_plain(ds) else max_norm
+    config["data_types"] = {"grad_accum_dtype": ds.grad_accum_dtype}
+    return config
+
+
+def reduces_in_last_backward(ds: DeepSpeedConfig) -> bool:
+    """Return whether gradients are reduced during the last backward pass of a step: ZeRO-2 and 3 reduce them in every
+    one, and the others after the last one unless they are told to overlap both. DeepCompile always asks."""
+    return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)
+
+
+def is_plain(ds: DeepSpeedConfig) -> bool:
+    """Return whether the optimiser of torch runs without one of DeepSpeed around it, which would clip and guard."""
+    return ds.zero_stage == 0 and ds.param_dtype == "fp32"
+
+
+def frozen_config(ds: DeepSpeedConfig, offload: bool) -> dict[str, Any]:
+    """Return the settings of an engine whose model only runs forward; with `offload` its weights are in host memory."""
+    zero: dict[str, Any] = {"stage": 0}
+    if ds.zero_stage == 3:
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    if offload:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": ds.param_dtype == "bf16"},
+        "steps_per_print": None,
+    }
