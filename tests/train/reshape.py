@@ -50,7 +50,7 @@ def whole_state(model: TrainedModel, average: WeightAverage) -> dict[str, torch.
             state[name] = safe_get_full_fp32_param(parameter)
             state |= {f"{name} {k}": safe_get_full_optimizer_state(parameter, k) for k in ("exp_avg", "exp_avg_sq")}
     torch_optimizer = optimizer if is_plain(model.ds) else optimizer.optimizer
-    state["updates"] = next(iter(torch_optimizer.state.values()))["step"].clone()
+    state["updates"] = torch.tensor(float(next(iter(torch_optimizer.state.values()))["step"]))
     state |= {f"{name} in the model": weight for name, weight in weights_on_cpu(model.module, model.gathered).items()}
     with average.in_place():
         averages = weights_on_cpu(model.module, model.gathered)

@@ -35,6 +35,7 @@ class Setup:
     zero: int | None = 0  # None: without DeepSpeed
     dtype: str = "fp32"
     offload: bool = False
+    cpu_adam: str = "torch"  # whose AdamW updates in host memory
     accumulate: str = "fp32"
     optim: str = "adam"
     lora: bool = False
@@ -52,6 +53,7 @@ class Setup:
 
     def __str__(self) -> str:
         rare = {self.optim: self.optim != "adam", "offload": self.offload, "LoRA": self.lora}
+        rare |= {f"by {self.cpu_adam}": self.cpu_adam != "torch"}
         rare |= {f"tensor {self.tensor}": self.tensor > 1, "overlap": self.overlap, "compiled": self.compiled}
         words = [f"ZeRO-{self.zero}", self.dtype, *(word for word, on in rare.items() if on)]
         return " ".join(words) + (f", sums in {self.accumulate}" if self.accumulate != "fp32" else "")
@@ -83,6 +85,7 @@ def build(world: World, folder: Path, setup: Setup) -> TrainedModel:
         zero_stage=setup.zero,
         param_dtype=setup.dtype,
         adam_offload=setup.offload,
+        cpu_adam=setup.cpu_adam,
         overlap_comm=setup.overlap,
         zero3_leaf_modules=list(setup.leaves),
         grad_accum_dtype=setup.accumulate,

@@ -106,6 +106,14 @@ class DeepSpeedConfig(ForwardConfig):
         when=is_true("ckpt.load_enable"),
     )
     adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE)
+    cpu_adam: str = flag(
+        "torch",
+        "Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, "
+        "for minutes, with a C++ compiler and ninja)",
+        choices=("torch", "deepspeed"),
+        resume=SHAPE,
+        when=is_true(".adam_offload"),
+    )
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-1 to 3)", resume=SHAPE)
     deepcompile: bool = flag(
         False,

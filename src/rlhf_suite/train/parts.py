@@ -101,6 +101,17 @@ def base_state(optimizer: Any) -> Any:
     return optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer.state
 
 
+def as_kept(value: Any, optimizer: Any, device: torch.device) -> Any:
+    """Return a saved value of a whole parameter as this optimiser keeps it: torch counts updates in tensors,
+    DeepSpeedCPUAdam in integers."""
+    base = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
+    if hasattr(base, "ds_opt_adam"):
+        return int(value)
+    if isinstance(base, torch.optim.AdamW):
+        return torch.as_tensor(value, dtype=torch.float32).to(device, copy=True)
+    return value.to(device, copy=True) if isinstance(value, Tensor) else value
+
+
 def is_like(value: Any, owner: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == owner.shape
 

@@ -32,6 +32,7 @@ from rlhf_suite.train.parts import (
     WEIGHT,
     Held,
     SavedParts,
+    as_kept,
     base_state,
     held_parts,
     load_tensors,
@@ -100,12 +101,15 @@ class TrainedModel:
         """Return what computes gradients and updates: torch alone, or DeepSpeed."""
         if self.ds.zero_stage is None:
             return TorchEngine(self.module, self.config, self.ds)
-        module, config, optimizer = self.module, self.config, None
+        module, config = self.module, self.config
+        optimizer: torch.optim.Optimizer | None = None
         settings = engine_config(self.ds, config.max_norm, self.world)
         if config.optim == "muon":
             optim.mark_muon_parameters(module.named_parameters())
             settings["optimizer"] = optim.muon_config(config)
             settings["zero_optimization"]["reduce_scatter"] = False
+        elif self.ds.adam_offload and self.ds.cpu_adam == "deepspeed":
+            optimizer = deepspeed_adamw(module, config)
         else:
             optimizer = optim.adamw(module, config)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -227,14 +231,14 @@ class TrainedModel:
 
     def _load_moments(self, saved: SavedParts, held: Held) -> None:
         """Put what is saved of the optimiser's state about a part into the optimiser."""
-        state = base_state(self.engine.optimizer)[held.owner]
+        optimizer = self.engine.optimizer
+        state = base_state(optimizer)[held.owner]
         for key in saved.keys(held.name):
             if key not in state:
                 state[key] = torch.zeros_like(held.owner)
             saved.read(held.name, key, held.start, held.of(state[key]))
         for key, value in saved.values(held.name, held.start).items():
-            is_tensor = isinstance(value, torch.Tensor)
-            state[key] = value.to(held.owner.device, copy=True) if is_tensor else value
+            state[key] = as_kept(value, optimizer, held.owner.device)
 
 
 def load_trained(
@@ -303,6 +307,25 @@ def start_engine(module: nn.Module, settings: dict[str, Any], world: World, **mo
     if world.mesh.tensor > 1:
         engine.first_dataloader_check.remove()  # it compares batches in a way that ours do not have
     return engine
+
+
+def deepspeed_adamw(module: nn.Module, config: TrainedModelConfig) -> torch.optim.Optimizer:
+    """Return AdamW as DeepSpeed computes it in host memory.
+
+    Raises:
+        UserError: it cannot be compiled here.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    adam = config.adam
+    try:
+        return DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)
+    except RuntimeError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise UserError(
+            f"ds.cpu_adam=deepspeed: DeepSpeedCPUAdam cannot be compiled here ({reason}). It needs a C++ compiler and "
+            "ninja. Install them, or set ds.cpu_adam=torch"
+        ) from error
 
 
 def compile_engine(engine: Any) -> None:
