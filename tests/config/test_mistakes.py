@@ -466,6 +466,7 @@ MISTAKES = [
     (PPO + "rollout.top_p=0.9", "rollout.top_p", "write rollout.top_p=1.0"),
     (PPO + "rollout.top_k=50", "rollout.top_k", "write rollout.top_k=-1"),
     (PPO + "rollout.min_p=0.1", "rollout.min_p", "or correct for it (correction=tis)"),
+    (PPO + "rollout.repetition_penalty=1.2", "rollout.repetition_penalty", "1.2 changes what is sampled"),
     (PPO + "rollout.top_p=0.9 algo.mismatch_max=1", "rollout.top_p", "or correct for it (correction=tis)"),
     (PPO + "train.colocate_all=true vllm.num_engines=2", "train.colocate_all", "actor 1, critic 1, ref 1, vllm 2"),
     (PPO + "train.colocate_actor_ref=true ref.num_gpus_per_node=2", "train.colocate_actor_ref", "actor 1, ref 2"),

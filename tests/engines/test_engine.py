@@ -25,6 +25,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    RepetitionPenaltyLogitsProcessor,
 )
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -214,6 +215,19 @@ def test_log_probs_are_those_of_the_sampling_temperature(tied):
 def test_log_probs_are_renormalised_over_the_tokens_that_top_k_keeps(tied):
     (answer,) = tied.generate_all(requests(1, top_k=1))
     assert np.abs(answer.log_probs).max() == 0.0
+
+
+def test_log_probs_are_those_of_penalised_sampling(tied):
+    """The penalty acts on tokens of the prompt and of the response, before the temperature."""
+    penalty, model = RepetitionPenaltyLogitsProcessor(3.0), make_model("tied", 1)
+    asked = requests(4, temperature=0.7, repetition_penalty=3.0)
+    for request, answer in zip(asked, tied.generate_all(asked), strict=True):
+        ids, found = list(request.prompt_ids), []
+        for token in answer.ids.tolist():
+            given = torch.tensor([ids])
+            found.append(torch.log_softmax(penalty(given, model(given).logits[:, -1]) / 0.7, -1)[0, token])
+            ids.append(token)
+        assert np.abs(torch.stack(found).detach().numpy() - answer.log_probs).max() < 1e-5
 
 
 def test_a_request_samples_the_same_whatever_runs_beside_it(tied):

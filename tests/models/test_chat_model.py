@@ -110,11 +110,12 @@ def test_an_interrupted_response_keeps_its_text_and_does_not_affect_later_ones(m
     )
 
 
-def test_sampling_follows_the_flags_and_not_the_model(model):
-    config = ChatConfig(temperature=0.5, top_p=0.9, max_new_tokens=5)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_sampling_follows_the_flags_and_not_the_model(model, penalty):
+    config = ChatConfig(temperature=0.5, top_p=0.9, max_new_tokens=5, repetition_penalty=penalty)
     found = ChatModel(str(model), config, ChatTextConfig(), "cpu").model.generation_config
     assert (found.do_sample, found.temperature, found.top_p, found.top_k) == (True, 0.5, 0.9, 0)
-    assert found.repetition_penalty in (None, 1.0) and found.max_new_tokens == 5
+    assert (found.repetition_penalty, found.max_new_tokens) == (penalty, 5)
     assert found.eos_token_id == sorted({7, AutoTokenizer.from_pretrained(model).eos_token_id})
 
 

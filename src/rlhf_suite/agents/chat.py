@@ -31,7 +31,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "top_logprobs": (0,),
@@ -106,7 +105,7 @@ def check_characters(given: object, where: str) -> None:
 
 def check_sampling(given: Mapping[str, Any], sampling: SamplingSettings) -> None:
     """Raise Refused if a request asks for other tokens than the run samples."""
-    own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
     for name, value in given.items():
         if name in own:
             if value != own[name] and not (name == "top_k" and {value, own[name]} <= {0, -1}):

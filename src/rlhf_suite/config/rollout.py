@@ -29,6 +29,13 @@ class SamplingConfig:
     min_p: float = flag(
         0.0, "Drop tokens below this share of the most likely one's probability", ge=0, lt=1, when=SAMPLED
     )
+    repetition_penalty: float = flag(
+        1.0,
+        "Make tokens that are in the prompt or the response already less likely: their logits are divided by this if "
+        "they are above 0, else multiplied (Keskar et al. 2019). 1: off",
+        gt=0,
+        when=SAMPLED,
+    )
     stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it", when=SAMPLED)
 
 

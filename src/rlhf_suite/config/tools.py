@@ -39,6 +39,9 @@ class ChatConfig:
         when=SAMPLED,
     )
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
+    repetition_penalty: float = flag(
+        1.0, "Divide the logits of tokens that are there already by this (above 0; else multiply them); 1: off", gt=0
+    )
 
 
 @dataclass

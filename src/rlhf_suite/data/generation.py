@@ -24,6 +24,7 @@ class SamplingSettings:
     top_p: float = 1.0
     top_k: int = -1  # -1: all
     min_p: float = 0.0
+    repetition_penalty: float = 1.0  # of tokens that are in the prompt or the response already
     stop: tuple[str, ...] = ()  # strings that end a response; their tokens stay at its end
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids; the id stays at the end of the response
     log_probs: bool = True  # return the log-prob of each token
@@ -39,6 +40,7 @@ class SamplingSettings:
             top_p=config.top_p,
             top_k=config.top_k,
             min_p=config.min_p,
+            repetition_penalty=config.repetition_penalty,
             stop=tuple(config.stop or ()),
             stop_token_ids=tuple(stop_ids),
             never=tuple(never),
@@ -74,7 +76,8 @@ class Generation:
 
     id: int
     ids: NDArray[np.int32]  # [n]
-    # [n], at the sampling temperature and, with top_p/top_k/min_p, over the kept tokens; [0] with log_probs=False
+    # [n], at the sampling temperature, after the penalty and over the tokens that top_p/top_k/min_p keep; [0] with
+    # log_probs=False
     log_probs: NDArray[np.float32]
     finish_reason: str  # "stop" or "length"; INTERRUPTED: the engine was paused, and the response is a part
     versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between

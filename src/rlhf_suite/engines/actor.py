@@ -243,6 +243,7 @@ def _sampling_params(request: GenerationRequest) -> SamplingParams:
         top_p=sampling.top_p,
         top_k=max(sampling.top_k, 0),
         min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         seed=request.seed,
         max_tokens=request.max_new_tokens,
         stop=list(sampling.stop),

@@ -110,6 +110,7 @@ def generation(config: ChatConfig, tokenizer: PreTrainedTokenizerBase, own: Gene
         do_sample=config.temperature > 0,
         eos_token_id=sorted(ends),
         pad_token_id=tokenizer.pad_token_id,
+        repetition_penalty=config.repetition_penalty,
         return_dict_in_generate=True,
         **(sampling if config.temperature > 0 else {}),
     )

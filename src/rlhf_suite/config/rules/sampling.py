@@ -30,17 +30,18 @@ def room_for_a_prompt(run: SamplingRun) -> Iterator[Problem]:
 
 @rule
 def sampling_is_unchanged(run: PPORun) -> Iterator[Problem]:
-    """Refuse truncated sampling: it draws from another distribution than the one whose log-probs are trained."""
+    """Refuse sampling from another distribution than the one whose log-probs are trained."""
     rollout = run.rollout
     for name, value, neutral in (
         ("top_p", rollout.top_p, 1.0),
         ("top_k", rollout.top_k, -1),
         ("min_p", rollout.min_p, 0.0),
+        ("repetition_penalty", rollout.repetition_penalty, 1.0),
     ):
         corrected = run.algo.advantage.is_correction_level != "off"
         if value != neutral and not (corrected and run.algo.mismatch_max is not None):
             key = f"rollout.{name}"
-            what = f"{value} cuts tokens off, and the trainer's log-probs would not be those of the samples"
+            what = f"{value} changes what is sampled, and the trainer's log-probs would not be those of the samples"
             fix = (
                 f"write {key}={neutral}, or correct for it (correction=tis) and say with algo.mismatch_max=<nats> how "
                 "far they may differ"
