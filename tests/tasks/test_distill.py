@@ -1,13 +1,18 @@
-"""Only teachers with the student's tokens are taken."""
+"""Only teachers with the student's tokens are taken, and plain text is trained on to its last token."""
 
 from __future__ import annotations
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.models import TeacherConfig, TextActorConfig
+from rlhf_suite.config.runs import DistillRun
+from rlhf_suite.data.row import Row
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.models.load import check_same_vocabulary
+from rlhf_suite.tasks.distill import make_task
 
 
 def test_a_teacher_with_the_same_tokens_is_taken():
@@ -19,3 +24,18 @@ def test_a_teacher_with_other_tokens_is_refused():
     other.add_tokens(["<think>"])
     with pytest.raises(UserError, match=r"teacher\.model_name_or_path=big: .*'<think>' is \d+ and None.*same family"):
         check_same_vocabulary(byte_tokenizer(), other, "big")
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(("pretrains", "trained"), [(True, [7, 7]), (False, [3])])
+def test_plain_text_is_distilled_to_its_last_token(pretrains, trained):
+    """15 tokens in windows of 8 that share one token; else the answer alone, with its end-of-sequence token."""
+    columns = {"input_key": "text", "max_len": 8} if pretrains else {"input_key": "text", "output_key": "answer"}
+    run = DistillRun(
+        actor=TextActorConfig(pretrain_mode_enable=pretrains),
+        teacher=TeacherConfig(model_name_or_path="builtin:tiny"),
+        data=SFTDataConfig(**columns),
+    )
+    row = Row({"text": "a" * 15, "answer": "bc"}, "rows.jsonl", 1)
+    made = make_task(run, byte_tokenizer()).encoder.encode(row)
+    assert [sum(each.mask) for each in (made if isinstance(made, list) else [made])] == trained

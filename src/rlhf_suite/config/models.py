@@ -75,12 +75,17 @@ class SeeingActorConfig(TrainedModelConfig):
 
 
 @dataclass
-class SFTActorConfig(SeeingActorConfig):
-    """The model that SFT trains"""
+class TextActorConfig(TrainedModelConfig):
+    """A model that is trained on answers, or on plain text"""
 
     pretrain_mode_enable: bool = flag(
         False, "Continue pre-training: loss on every token, without template and end-of-sequence token"
     )
+
+
+@dataclass
+class SFTActorConfig(TextActorConfig, SeeingActorConfig):
+    """The model that SFT trains"""
 
 
 @dataclass

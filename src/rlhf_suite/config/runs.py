@@ -72,6 +72,7 @@ from rlhf_suite.config.models import (
     SeeingActorConfig,
     SFTActorConfig,
     TeacherConfig,
+    TextActorConfig,
     TrainedModelConfig,
 )
 from rlhf_suite.config.reward import JudgeConfig, RewardConfig, RLRewardConfig, TextRewardConfig
@@ -220,7 +221,7 @@ class DistillRun(SupervisedRun):
     EVALUATED: ClassVar[tuple[str, ...]] = (*LANGUAGE, "loss", "distil_loss")
 
     task: str = flag("distill", "The task; chosen with task=<name>")
-    actor: TrainedModelConfig = group(TrainedModelConfig, {"adam.lr": 5e-6, "disable_dropout": False})
+    actor: TextActorConfig = group(TextActorConfig, {"adam.lr": 5e-6, "disable_dropout": False})
     teacher: TeacherConfig = group(TeacherConfig)
     data: SFTDataConfig = group(SFTDataConfig)
     train: TrainConfig = group(TrainConfig, {"max_epochs": 1})

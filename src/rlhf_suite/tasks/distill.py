@@ -1,4 +1,5 @@
-"""task=distill: a student learns a teacher's token probabilities on given answers, beside the answers themselves."""
+"""task=distill: a student learns a teacher's token probabilities on given answers (or, with
+actor.pretrain_mode_enable, on every token of plain text), beside the tokens themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_suite.config.algo import DistillAlgoConfig
 from rlhf_suite.config.plan import TEACHER, WorkerPlan
 from rlhf_suite.config.runs import DistillRun
-from rlhf_suite.data.text_encoders import ConversationEncoder
+from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
 from rlhf_suite.losses.distillation import with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
@@ -32,7 +33,7 @@ class Distillation(Task):
     t^2 keeps the gradient of the divergence at its size (Hinton et al., section 2). c is `algo.kd_coef`.
     """
 
-    encoder: ConversationEncoder
+    encoder: ConversationEncoder | DocumentEncoder
     algo: DistillAlgoConfig
     vocabulary: int  # tokens that the tokenizer has; models may have more rows, padding of their matrices
 
@@ -75,7 +76,8 @@ class Distillation(Task):
 def make_task(config: DistillRun, tokenizer: PreTrainedTokenizerBase) -> Distillation:
     assert config.teacher.model_name_or_path is not None, "checked with the flags"
     check_teacher(tokenizer, config.teacher.model_name_or_path, config.data)
-    return Distillation(ConversationEncoder(tokenizer, config.data), config.algo, len(tokenizer))
+    encoder = DocumentEncoder if config.actor.pretrain_mode_enable else ConversationEncoder
+    return Distillation(encoder(tokenizer, config.data), config.algo, len(tokenizer))
 
 
 def run(config: DistillRun, folder: Path, plan: WorkerPlan) -> dict[str, float]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlhf_suite.config.data import SFTDataConfig
+from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
-from rlhf_suite.config.runs import SFTRun, SupervisedRun
+from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.packing import PackedRows
 from rlhf_suite.data.row import BadRows
@@ -165,7 +166,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
 
 def notices(config: SupervisedRun, tokenizer: PreTrainedTokenizerBase, rows: int) -> Iterator[str]:
     """Return what the user should know before the run trains."""
-    pretrains = isinstance(config, SFTRun) and config.actor.pretrain_mode_enable
+    pretrains = isinstance(config.actor, TextActorConfig) and config.actor.pretrain_mode_enable
     if not pretrains:
         yield from chat_template_notices(tokenizer, config.data, actor_path(config))
     yield from batch_notices("train.batch_size", config.train.batch_size, rows, "rows")

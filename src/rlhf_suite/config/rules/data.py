@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_suite.config.data import AnswerDataConfig, LabelledDataConfig, RewardTextConfig, says_reward
 from rlhf_suite.config.eval import EvalConfig
-from rlhf_suite.config.models import SFTActorConfig
+from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
     CheckRewardRun,
@@ -59,7 +59,7 @@ def columns(data: Any, unread: Collection[str] = ()) -> dict[str, str]:
 def has_training_data(run: SupervisedRun) -> Iterator[Problem]:
     data, is_paired = run.data, isinstance(run.data, LabelledDataConfig) and run.data.chosen_key is not None
     names = columns(data, unread=("input_key", "output_key", "label_key") if is_paired else ())
-    if isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable:
+    if isinstance(run.actor, TextActorConfig) and run.actor.pretrain_mode_enable:
         names = {flag: column for flag, column in names.items() if flag == "data.input_key"}
     yield from source_problems("data.dataset", data.dataset, names, "data.dataset_probs", data.dataset_probs)
     yield from evaluation_problems(run.eval, names)
@@ -149,14 +149,13 @@ def variables_are_named(run: TextRun) -> Iterator[Problem]:
 
 @rule
 def several_turns_are_marked(run: SFTRun | DistillRun) -> Iterator[Problem]:
-    pretrains = isinstance(run.actor, SFTActorConfig) and run.actor.pretrain_mode_enable
-    if run.data.multiturn and not (run.data.apply_chat_template or pretrains):
+    if run.data.multiturn and not (run.data.apply_chat_template or run.actor.pretrain_mode_enable):
         what = "needs the chat template, which marks the turns"
         yield Problem("data.multiturn", what, "add data.apply_chat_template=true")
 
 
 @rule
-def pretraining_reads_plain_text(run: SFTRun) -> Iterator[Problem]:
+def pretraining_reads_plain_text(run: SFTRun | DistillRun) -> Iterator[Problem]:
     if run.actor.pretrain_mode_enable:
         for name in ("multiturn", "apply_chat_template"):
             if getattr(run.data, name):
