@@ -20,7 +20,8 @@ def printable(text: str, limit: int = LIMIT, keep_lines: bool = False) -> str:
     """
     kept = JOINERS + "\n\t" * keep_lines
     shown = text[:limit]
-    if not shown.isprintable():
+    bare = shown.replace("\n", "").replace("\t", "") if keep_lines else shown
+    if not bare.isprintable():
         shown = "".join(char if char in kept or is_visible(char) else escaped(char) for char in shown)
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
 

@@ -57,8 +57,16 @@ def sweep_status(words: list[str]) -> int:
     return show(words)
 
 
+def report_page(words: list[str]) -> int:
+    """Write the page of one run or of several."""
+    from rlhf_suite.cli.report import report as write
+
+    return write(words)
+
+
 TOOLS = {
     "migrate": migrate,
+    "report": report_page,
     "why": why,
     "sweep": sweep_status,
 }  # by the first word of a command line; what remains is for them

@@ -38,6 +38,13 @@ def load(path: Path) -> Run:
     return run
 
 
+def saved_values(path: Path) -> dict[str, Any]:
+    """Return the values of a run by their dotted names as they were saved, also those of flags that are gone."""
+    saved = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(saved, dict), "a table of flags"
+    return flat({str(key): value for key, value in saved.items() if key != PLAN})
+
+
 @cache
 def schema(task: str) -> DictConfig:
     """Return the typed configuration of a task with its defaults; to be copied, not changed."""

@@ -1,1 +1,2 @@
-"""The report of a finished run: curves, sample responses and a summary, made from its folder. Start at `summary.py`."""
+"""The report of a run, made from its folder: a page (start at `html.py`), and at its end pictures and a summary
+(`summary.py`)."""

@@ -66,11 +66,15 @@ def change(name: str, found: dict[str, Points]) -> str:
     if errors:
         text += f" (standard error {errors[-1][1]:.2g})"
     if name.startswith("eval/"):
-        best = min if "loss" in name else max
-        step, value = best(points, key=lambda point: point[1])
+        step, value = best(name, points)
         if value != points[-1][1]:
             text += f", best {value:.4g} at step {step}"
     return text
+
+
+def best(name: str, points: Points) -> tuple[int, float]:
+    """Return the step and the value of the best point of a metric."""
+    return (min if "loss" in name else max)(points, key=lambda point: point[1])
 
 
 def time_spent(found: dict[str, Points]) -> list[str]:

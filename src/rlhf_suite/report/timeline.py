@@ -51,15 +51,20 @@ LANES = (
 
 def draw_timeline(folder: RunFolder) -> Path | None:
     """Draw `timeline.png` into the run folder and return its path; None if the run has no timeline of a whole step."""
-    if not folder.timeline.exists():
-        return None
-    intervals = [Interval(**json.loads(line)) for line in folder.timeline.read_text().splitlines()]
-    ends = sorted(each.end for each in intervals if each.what == LAST_OF_STEP and each.end is not None)[-STEPS - 1 :]
+    ends, intervals = last_steps(folder)
     if len(ends) < 2:
         return None
     path = folder.path / "timeline.png"
     draw(path, f"{folder.path.resolve().name}, the last {len(ends) - 1} steps", ends, intervals)
     return path
+
+
+def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
+    """Return the ends of the last steps, the first of them that before these steps, and all intervals of the run."""
+    lines = folder.timeline.read_text().splitlines() if folder.timeline.exists() else []
+    intervals = [Interval(**json.loads(line)) for line in lines]
+    ends = sorted(each.end for each in intervals if each.what == LAST_OF_STEP and each.end is not None)
+    return ends[-STEPS - 1 :], intervals
 
 
 def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Interval]) -> None:

@@ -41,6 +41,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def origins(self) -> Path:
+        """Return the path of the record of who set each flag that has not its default."""
+        return self.path / "origins.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -1,0 +1,124 @@
+"""How long `rlhf-suite report` takes for a run of many samples, and how large its page is.
+
+The run is made up: rollouts and an evaluation before and after, written by the suite's own writers. The command is a
+process of its own, so its imports count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common import ROOT, publish, scratch
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.data.trajectory import Experience, Trajectory
+from rlhf_suite.rl.rollout_file import write_evaluation, write_rollouts
+from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.tracking.metrics import MetricLogger
+from rlhf_suite.tracking.run_folder import RunFolder
+
+VOCABULARY = 30_000
+WORDS = (ROOT / "README.md").read_text().split()
+PROMPT_TOKENS, GROUP = 40, 8
+
+
+def main() -> None:
+    """Measure and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=200, help="of a response")
+    parser.add_argument("--save", action="store_true", help="add the line to results/report.jsonl")
+    arguments = parser.parse_args()
+    with scratch() as place:
+        made_run(place / "run", arguments.steps, arguments.samples // (arguments.steps + 2), arguments.tokens)
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "rlhf_suite.cli", "report", str(place / "run")]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        size = (place / "run" / "report.html").stat().st_size / 1e6
+    result = {"seconds": round(seconds, 2), "megabytes": round(size, 2), **vars(arguments)}
+    publish("report", result, arguments.save)
+
+
+def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = ()) -> RunFolder:
+    """Write a run folder with `samples` of each of `steps` and of two evaluations. Responses have `tokens` tokens, and
+    `texts` in turn, or random words."""
+    folder, random = RunFolder(path), np.random.default_rng(0)
+    folder.start("made up")
+    folder.config.write_text("task: ppo\nrollout:\n  batch_size: 8\n")
+    logger = MetricLogger(LoggerConfig(), folder, 0)
+    for place in (folder.rollouts, folder.evaluations):
+        place.mkdir()
+    for step in range(steps + 1):
+        scored = sampled(random, samples, tokens, step, texts)
+        if step in (0, steps):
+            write_evaluation(folder.evaluations, step, scored)
+            logger.log(step, {"eval/pass1": float(scored.rewards.mean())})
+        if step:
+            write_rollouts(folder.rollouts, step, scored, experience_of(random, scored))
+            times = {"timing/generation": 2.0, "timing/ppo_train": 1.0, "timing/step_total": 3.0}
+            logger.log(step, {"train/reward": float(scored.rewards.mean()), **times})
+            folder.record_step(step)
+    logger.close()
+    folder.mark_done({"eval/pass1": 0.5})
+    return folder
+
+
+def sampled(
+    random: np.random.Generator, samples: int, tokens: int, step: int, texts: Sequence[str]
+) -> ScoredTrajectories:
+    """Return made up samples, GROUP of each prompt."""
+    trajectories = []
+    for number in range(samples):
+        ids = random.integers(0, VOCABULARY, PROMPT_TOKENS)
+        trajectory = Trajectory.start(number // GROUP, number // GROUP, number % GROUP, ids.tolist())
+        log_probs = -random.exponential(0.5, tokens).astype(np.float32)
+        trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
+        trajectory.finish_reason = "stop"
+        trajectories.append(trajectory)
+    prompts = [written(random, PROMPT_TOKENS) for _ in range(-(-samples // GROUP))]
+    responses = [texts[number % len(texts)] if texts else written(random, tokens) for number in range(samples)]
+    rewards = random.random(samples, dtype=np.float32)
+    rows = [prompts[number // GROUP] for number in range(samples)]
+    queries = [prompt + response for prompt, response in zip(rows, responses, strict=True)]
+    plain = ["42"] * samples, ["default"] * samples
+    return ScoredTrajectories(trajectories, rewards, rewards, rows, responses, *plain, queries)
+
+
+def written(random: np.random.Generator, tokens: int) -> str:
+    """Return random words, three for four tokens."""
+    return " ".join(random.choice(WORDS, 3 * tokens // 4))
+
+
+def experience_of(random: np.random.Generator, scored: ScoredTrajectories) -> Experience:
+    """Return made up numbers for the tokens of samples."""
+    trajectories = scored.trajectories
+    engine = torch.from_numpy(np.concatenate([each.engine_log_probs for each in trajectories]))
+    mask = torch.from_numpy(np.concatenate([each.model_mask for each in trajectories])).float()
+
+    def near(scale: float) -> torch.Tensor:
+        return engine + torch.from_numpy(random.normal(0, scale, len(engine)).astype(np.float32)) * mask
+
+    return Experience(
+        torch.from_numpy(np.concatenate([each.ids for each in trajectories])),
+        torch.tensor([len(each.ids) for each in trajectories]),
+        mask=mask,
+        engine_log_probs=engine,
+        old_log_probs=near(1e-3),
+        ref_log_probs=near(0.1),
+        values=near(1.0),
+        advantages=near(1.0) * mask,
+        returns=near(1.0),
+    )
+
+
+if __name__ == "__main__":
+    main()

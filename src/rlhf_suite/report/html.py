@@ -1,0 +1,92 @@
+"""The page of one run or of several: one file that needs neither a server nor the network.
+
+The page consists of the files in `page/`. Plotly draws; it and all data are in the page, compressed, as base64, which
+cannot end a script block. A content security policy allows the scripts of the page by their digests and nothing else.
+What models wrote is shown as text only, never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from rlhf_suite.disk import write_text
+from rlhf_suite.errors import UserError
+from rlhf_suite.report.run_data import run_data
+from rlhf_suite.report.sample_data import Arrays, Room
+from rlhf_suite.tracking.run_folder import RunFolder
+
+NAME = "report.html"
+PARTS = Path(__file__).parent / "page"
+# In the order in which they need each other.
+SCRIPTS = ("basics", "charts", "overview", "curves", "timing", "tokens", "samples", "configuration", "main")
+
+
+def write_report(folders: Sequence[Path], target: Path | None = None) -> Path:
+    """Write the page of the runs in `folders`, and return its path: `target`, else in the folder of the only run, or in
+    the working directory.
+
+    Raises:
+        UserError: a folder has no run, or Plotly is not installed.
+    """
+    arrays, room = Arrays(), Room().divided(len(folders))
+    named = zip(folders, names_of(folders), strict=True)
+    runs = [run_data(RunFolder(folder), name, arrays, room) for folder, name in named]
+    path = target or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    write_page(path, {"runs": runs}, arrays)
+    return path
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return as few of the last parts of each path as tell the folders apart, as one name each."""
+    whole = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, whole)) + 1):
+        names = ["/".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def write_page(path: Path, data: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write the page that shows `data` (`main.js` says what it holds) and the numbers in `arrays`."""
+    script = "".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    library = plotly()
+    policy = f"default-src 'none'; script-src {digest(script)} {digest(library)}; style-src 'unsafe-inline'; "
+    page = Template((PARTS / "page.html").read_text(encoding="utf-8")).substitute(
+        policy=policy + "img-src data: blob:; base-uri 'none'; form-action 'none'",
+        style=(PARTS / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        library=packed(library.encode()),
+        data=packed(json.dumps(data, separators=(",", ":"), allow_nan=False).encode()),
+        arrays=packed(b"".join(arrays.parts)),
+    )
+    write_text(path, page)
+
+
+def plotly() -> str:
+    """Return the code of Plotly, which its Python package brings with it.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise UserError("report.html is drawn by Plotly, which is not installed: pip install plotly")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def packed(content: bytes) -> str:
+    """Return bytes compressed and as base64. The same bytes give the same text."""
+    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def digest(script: str) -> str:
+    """Return the digest of a script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

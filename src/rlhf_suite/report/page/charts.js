@@ -1,0 +1,75 @@
+// Charts, drawn by Plotly when they come into view, in the colours of the page.
+
+// Okabe and Ito's colours, and lighter ones for a dark page.
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A"];
+const LIGHTER = ["#5AB0F2", "#F58A4B", "#2FC79B", "#E3A3CB", "#F2BE4A", "#9AD4F7", "#B79FE0", "#A9B2BF"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const drawings = new WeakMap(); // element -> how to draw it
+let ready; // resolves when Plotly is there
+
+const colour = (number) => (dark.matches ? LIGHTER : COLOURS)[number % COLOURS.length];
+const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+async function loadLibrary() {
+  const script = document.createElement("script");
+  script.textContent = await unzippedText("library");
+  document.head.append(script);
+}
+
+// Return a chart of a title and what `figure()` returns: {data, layout}. It is drawn when it is seen first.
+function chart(title, figure, { wide = false, note = "" } = {}) {
+  const plot = element("div.plot", { role: "img", "aria-label": title });
+  drawings.set(plot, figure);
+  seen.observe(plot);
+  const heading = element("h3", {}, title, note ? element("small", {}, ` ${note}`) : null);
+  return element(wide ? "section.chart.wide" : "section.chart", {}, heading, plot);
+}
+
+const seen = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (!entry.isIntersecting) continue;
+    seen.unobserve(entry.target);
+    draw(entry.target);
+  }
+}, { rootMargin: "300px" });
+
+async function draw(plot) {
+  await (ready ??= loadLibrary());
+  if (!plot.isConnected) return;
+  const { data, layout = {} } = drawings.get(plot)();
+  const axis = { gridcolor: shade("--line"), linecolor: shade("--line"), zerolinecolor: shade("--line"), automargin: true };
+  const base = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 12, t: 8, b: 34 },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: shade("--soft") },
+    hovermode: "x unified", showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    hoverlabel: { bgcolor: shade("--back"), bordercolor: shade("--line"), font: { color: shade("--ink"), size: 12 }, namelength: -1 },
+    legend: { orientation: "h", y: -0.22, x: 0, font: { size: 11.5 } },
+  };
+  const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
+  await Plotly.react(plot, data, whole, { displayModeBar: false, responsive: true, showTips: false });
+}
+
+dark.addEventListener("change", () => document.querySelectorAll(".plot").forEach((plot) => plot.data && draw(plot)));
+
+// Draw the charts below an element again whose data have changed.
+function redraw(parent) {
+  for (const plot of parent.querySelectorAll(".plot")) if (plot.data) draw(plot);
+}
+
+// Return the mean of each value with up to `reach` values before and after it.
+function smoothed(values, reach) {
+  if (reach === 0) return values;
+  return values.map((_, at) => {
+    const window = values.slice(Math.max(0, at - reach), at + reach + 1);
+    return window.reduce((sum, value) => sum + value, 0) / window.length;
+  });
+}
+
+// Return a curve, with its raw values faint behind it where it is smoothed.
+function lines(name, xs, ys, number, { reach = 0, dash = "solid" } = {}) {
+  const few = xs.length <= 40, paint = colour(number);
+  const line = { x: xs, y: smoothed(ys, reach), name, mode: few ? "lines+markers" : "lines",
+    line: { color: paint, width: 2, dash }, marker: { size: 5 }, hovertemplate: "%{y:.5~g}" };
+  const raw = { x: xs, y: ys, mode: "lines", line: { color: paint, width: 1 }, opacity: 0.3, hoverinfo: "skip", showlegend: false };
+  return reach > 0 ? [raw, line] : [line];
+}

@@ -1,0 +1,51 @@
+// Every metric of the run, one chart each, by the first part of its name.
+
+function curves(runs) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort(inGroups);
+  const state = { words: "", reach: 0, x: "step" };
+  const place = element("div");
+  const cards = names.map((name) => [name, chart(name, () => figure(runs, name, state))]);
+  const fill = () => {
+    const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = cards.filter(([name]) => words.every((word) => name.toLowerCase().includes(word)));
+    const groups = Map.groupBy ? Map.groupBy(found, ([name]) => groupOf(name)) : grouped(found);
+    const parts = [...groups].map(([group, members]) => [element("h2", {}, group), element("div.charts", {}, members.map(([, card]) => card))]);
+    place.replaceChildren(...parts.flat(), ...(found.length ? [] : [element("p.empty", {}, "No metric has such a name.")]));
+  };
+  const change = (name, read) => (event) => { state[name] = read(event.target); redraw(place); };
+  fill();
+  return [
+    runs.length > 1 ? runKeys(runs, () => redraw(place)) : null,
+    element("div.bar", {},
+      search("Metrics", "for example reward or kl", (event) => { state.words = event.target.value; fill(); }),
+      element("label", {}, "Smoothing", element("input", { type: "range", min: 0, max: 20, value: 0, oninput: later2(change("reach", (input) => Number(input.value))) })),
+      choice("Horizontal axis", [["step", runs[0].unit], ["time", "seconds"]], change("x", (input) => input.value)),
+      element("p.note", {}, "Drag to zoom, double-click to see all.")),
+    place,
+  ];
+}
+
+const later2 = (task) => { let timer; return (event) => { clearTimeout(timer); timer = setTimeout(() => task(event), 100); }; };
+const groupOf = (name) => name.split("/")[0];
+const FIRST = ["eval", "train", "rollout", "reward", "agent"], LAST = ["perf", "timing"];
+
+function inGroups(a, b) {
+  const rank = (name) => { const at = FIRST.indexOf(groupOf(name)); return at >= 0 ? at : FIRST.length + LAST.indexOf(groupOf(name)) + 1; };
+  return rank(a) - rank(b) || a.localeCompare(b);
+}
+
+function grouped(found) {
+  const groups = new Map();
+  for (const each of found) groups.set(groupOf(each[0]), [...(groups.get(groupOf(each[0])) ?? []), each]);
+  return groups;
+}
+
+function figure(runs, name, state) {
+  const data = runs.flatMap((run, number) => {
+    const [steps, values] = run.metrics[name] ?? [[], []];
+    if (run.hidden || !steps.length) return [];
+    const times = state.x === "time" ? new Map(run.clock[0].map((step, at) => [step, run.clock[1][at]])) : null;
+    return lines(runs.length > 1 ? run.name : name, times ? steps.map((step) => times.get(step) ?? null) : steps, values, number, { reach: state.reach });
+  });
+  return { data, layout: { xaxis: { title: { text: state.x === "time" ? "seconds" : runs[0].unit, standoff: 4 } } } };
+}

@@ -1,0 +1,182 @@
+"""One run as its page shows it: its state, metrics, timings, configuration and samples, read from its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_suite.config.flags import all_values
+from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.record import saved_values
+from rlhf_suite.config.runs import TASKS
+from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.locks import is_alive
+from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points, evaluated, series, trained
+from rlhf_suite.report.sample_data import Arrays, Room, samples_of
+from rlhf_suite.report.summary import best, is_headline, order
+from rlhf_suite.report.timeline import LANES, OTHER, last_steps, shown
+from rlhf_suite.tracking.metrics import read_rows
+from rlhf_suite.tracking.run_folder import RunFolder
+
+POINTS = 2000  # of a curve; of a longer one every second, third, ... point is drawn
+ERROR_LIMIT = 20_000  # characters
+USER_OF_URL = re.compile(r"//[^/@\s]+@")  # name and password in front of a host
+
+Spell = Callable[[Sequence[int]], list[str]]
+
+
+def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[str, Any]:
+    """Return all that a page shows of a run that it calls `name`. Numbers of samples go to `arrays`,
+    as many as there is `room` for.
+
+    Raises:
+        UserError: the folder has no run.
+    """
+    if not folder.status_file.exists():
+        raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
+    found = series(folder.metrics)
+    values = config_values(folder)
+    return {
+        "name": printable(name),
+        "folder": printable(str(folder.path.resolve())),
+        "task": str(values.get("task", "")),
+        "status": status_of(folder),
+        "unit": "iteration" if folder.loop.exists() else "RL step" if "timing/ppo_train" in found else "step",
+        "headlines": headlines(found),
+        "panels": panels(found),
+        "metrics": {printable(metric): curve(points) for metric, points in found.items()},
+        "clock": clock(folder),
+        "timeline": timeline(folder),
+        "config": config_rows(folder, values),
+        "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
+    }
+
+
+def status_of(folder: RunFolder) -> dict[str, Any]:
+    """Return the state of a run and what tells how it ended. A run whose process is gone was killed."""
+    status = folder.status()
+    if status["state"] == "running" and "pid" in status and not is_alive(status):
+        status["state"] = "killed"
+    status["error"] = printable(status["error"] or "", ERROR_LIMIT, keep_lines=True)
+    names = ("state", "error", "last_step", "started", "updated", "host", "outputs", "resumes")
+    return {name: status.get(name) for name in names}
+
+
+def curve(points: Points) -> list[list[float]]:
+    """Return the steps and the values of a metric, few enough to draw. The last point is always there."""
+    stride = -(-len(points) // POINTS)
+    kept = points[(len(points) - 1) % stride :: stride]
+    return [[step for step, _ in kept], [value for _, value in kept]]
+
+
+def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
+    """Return the metrics that say how a run went: first, last and best value, and where it was."""
+    rows = []
+    for name in sorted(filter(is_headline, found), key=order):
+        if name.startswith(("eval/", "train/")):
+            points, errors = found[name], found.get(f"{name}_stderr")
+            at, value = best(name, points) if name.startswith("eval/") else (None, None)
+            error = errors[-1][1] if errors else None
+            row = {"first": points[0][1], "last": points[-1][1], "best": value, "at": at, "error": error}
+            rows.append({"name": printable(name), **row})
+    return rows
+
+
+def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
+    """Return the charts of the first page, each with the names of its metrics."""
+    charts = (
+        (panel, [*trained(panel, found), *evaluated(panel, found)]) for panel in (REWARD, ACCURACY, LOSS, KL, LENGTH)
+    )
+    return [{"title": panel.title, "names": [*map(printable, names)]} for panel, names in charts if names]
+
+
+def clock(folder: RunFolder) -> list[list[float]]:
+    """Return the steps of the run and the seconds from its first row of metrics to each."""
+    times = {row["step"]: row["time"] for row in read_rows(folder.metrics) if isinstance(row.get("time"), float)}
+    begin = min(times.values(), default=0.0)
+    return curve([(step, round(time - begin, 3)) for step, time in times.items()]) if times else [[], []]
+
+
+def timeline(folder: RunFolder) -> dict[str, Any] | None:
+    """Return who was busy when in the last steps, in seconds; None if that is not known."""
+    ends, intervals = last_steps(folder)
+    if len(ends) < 2:
+        return None
+    bars = []
+    for lane in LANES:
+        of_lane = [each for each in intervals if each.who == lane.who]
+        for what in dict.fromkeys(each.what for each in of_lane):
+            spans = shown([each for each in of_lane if each.what == what], ends[0], ends[-1])
+            times = [[round(begin - ends[0], 4), round(end - begin, 4)] for begin, end in spans]
+            bars.append({"who": lane.title, "what": what, "colour": lane.colours.get(what, OTHER), "spans": times})
+    return {"ends": [round(end - ends[0], 4) for end in ends], "bars": [bar for bar in bars if bar["spans"]]}
+
+
+def config_values(folder: RunFolder) -> dict[str, Any]:
+    """Return the saved values of a run by their dotted names; none if it has not got as far."""
+    return saved_values(folder.config) if folder.config.exists() else {}
+
+
+def config_rows(folder: RunFolder, values: dict[str, Any]) -> list[list[str]]:
+    """Return of each flag: name, value, default and who set it; "" for a default or a setter that is not known."""
+    task = TASKS.get(str(values.get("task")))
+    defaults = {} if task is None else all_values(task())
+    origins = json.loads(folder.origins.read_text()) if folder.origins.exists() else {}
+    return [
+        [
+            shareable(text)
+            for text in (key, spelled(value), spelled(defaults[key]) if key in defaults else "", origins.get(key, ""))
+        ]
+        for key, value in values.items()
+    ]
+
+
+def shareable(text: str) -> str:
+    """Return a value of a flag without the name and password that a URL may have."""
+    return printable(USER_OF_URL.sub("//...@", text))
+
+
+def token_texts(folder: RunFolder, values: dict[str, Any], ids: Sequence[int]) -> list[str]:
+    """Return the text of each token id by the tokenizer of the run, or its number where that cannot be found."""
+    from tokenizers import Tokenizer
+
+    path = tokenizer_file(folder, str(values.get("actor.model_name_or_path") or ""))
+    if path is None:
+        return [f"[{number}]" for number in ids]
+    tokenizer = Tokenizer.from_file(str(path))
+    return [token_text(tokenizer, number) for number in ids]
+
+
+def token_text(tokenizer: Any, number: int) -> str:
+    """Return the text of one token, or its name if it is a part of a character; its number if it has neither."""
+    name = tokenizer.id_to_token(number)
+    if name is None:
+        return f"[{number}]"
+    text = str(tokenizer.decode([number], skip_special_tokens=False))
+    if not text or "\ufffd" in text:
+        return str(name)
+    return f" {text}" if name.startswith("\u2581") and not text.startswith(" ") else text
+
+
+def tokenizer_file(folder: RunFolder, model: str) -> Path | None:
+    """Return the tokenizer of the models of a run, or of the model it began with; None if it is not on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    outputs = [Path(path) for path in folder.status().get("outputs", {}).values()]
+    for place in (*outputs, folder.model, Path(model) if model else folder.model):
+        if (file := place / "tokenizer.json").exists():
+            return file
+    for file in folder.checkpoints.glob("*/**/tokenizer.json"):
+        return file
+    if model.startswith("builtin:"):
+        from rlhf_suite.models.builtin import builtin_folder
+
+        return builtin_folder(model, "actor.model_name_or_path") / "tokenizer.json"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        cached = try_to_load_from_cache(model, "tokenizer.json")
+        return Path(cached) if isinstance(cached, str) else None
+    return None

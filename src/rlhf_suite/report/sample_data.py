@@ -1,0 +1,264 @@
+"""The samples of a run as its page shows them: texts, rewards and numbers of each, and the tokens of some.
+
+The files of rollouts and evaluations are read from their beginning. If there are more samples than a page holds, every
+file gets a fair share, and the same holds for those of which the page has tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from rlhf_suite.foreign_text import printable
+from rlhf_suite.report.summary import response_of
+from rlhf_suite.tracking.run_folder import RunFolder
+
+BINS = 24  # of the histogram of rewards
+TEXTS = ("prompt", "response", "label", "datasource", "finish_reason")
+UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
+
+Columns = Mapping[str, NDArray[Any]]
+# What a page shows of a token: its name, the columns of a rollout file that it needs, and the value.
+CHANNELS: tuple[tuple[str, tuple[str, ...], Callable[..., NDArray[Any]]], ...] = (
+    ("advantage", ("advantages",), lambda advantages: advantages),
+    ("engine - trainer", ("engine_log_probs", "old_log_probs"), np.subtract),
+    ("log-prob", ("old_log_probs",), lambda log_probs: log_probs),
+    ("policy - reference", ("old_log_probs", "ref_log_probs"), np.subtract),
+    ("policy - teacher", ("old_log_probs", "teacher_log_probs"), np.subtract),
+    ("value", ("values",), lambda values: values),
+    ("return", ("returns",), lambda returns: returns),
+    ("turn reward", ("turn_rewards",), lambda rewards: rewards),
+    ("correction", ("correction",), lambda weights: weights),
+)
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much of the samples of a run its page holds, so that the page stays below 8 MB."""
+
+    samples: int = 10_000
+    tokens: int = 100_000  # of the samples that are shown token by token
+    characters: int = 10_000_000  # of all texts; the longest are cut
+
+    def divided(self, runs: int) -> Room:
+        """Return the part of each of several runs on one page."""
+        return Room(self.samples // runs, self.tokens // runs, self.characters // runs)
+
+
+@dataclass
+class Arrays:
+    """Numbers of a page that are not JSON, end to end."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, values: NDArray[Any]) -> dict[str, Any]:
+        """Append an array; return where it is, in bytes, and its type."""
+        content = values.tobytes()
+        place = {"type": values.dtype.str[1:], "offset": self.size, "length": len(values)}
+        self.parts.append(content + bytes(-len(content) % 4))
+        self.size += len(self.parts[-1])
+        return place
+
+    def add_numbers(self, values: NDArray[Any]) -> dict[str, Any]:
+        """Append floats as 16-bit integers and the factor that makes them floats again. NaN is `UNKNOWN`."""
+        known = np.isfinite(values)
+        largest = float(np.abs(values[known]).max(initial=0.0))
+        scale = largest / (2**15 - 1) or 1.0
+        whole = np.where(known, np.round(np.where(known, values, 0) / scale), UNKNOWN).astype("<i2")
+        return self.add(whole) | {"scale": scale}
+
+
+@dataclass
+class Texts:
+    """The different texts of a page. Many samples share a prompt, a label or a data source."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, text: str | None) -> int:
+        """Return the number of a text."""
+        return self.numbers.setdefault(text or "", len(self.numbers))
+
+    def shown(self, characters: int) -> list[str]:
+        """Return the texts by their numbers, safe to look at, the longest of them cut to fit in `characters`."""
+        lengths = shares([*map(len, self.numbers)], characters)
+        return [printable(text, length, keep_lines=True) for text, length in zip(self.numbers, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """A file of rollouts or evaluations, and how many of its first samples are shown."""
+
+    kind: str
+    step: int
+    path: Path
+    rows: int
+    shown: int
+
+    def read(self) -> pa.Table:
+        """Return the samples that are shown."""
+        with pq.ParquetFile(self.path) as file:
+            return pa.Table.from_batches([next(file.iter_batches(max(1, self.shown)))]).slice(0, self.shown)
+
+
+def sample_files(folder: RunFolder, samples: int) -> list[SampleFile]:
+    """Return the files of a run that have samples, by their steps, each with its fair share of `samples`."""
+    found = [
+        (int(path.stem.partition("_")[2]), kind, path, pq.read_metadata(path).num_rows)
+        for kind, place in (("rollout", folder.rollouts), ("evaluation", folder.evaluations))
+        for path in place.glob("step_*.parquet")
+    ]
+    found = sorted(each for each in found if each[-1])
+    shown = shares([rows for *_, rows in found], samples)
+    return [
+        SampleFile(kind, step, path, rows, share) for (step, kind, path, rows), share in zip(found, shown, strict=True)
+    ]
+
+
+def shares(wanted: Sequence[int], limit: int) -> list[int]:
+    """Divide `limit` among those who want some: all get the same, but nobody more than was wanted."""
+    result = [0] * len(wanted)
+    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: wanted[place])):
+        result[place] = min(wanted[place], limit // (len(wanted) - done))
+        limit -= result[place]
+    return result
+
+
+def samples_of(
+    folder: RunFolder, arrays: Arrays, spell: Callable[[Sequence[int]], list[str]], room: Room
+) -> dict[str, Any] | None:
+    """Return what a page shows of the samples of a run; None if it has none. `spell` returns the texts of token ids."""
+    files = sample_files(folder, room.samples)
+    if not files:
+        return None
+    texts, tables = Texts(), [file.read() for file in files]
+    columns: dict[str, list[Any]] = {name: [] for name in ("kind", "step", *TEXTS)}
+    for file, table in zip(files, tables, strict=True):
+        columns["kind"] += [int(file.kind == "evaluation")] * len(table)
+        columns["step"] += [file.step] * len(table)
+        for name, numbers in text_columns(table, texts).items():
+            columns[name] += numbers
+    rewards = [pq.read_table(file.path, columns=["reward"])["reward"].to_numpy() for file in files]
+    return {
+        "total": sum(file.rows for file in files),
+        "count": len(columns["step"]),
+        "columns": {name: arrays.add(np.asarray(values, "<i4")) for name, values in columns.items()},
+        "numbers": {name: arrays.add(values.astype("<f4")) for name, values in number_columns(tables)},
+        "texts": texts.shown(room.characters),
+        "histogram": histogram(files, rewards),
+        "tokens": tokens_of(tables, arrays, spell, room.tokens),
+    }
+
+
+def text_columns(table: pa.Table, texts: Texts) -> dict[str, list[int]]:
+    """Return the numbers of the texts of each sample."""
+    rows = table.select([name for name in (*TEXTS, "reward_query") if name in table.column_names]).to_pylist()
+    values = [row | {"response": response_of(row)} for row in rows]
+    return {name: [texts.add(row.get(name)) for row in values] for name in TEXTS}
+
+
+def number_columns(tables: Sequence[pa.Table]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield each number that samples have, as [samples], NaN for those that lack it: those of the file, and those that
+    sum up its tokens."""
+    found = [numbers_in(table) | numbers_of_tokens(table) for table in tables]
+    for name in dict.fromkeys(name for numbers in found for name in numbers):
+        missing = (np.full(len(table), np.nan) for table in tables)
+        yield name, np.concatenate([numbers.get(name, none) for numbers, none in zip(found, missing, strict=True)])
+
+
+def numbers_in(table: pa.Table) -> dict[str, NDArray[Any]]:
+    """Return the columns with a number for each sample."""
+    kinds = (pa.types.is_floating, pa.types.is_integer)
+    names = [field.name for field in table.schema if any(is_kind(field.type) for is_kind in kinds)]
+    return {name: table[name].to_numpy().astype(np.float64) for name in names}
+
+
+def numbers_of_tokens(table: pa.Table) -> dict[str, NDArray[Any]]:
+    """Return of each sample: how many tokens the model wrote, their mean advantage, and the largest difference between
+    the log-probs of engine and trainer. Empty where the file has no tokens."""
+    if "owner" not in table.column_names or not len(table):
+        return {}
+    columns, starts = token_columns(table)
+    mask = columns["mask"] > 0  # what the model wrote
+    length = np.add.reduceat(mask, starts, dtype=np.float64)
+    result = {"length": length}
+    if "advantages" in columns:
+        total = np.add.reduceat(np.where(mask, columns["advantages"], 0), starts, dtype=np.float64)
+        result["advantage"] = total / np.maximum(length, 1)
+    if {"engine_log_probs", "old_log_probs"} <= columns.keys():
+        gap = np.abs(columns["engine_log_probs"] - columns["old_log_probs"])
+        result["mismatch"] = np.maximum.reduceat(np.where(mask, gap, 0), starts).astype(np.float64)
+    return result
+
+
+def token_columns(table: pa.Table) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    """Return the columns with a number for each token, [T], and where each sample begins, [samples]."""
+    lists = {
+        name: table[name].combine_chunks() for name in table.column_names if pa.types.is_list(table.field(name).type)
+    }
+    flat = {name: column.flatten().to_numpy() for name, column in lists.items()}
+    lengths = np.asarray(lists["owner"].value_lengths(), np.int64)
+    return flat, np.append(0, lengths.cumsum())[:-1]
+
+
+def histogram(files: Sequence[SampleFile], rewards: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    """Return how many samples of each file have which reward: the edges of bins [BINS + 1], counts [files, BINS]."""
+    known = [values[np.isfinite(values)] for values in rewards]
+    edges = np.histogram_bin_edges(np.concatenate(known), BINS)
+    counts = [np.histogram(values, edges)[0].tolist() for values in known]
+    return {
+        "edges": edges.tolist(),
+        "counts": counts,
+        "kinds": [file.kind for file in files],
+        "steps": [file.step for file in files],
+    }
+
+
+def tokens_of(
+    tables: Sequence[pa.Table], arrays: Arrays, spell: Callable[[Sequence[int]], list[str]], limit: int
+) -> dict[str, Any] | None:
+    """Return the tokens of the first samples of each file, T in all, with what is known of each; None if no file has
+    tokens. `samples` has the number of each sample, `starts` where its tokens begin, and the end of the last."""
+    parts = [*token_parts(tables, limit)]
+    if not parts:
+        return None
+    names = set.intersection(*(set(columns) for _, columns, _ in parts))
+    columns = {name: np.concatenate([part[name] for _, part, _ in parts]) for name in names}
+    starts = np.append(0, np.concatenate([lengths for *_, lengths in parts]).cumsum())
+    ids, places = np.unique(columns["ids"], return_inverse=True)
+    is_written = columns["mask"] > 0
+    channels = {
+        name: arrays.add_numbers(np.where(is_written, value(*(columns[need] for need in needs)), np.nan))
+        for name, needs, value in CHANNELS
+        if names.issuperset(needs)
+    }
+    return {
+        "samples": arrays.add(np.concatenate([rows for rows, *_ in parts]).astype("<i4")),
+        "starts": arrays.add(starts.astype("<i4")),
+        "vocabulary": [printable(text, keep_lines=True) for text in spell(ids.tolist())],
+        "ids": arrays.add(places.astype("<u2" if len(ids) < 2**16 else "<i4")),
+        "owner": arrays.add(columns["owner"].astype("<i2")),
+        "version": arrays.add(columns["weight_version"].astype("<i4")),
+        "channels": channels,
+    }
+
+
+def token_parts(
+    tables: Sequence[pa.Table], limit: int
+) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]], NDArray[Any]]]:
+    """Yield for each file with tokens, of its first samples: their numbers among all samples of the page, the columns
+    of their tokens, and how many each has."""
+    begins = np.append(0, np.cumsum([len(table) for table in tables]))
+    places = [place for place, table in enumerate(tables) if "owner" in table.column_names]
+    lengths = [np.asarray(tables[place]["owner"].combine_chunks().value_lengths(), np.int64) for place in places]
+    for place, each, share in zip(places, lengths, shares([int(each.sum()) for each in lengths], limit), strict=True):
+        count = int((each.cumsum() <= share).sum())
+        if count:
+            yield begins[place] + np.arange(count), token_columns(tables[place].slice(0, count))[0], each[:count]

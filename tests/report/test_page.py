@@ -1,0 +1,209 @@
+"""The page of a run: what is in the file, without a browser; `test_page_in_a_browser.py` opens it."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+pytestmark = pytest.mark.stack
+pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")
+
+from report import made_run  # noqa: E402
+from rlhf_suite.cli import main  # noqa: E402
+from rlhf_suite.report import html  # noqa: E402
+from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares  # noqa: E402
+from rlhf_suite.tracking.run_folder import RunFolder  # noqa: E402
+
+HOSTILE = (
+    "</script><script>document.title = 'taken'</script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "--><!--<script>",
+    "\x1b[2J\u202egnp.exe\x00",
+)
+
+
+class Page(HTMLParser):
+    """The parts of a page: its scripts by id, its security policy, and every tag."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.blocks: dict[str, str] = {}
+        self.policy, self.tags, self.block = "", [], None
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "script":
+            self.block = found.get("id", "script")
+            self.blocks[self.block] = ""
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"]
+
+    def handle_endtag(self, tag):
+        self.block = None if tag == "script" else self.block
+
+    def handle_data(self, data):
+        if self.block is not None:
+            self.blocks[self.block] += data
+
+    def unpacked(self, name: str) -> bytes:
+        return gzip.decompress(base64.b64decode(self.blocks[name], validate=True))
+
+    @property
+    def runs(self) -> list[dict]:
+        return json.loads(self.unpacked("data"))["runs"]
+
+    def array(self, place: dict) -> np.ndarray:
+        return np.frombuffer(self.unpacked("arrays"), f"<{place['type']}", place["length"], place["offset"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    return made_run(tmp_path_factory.mktemp("page") / "run", steps=3, samples=16, tokens=5, texts=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def page(run) -> Page:
+    assert main(["report", str(run.path)]) == 0
+    return Page(run.path / "report.html")
+
+
+def test_the_page_holds_the_metrics_and_the_state_of_the_run(page):
+    (run,) = page.runs
+    assert run["name"] == "run" and run["task"] == "ppo" and run["unit"] == "RL step"
+    assert run["status"]["state"] == "done" and run["status"]["last_step"] == 3
+    assert run["metrics"]["timing/generation"] == [[1, 2, 3], [2.0, 2.0, 2.0]]
+    (passed,) = (row for row in run["headlines"] if row["name"] == "eval/pass1")
+    steps, values = run["metrics"]["eval/pass1"]
+    assert (passed["best"], passed["at"]) == max(zip(values, steps, strict=True))
+    assert ["rollout.batch_size", "8", "1024", ""] in run["config"]
+
+
+def test_the_page_holds_every_sample_with_its_numbers(page, run):
+    samples = page.runs[0]["samples"]
+    assert samples["total"] == samples["count"] == 5 * 16
+    reward = page.array(samples["numbers"]["reward"])
+    steps, kinds = (page.array(samples["columns"][name]) for name in ("step", "kind"))
+    file = pq.read_table(run.rollouts / "step_000002.parquet")
+    assert reward[(steps == 2) & (kinds == 0)].tolist() == file["reward"].to_pylist()
+    assert np.array_equal(page.array(samples["numbers"]["length"])[kinds == 0], np.full(48, 5))
+    assert np.isnan(page.array(samples["numbers"]["length"])[kinds == 1]).all(), "evaluations have no tokens"
+    counts = {tuple(each) for each in zip(*(samples["histogram"][name] for name in ("kinds", "steps")), strict=True)}
+    assert counts == {("rollout", 1), ("rollout", 2), ("rollout", 3), ("evaluation", 0), ("evaluation", 3)}
+    assert all(sum(each) == 16 for each in samples["histogram"]["counts"])
+
+
+def test_the_tokens_of_a_page_are_those_of_the_file(page, run):
+    samples = page.runs[0]["samples"]
+    tokens, steps = samples["tokens"], page.array(samples["columns"]["step"])
+    file = pq.read_table(run.rollouts / "step_000003.parquet")
+    shown = page.array(tokens["samples"])
+    place = next(place for place, sample in enumerate(shown) if steps[sample] == 3)  # the first sample of step 3
+    begin, end = page.array(tokens["starts"])[place : place + 2]
+    assert [tokens["vocabulary"][number] for number in page.array(tokens["ids"])[begin:end]] == [
+        f"[{number}]" for number in file["ids"][0].as_py()
+    ], "the made up run has no tokenizer"
+    assert page.array(tokens["owner"])[begin:end].tolist() == file["owner"][0].as_py()
+    assert page.array(tokens["version"])[begin:end].tolist() == file["weight_version"][0].as_py()
+    for name, expected in (
+        ("advantage", np.array(file["advantages"][0].as_py())),
+        ("engine - trainer", np.subtract(file["engine_log_probs"][0].as_py(), file["old_log_probs"][0].as_py())),
+    ):
+        channel = tokens["channels"][name]
+        whole = page.array(channel)[begin:end]
+        written = np.array(file["mask"][0].as_py()) > 0
+        assert (whole[~written] == UNKNOWN).all()
+        np.testing.assert_allclose(whole[written] * channel["scale"], expected[written], atol=channel["scale"])
+
+
+def test_what_a_model_wrote_is_in_no_tag_and_ends_no_block(page):
+    assert [found.get("id") for tag, found in page.tags if tag == "script"] == ["library", "data", "arrays", None]
+    assert not [found for tag, found in page.tags if tag == "img" or any(name.startswith("on") for name in found)]
+    texts = page.runs[0]["samples"]["texts"]
+    assert HOSTILE[0] in texts and HOSTILE[1] in texts
+    assert "\\x1b[2J\\u202egnp.exe\\x00" in texts, "what acts on a reader is written as escapes"
+
+
+def test_the_policy_allows_the_scripts_of_the_page_and_no_network(page):
+    rules = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
+    assert rules["default-src"] == "'none'" and rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules.keys() == {"default-src", "script-src", "style-src", "img-src", "base-uri", "form-action"}
+    scripts = page.blocks["script"].encode(), page.unpacked("library")
+    digests = [f"'sha256-{base64.b64encode(hashlib.sha256(each).digest()).decode()}'" for each in scripts]
+    assert rules["script-src"].split() == digests
+    assert not [found for _, found in page.tags if "src" in found or found.get("href", "#")[0] != "#"]
+    assert b"plotly.js v" in scripts[1][:100]
+
+
+def test_no_script_makes_html_of_text():
+    made = "".join(path.read_text() for path in html.PARTS.glob("*.js"))
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval\(|Function\(", made)
+
+
+def test_the_same_folder_gives_the_same_page(page, run, tmp_path):
+    assert main(["report", str(run.path), "-o", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_bytes() == (run.path / "report.html").read_bytes()
+
+
+def test_a_run_that_was_killed_is_said_to_be_killed(run, tmp_path):
+    folder = RunFolder(tmp_path / "killed")
+    folder.start("it")
+    folder.status_file.write_text(json.dumps(folder.status() | {"pid": 2**22 + 1}))
+    assert main(["report", str(folder.path)]) == 0
+    (shown,) = Page(folder.path / "report.html").runs
+    assert shown["status"]["state"] == "killed" and shown["samples"] is None and shown["metrics"] == {}
+
+
+def test_a_url_is_shown_without_its_password(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    folder.config.write_text("task: ppo\nreward:\n  remote_url: http://me:word@host:1/score\n")
+    html.write_report([tmp_path])
+    assert ["reward.remote_url", "http://...@host:1/score", "null", ""] in Page(tmp_path / "report.html").runs[0][
+        "config"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "usage: rlhf-suite report"),
+        (["{}"], "is not the folder of a run"),
+        (["--what"], "usage: rlhf-suite report"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(words, said, tmp_path, capsys):
+    assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_shares_are_fair_and_use_what_others_leave():
+    assert shares([5, 100, 100], 45) == [5, 20, 20]
+    assert shares([100, 5, 10], 200) == [100, 5, 10]
+    assert shares([3, 3, 3], 2) == [0, 1, 1]
+    assert shares([], 5) == []
+
+
+def test_only_the_longest_texts_are_cut():
+    texts = Texts()
+    assert [texts.add(text) for text in ("short", "long" * 10, "short", None)] == [0, 1, 0, 2]
+    assert texts.shown(15) == ["short", "longlonglo... (40 characters)", ""]
+
+
+def test_numbers_of_16_bits_are_near_and_know_what_is_missing():
+    arrays = Arrays()
+    arrays.add(np.zeros(3, "<u2"))
+    place = arrays.add_numbers(np.array([0.5, -2.0, np.nan]))
+    assert place["offset"] == 8, "arrays begin at multiples of four bytes"
+    values = np.frombuffer(b"".join(arrays.parts), "<i2", 3, place["offset"])
+    assert values[2] == UNKNOWN and np.allclose(values[:2] * place["scale"], [0.5, -2.0], atol=1e-4)
