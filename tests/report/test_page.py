@@ -1,12 +1,10 @@
 """The page of a run: what is in the file, without a browser; `test_page_in_a_browser.py` opens it."""
 
 import base64
-import gzip
 import hashlib
 import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from pages import Page
+from report import made_run
+from rlhf_suite.cli import execute, main
+from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.runs import GenerateRun, SFTRun
+from rlhf_suite.report import html
+from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares
+from rlhf_suite.tracking.run_folder import RunFolder
+
 pytestmark = pytest.mark.stack
 pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")
-
-from report import made_run  # noqa: E402
-from rlhf_suite.cli import main  # noqa: E402
-from rlhf_suite.report import html  # noqa: E402
-from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares  # noqa: E402
-from rlhf_suite.tracking.run_folder import RunFolder  # noqa: E402
 
 HOSTILE = (
     "</script><script>document.title = 'taken'</script>",
@@ -29,42 +31,6 @@ HOSTILE = (
     "--><!--<script>",
     "\x1b[2J\u202egnp.exe\x00",
 )
-
-
-class Page(HTMLParser):
-    """The parts of a page: its scripts by id, its security policy, and every tag."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.blocks: dict[str, str] = {}
-        self.policy, self.tags, self.block = "", [], None
-        self.feed(path.read_text())
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.tags.append((tag, found))
-        if tag == "script":
-            self.block = found.get("id", "script")
-            self.blocks[self.block] = ""
-        if found.get("http-equiv") == "Content-Security-Policy":
-            self.policy = found["content"]
-
-    def handle_endtag(self, tag):
-        self.block = None if tag == "script" else self.block
-
-    def handle_data(self, data):
-        if self.block is not None:
-            self.blocks[self.block] += data
-
-    def unpacked(self, name: str) -> bytes:
-        return gzip.decompress(base64.b64decode(self.blocks[name], validate=True))
-
-    @property
-    def runs(self) -> list[dict]:
-        return json.loads(self.unpacked("data"))["runs"]
-
-    def array(self, place: dict) -> np.ndarray:
-        return np.frombuffer(self.unpacked("arrays"), f"<{place['type']}", place["length"], place["offset"])
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +128,34 @@ def test_a_run_that_was_killed_is_said_to_be_killed(run, tmp_path):
     assert main(["report", str(folder.path)]) == 0
     (shown,) = Page(folder.path / "report.html").runs
     assert shown["status"]["state"] == "killed" and shown["samples"] is None and shown["metrics"] == {}
+
+
+def test_a_run_writes_its_page_unless_the_flag_says_otherwise(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    silent = SFTRun(logger=LoggerConfig(report=False))
+    assert execute.page(silent, folder) == [] and not (tmp_path / "report.html").exists()
+    assert execute.page(SFTRun(), folder) == [f"Report: {tmp_path / 'report.html'}"]
+    assert Page(tmp_path / "report.html").runs[0]["status"]["state"] == "running"
+    assert execute.page(GenerateRun(), folder) == [], "it trains nothing"
+
+
+def test_what_is_wrong_with_a_page_is_said_and_fails_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    folder.config.write_text("[no table")
+    (said,) = execute.page(SFTRun(), folder)
+    assert said.startswith("report.html was not written: ")
+
+
+def test_a_run_that_fails_has_a_page_with_the_reason_and_who_set_its_flags(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"input": "a", "output": "b"}\n')
+    words = ["task=sft", "demo=sft", f"data.dataset={tmp_path / 'rows.jsonl'}", "data.max_len=2"]
+    assert main([*words, f"run_dir={tmp_path / 'run'}"]) == 2
+    (run,) = Page(tmp_path / "run" / "report.html").runs
+    assert run["status"]["state"] == "failed" and "data.max_len" in run["status"]["error"]
+    setters = {key: who for key, _, _, who in run["config"] if who}
+    assert setters["data.max_len"] == "command line" and setters["data.output_key"] == "demo/sft.yaml"
 
 
 def test_a_url_is_shown_without_its_password(tmp_path):

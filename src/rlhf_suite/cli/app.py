@@ -125,7 +125,7 @@ def checked(line: CommandLine) -> int:
         from rlhf_suite.cli.explain import explain
 
         return explain(line, found)
-    return sweep(line, found) if found.is_sweep else single(found)
+    return sweep(line, found) if found.is_sweep else single(line, found)
 
 
 def show(line: CommandLine, found: Preflight) -> int:
@@ -138,7 +138,7 @@ def show(line: CommandLine, found: Preflight) -> int:
     return 0
 
 
-def single(found: Preflight) -> int:
+def single(line: CommandLine, found: Preflight) -> int:
     """Execute one run in a folder of its own, or in the one that it continues."""
     from rlhf_suite.cli.folders import for_run
     from rlhf_suite.cli.inspections import inspect
@@ -154,12 +154,13 @@ def single(found: Preflight) -> int:
             return refuse(problems)
         if place.note:
             say(place.note)
-        return run_in(place.folder, found)
+        return run_in(place.folder, line, found)
 
 
-def run_in(folder: Path, found: Preflight) -> int:
+def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
     """Execute a run in a folder that no other run may use meanwhile."""
     from rlhf_suite.cli.execute import run_with
+    from rlhf_suite.cli.explain import origins
     from rlhf_suite.cli.folders import working_in
     from rlhf_suite.cli.run_log import recorded
     from rlhf_suite.locks import InUse
@@ -168,7 +169,8 @@ def run_in(folder: Path, found: Preflight) -> int:
     try:
         with working_in(folder, run), recorded(folder / "run.log"):
             say(f"Run folder: {folder.absolute()}")
-            return run_with(run, folder, found.hydra)
+            setters = {key: who for key, _, _, who in origins(run, line, found)}
+            return run_with(run, folder, found.hydra, setters)
     except InUse as error:
         say(str(error))
         return REFUSED

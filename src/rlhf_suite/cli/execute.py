@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +21,17 @@ from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
 from rlhf_suite.config.plan import PlannedRun, resolve
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
-from rlhf_suite.disk import full_reason
+from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 20_000, 1_000_000  # characters of the last message, and of error.log
 
 
-def run_with(run: Run, folder: Path, hydra: DictConfig) -> int:
-    """Execute a run in its folder, as Hydra's settings say; return the exit code."""
+def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, str]) -> int:
+    """Execute a run in its folder, as Hydra's settings say; return the exit code. `origins` says who set which flag."""
     for name, value in hydra.job.env_set.items():
         os.environ[str(name)] = str(value)
     with read_write(hydra), open_dict(hydra):
@@ -39,6 +40,7 @@ def run_with(run: Run, folder: Path, hydra: DictConfig) -> int:
     run = replace(run, run_dir=None)
     if (end := finished(run, folder)) is not None:
         return tell(end, 0)
+    write_json(RunFolder(folder).origins, origins, durable=False)
     return execute(run, folder)
 
 
@@ -87,7 +89,6 @@ def train(run: Run, folder: Path) -> None:
     from rlhf_suite.launch.environment import device_kind, pass_on_trust, runtime_env
     from rlhf_suite.launch.ray_cluster import machine
     from rlhf_suite.launch.stop import Stopped, stoppable
-    from rlhf_suite.tracking.run_folder import RunFolder
     from rlhf_suite.waits import recorded
 
     record = RunFolder(folder)
@@ -109,12 +110,23 @@ def train(run: Run, folder: Path) -> None:
     except BaseException as error:
         record.mark_failed(error)
         raise
+    finally:
+        report = page(run, record)
     if isinstance(run, TrainedRun | LoopRun):
         from rlhf_suite.report.summary import summarise
 
         lines = summarise(record, run)
         if run.logger.progress:
-            print(printable("\n".join(lines), MESSAGE_LIMIT, keep_lines=True), flush=True)
+            print(printable("\n".join([*lines, *report]), MESSAGE_LIMIT, keep_lines=True), flush=True)
+
+
+def page(run: Run, folder: RunFolder) -> list[str]:
+    """Write the page of a run that trains, however it ended; return the line that says where it is, or why not."""
+    if not isinstance(run, TrainedRun | LoopRun) or not run.logger.report:
+        return []
+    from rlhf_suite.report.html import tried, write_report
+
+    return [tried(lambda: write_report([folder.path]))]
 
 
 def stage(folder: Path, parent: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhf_suite.errors import RunError, UserError
 
 USAGE = """usage: rlhf-suite report <run folder>                      writes <run folder>/report.html
+       rlhf-suite report <sweep folder>                  writes <sweep folder>/report.html: means over seeds, all runs
        rlhf-suite report <run folder> <run folder> ...   writes report.html in this folder: the runs beside each other
        ... -o <file>                                     writes this file instead
 
@@ -25,10 +26,13 @@ def report(words: Sequence[str]) -> int:
         asked = problem == "help"
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return DONE if asked else REFUSED
+    from rlhf_suite.cli.sweep import read, write_sweep_page
     from rlhf_suite.report.html import write_report
 
+    places, file = [Path(each).expanduser() for each in folders], Path(target).expanduser() if target else None
     try:
-        path = write_report([Path(each).expanduser() for each in folders], Path(target) if target else None)
+        sweep = read(places[0]) if len(places) == 1 else None
+        path = write_report(places, file) if sweep is None else write_sweep_page(sweep, file)
     except UserError as error:
         print(error, file=sys.stderr)
         return REFUSED

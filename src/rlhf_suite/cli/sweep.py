@@ -147,7 +147,8 @@ def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:
 
 
 def finish(folder: Path) -> int:
-    """Print the table and write it to summary.md; return exit code 1 if any job failed."""
+    """Print the table and write it to summary.md, and write the page of the sweep; return exit code 1 if any job
+    failed."""
     sweep = read(folder)
     assert sweep is not None, "launch writes it"
     common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
@@ -157,10 +158,29 @@ def finish(folder: Path) -> int:
         table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
     Console().print(table)
     write_text(folder / "summary.md", markdown(rows))
+    if any((folder_of(sweep, job) / "metrics.jsonl").exists() for job in sweep.jobs):
+        from rlhf_suite.report.html import tried
+
+        print(tried(lambda: write_sweep_page(sweep)))
     failed = [job for job in sweep.jobs if job.state == "failed"]
     for job in failed:
         print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))
     return 1 if failed else 0
+
+
+def write_sweep_page(sweep: Sweep, target: Path | None = None) -> Path:
+    """Write the page of a sweep: the statistics of each combination of its flags, and its runs beside each other."""
+    from rlhf_suite.report.html import write_sweep_report
+    from rlhf_suite.report.sweep_data import swept
+
+    jobs = [(job.number, folder_of(sweep, job), job.overrides) for job in sweep.jobs]
+    return write_sweep_report(sweep.folder, swept(jobs), target)
+
+
+def folder_of(sweep: Sweep, job: Job) -> Path:
+    """Return the folder of a job, also if the folder of the sweep was moved."""
+    moved = sweep.folder / Path(job.folder).name
+    return moved if moved.exists() else Path(job.folder)
 
 
 def row(job: Job, common: set[str]) -> list[str]:

@@ -37,4 +37,5 @@ class LoggerConfig:
     logging_steps: int = flag(1, "Log every so many steps", ge=1, resume=FREE)
     tensorboard_dir: str | None = flag(None, "Root folder of TensorBoard; null: off", resume=FREE)
     wandb: WandbConfig = group(WandbConfig)
+    report: bool = flag(True, "Write report.html, the page of the run, when a run that trains ends", resume=FREE)
     progress: bool = flag(True, "Show a progress bar and tables on the console", resume=FREE)

@@ -11,7 +11,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -21,12 +21,13 @@ from rlhf_suite.disk import write_text
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.run_data import run_data
 from rlhf_suite.report.sample_data import Arrays, Room
+from rlhf_suite.report.sweep_data import SweptRun, sweep_data
 from rlhf_suite.tracking.run_folder import RunFolder
 
 NAME = "report.html"
 PARTS = Path(__file__).parent / "page"
 # In the order in which they need each other.
-SCRIPTS = ("basics", "charts", "overview", "curves", "timing", "tokens", "samples", "configuration", "main")
+SCRIPTS = ("basics", "charts", "overview", "curves", "timing", "tokens", "samples", "configuration", "sweep", "main")
 
 
 def write_report(folders: Sequence[Path], target: Path | None = None) -> Path:
@@ -36,12 +37,40 @@ def write_report(folders: Sequence[Path], target: Path | None = None) -> Path:
     Raises:
         UserError: a folder has no run, or Plotly is not installed.
     """
-    arrays, room = Arrays(), Room().divided(len(folders))
-    named = zip(folders, names_of(folders), strict=True)
-    runs = [run_data(RunFolder(folder), name, arrays, room) for folder, name in named]
+    names = names_of(folders)
+    arrays, runs = all_data(folders, names)
     path = target or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
-    write_page(path, {"runs": runs}, arrays)
+    write_page(path, {"title": names[0] if len(names) == 1 else "Comparison", "runs": runs, "sweep": None}, arrays)
     return path
+
+
+def write_sweep_report(folder: Path, runs: Sequence[SweptRun], target: Path | None = None) -> Path:
+    """Write the page of a sweep whose runs have begun, and return its path: `target`, else in the folder of the sweep.
+
+    Raises:
+        UserError: no run has begun, or Plotly is not installed.
+    """
+    begun = [run for run in runs if RunFolder(run.folder).status_file.exists()]
+    if not begun:
+        raise UserError(f"{folder} is the folder of a sweep of which no run has begun: wait for one")
+    arrays, shown = all_data([run.folder for run in begun], [run.name for run in begun])
+    path = target or folder / NAME
+    write_page(path, {"title": folder.resolve().name, "runs": shown, "sweep": sweep_data(begun, shown)}, arrays)
+    return path
+
+
+def tried(write: Callable[[], Path]) -> str:
+    """Write a page at the end of a run or a sweep, which does not fail with it; return where it is, or why not."""
+    try:
+        return f"Report: {write()}"
+    except Exception as error:
+        return f"{NAME} was not written: {type(error).__name__}: {error}"
+
+
+def all_data(folders: Sequence[Path], names: Sequence[str]) -> tuple[Arrays, list[dict[str, Any]]]:
+    """Return the data of runs, which share the room of a page, and the numbers of their samples."""
+    arrays, room = Arrays(), Room().divided(len(folders))
+    return arrays, [run_data(RunFolder(each), name, arrays, room) for each, name in zip(folders, names, strict=True)]
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

@@ -22,7 +22,6 @@ from rlhf_suite.report.timeline import LANES, OTHER, last_steps, shown
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
-POINTS = 2000  # of a curve; of a longer one every second, third, ... point is drawn
 ERROR_LIMIT = 20_000  # characters
 USER_OF_URL = re.compile(r"//[^/@\s]+@")  # name and password in front of a host
 
@@ -48,8 +47,8 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         "unit": "iteration" if folder.loop.exists() else "RL step" if "timing/ppo_train" in found else "step",
         "headlines": headlines(found),
         "panels": panels(found),
-        "metrics": {printable(metric): curve(points) for metric, points in found.items()},
-        "clock": clock(folder),
+        "metrics": {printable(metric): curve(points, room.points) for metric, points in found.items()},
+        "clock": curve(clock(folder), room.points),
         "timeline": timeline(folder),
         "config": config_rows(folder, values),
         "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
@@ -66,9 +65,9 @@ def status_of(folder: RunFolder) -> dict[str, Any]:
     return {name: status.get(name) for name in names}
 
 
-def curve(points: Points) -> list[list[float]]:
-    """Return the steps and the values of a metric, few enough to draw. The last point is always there."""
-    stride = -(-len(points) // POINTS)
+def curve(points: Points, most: int) -> list[list[float]]:
+    """Return the steps and the values of a metric, at most so many. The last point is always there."""
+    stride = max(1, -(-len(points) // most))
     kept = points[(len(points) - 1) % stride :: stride]
     return [[step for step, _ in kept], [value for _, value in kept]]
 
@@ -94,11 +93,11 @@ def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
     return [{"title": panel.title, "names": [*map(printable, names)]} for panel, names in charts if names]
 
 
-def clock(folder: RunFolder) -> list[list[float]]:
+def clock(folder: RunFolder) -> Points:
     """Return the steps of the run and the seconds from its first row of metrics to each."""
     times = {row["step"]: row["time"] for row in read_rows(folder.metrics) if isinstance(row.get("time"), float)}
     begin = min(times.values(), default=0.0)
-    return curve([(step, round(time - begin, 3)) for step, time in times.items()]) if times else [[], []]
+    return [(step, round(time - begin, 3)) for step, time in times.items()]
 
 
 def timeline(folder: RunFolder) -> dict[str, Any] | None:

@@ -41,15 +41,16 @@ CHANNELS: tuple[tuple[str, tuple[str, ...], Callable[..., NDArray[Any]]], ...] =
 
 @dataclass(frozen=True)
 class Room:
-    """How much of the samples of a run its page holds, so that the page stays below 8 MB."""
+    """How much of a run its page holds, so that the page stays below 8 MB."""
 
+    points: int = 2000  # of a curve; of a longer one every second, third, ... point is drawn
     samples: int = 10_000
     tokens: int = 100_000  # of the samples that are shown token by token
     characters: int = 10_000_000  # of all texts; the longest are cut
 
     def divided(self, runs: int) -> Room:
         """Return the part of each of several runs on one page."""
-        return Room(self.samples // runs, self.tokens // runs, self.characters // runs)
+        return Room(max(100, self.points // runs), self.samples // runs, self.tokens // runs, self.characters // runs)
 
 
 @dataclass

@@ -8,6 +8,8 @@ const drawings = new WeakMap(); // element -> how to draw it
 let ready; // resolves when Plotly is there
 
 const colour = (number) => (dark.matches ? LIGHTER : COLOURS)[number % COLOURS.length];
+// Return a text for Plotly, which would read tags and references in it.
+const plotted = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 async function loadLibrary() {
@@ -45,6 +47,7 @@ async function draw(plot) {
     hoverlabel: { bgcolor: shade("--back"), bordercolor: shade("--line"), font: { color: shade("--ink"), size: 12 }, namelength: -1 },
     legend: { orientation: "h", y: -0.22, x: 0, font: { size: 11.5 } },
   };
+  if (data.length > 8) base.hovermode = "closest";
   const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
   await Plotly.react(plot, data, whole, { displayModeBar: false, responsive: true, showTips: false });
 }
@@ -68,7 +71,7 @@ function smoothed(values, reach) {
 // Return a curve, with its raw values faint behind it where it is smoothed.
 function lines(name, xs, ys, number, { reach = 0, dash = "solid" } = {}) {
   const few = xs.length <= 40, paint = colour(number);
-  const line = { x: xs, y: smoothed(ys, reach), name, mode: few ? "lines+markers" : "lines",
+  const line = { x: xs, y: smoothed(ys, reach), name: plotted(name), mode: few ? "lines+markers" : "lines",
     line: { color: paint, width: 2, dash }, marker: { size: 5 }, hovertemplate: "%{y:.5~g}" };
   const raw = { x: xs, y: ys, mode: "lines", line: { color: paint, width: 1 }, opacity: 0.3, hoverinfo: "skip", showlegend: false };
   return reach > 0 ? [raw, line] : [line];

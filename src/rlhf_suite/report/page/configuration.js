@@ -19,7 +19,7 @@ function configTable(rows, runs, marked = () => false) {
   const one = runs.length === 1;
   return table([
     { title: "flag", code: true, cell: (flag) => flag.key, sort: (flag) => flag.key },
-    ...runs.map((run, number) => ({ title: one ? "value" : run.name, code: true, cell: (flag) => flag.values[number] ?? "–" })),
+    ...runs.map((run, number) => ({ title: one ? "value" : runs.length > 6 ? run.name.split(" ")[0] : run.name, code: true, cell: (flag) => flag.values[number] ?? "–" })),
     { title: "default", code: true, cell: (flag) => flag.fallback },
     ...(one ? [{ title: "set by", cell: (flag) => flag.origins[0], sort: (flag) => flag.origins[0] }] : []),
   ], rows, (flag) => (marked(flag) ? "differs" : ""));

@@ -41,11 +41,11 @@ function grouped(found) {
 }
 
 function figure(runs, name, state) {
-  const data = runs.flatMap((run, number) => {
+  const data = runs.flatMap((run) => {
     const [steps, values] = run.metrics[name] ?? [[], []];
     if (run.hidden || !steps.length) return [];
     const times = state.x === "time" ? new Map(run.clock[0].map((step, at) => [step, run.clock[1][at]])) : null;
-    return lines(runs.length > 1 ? run.name : name, times ? steps.map((step) => times.get(step) ?? null) : steps, values, number, { reach: state.reach });
+    return lines(runs.length > 1 ? run.name : name, times ? steps.map((step) => times.get(step) ?? null) : steps, values, run.hue, { reach: state.reach });
   });
   return { data, layout: { xaxis: { title: { text: state.x === "time" ? "seconds" : runs[0].unit, standoff: 4 } } } };
 }

@@ -52,10 +52,10 @@ function headlineTable(run) {
 
 function panelChart(panel, runs) {
   const several = runs.length > 1;
-  const curves = () => runs.flatMap((run, number) => panel.names.flatMap((name, place) => {
+  const curves = () => runs.flatMap((run) => panel.names.flatMap((name, place) => {
     const [xs, ys] = run.metrics[name] ?? [[], []];
     const reach = xs.length > 60 ? 3 : 0;
-    return run.hidden ? [] : lines(several ? `${run.name} ${name}` : name, xs, ys, several ? number : place,
+    return run.hidden ? [] : lines(several ? `${run.name} ${name}` : name, xs, ys, several ? run.hue : place,
       { reach, dash: name.startsWith("eval/") ? "dot" : "solid" });
   }));
   const layout = { showlegend: !several && panel.names.length > 1, xaxis: { title: { text: runs[0].unit, standoff: 4 } } };
@@ -103,7 +103,7 @@ function comparison(runs) {
   const number = (name) => ({ title: name, number: true, sort: (run) => of(run, name)?.last,
     cell: (run) => { const row = of(run, name); return row ? show(row.last) + (row.error === null ? "" : ` ± ${show(row.error)}`) : "–"; } });
   const shown = [...names.filter((name) => name.startsWith("eval/")), ...names.filter((name) => !name.startsWith("eval/"))].slice(0, 8);
-  const dot = (run) => element("i.dot", { style: `background:${colour(runs.indexOf(run))}` });
+  const dot = (run) => element("i.dot", { style: `background:${colour(run.hue)}` });
   const columns = [
     { title: "run", cell: (run) => [dot(run), run.name], sort: (run) => run.name },
     { title: "state", cell: (run) => run.status.state, sort: (run) => run.status.state },
@@ -127,13 +127,13 @@ function comparison(runs) {
 
 // Return buttons that name the colours of the runs and hide or show them.
 function runKeys(runs, changed) {
-  return element("div.keys", { role: "group", "aria-label": "Runs that are drawn" }, runs.map((run, number) => {
+  return element("div.keys", { role: "group", "aria-label": "Runs that are drawn" }, runs.map((run) => {
     const click = (event) => {
       run.hidden = !run.hidden;
       event.currentTarget.setAttribute("aria-pressed", String(!run.hidden));
       changed();
     };
     return element("button", { type: "button", "aria-pressed": String(!run.hidden), onclick: click },
-      element("i.dot", { style: `background:${colour(number)}` }), run.name);
+      element("i.dot", { style: `background:${colour(run.hue)}` }), run.name);
   }));
 }
