@@ -258,6 +258,17 @@ MISTAKES = [
         "ds.overlap_comm",
         "gradients are reduced after the backward pass",
     ),
+    (
+        SFT + TENSOR + "actor.num_gpus_per_node=2 ds.use_liger_kernel=true launch.device=cuda",
+        "ds.use_liger_kernel",
+        "split",
+    ),
+    (
+        PPO + "train.colocate_all=true actor.num_nodes=2 actor.num_gpus_per_node=4 ref.num_nodes=2 "
+        "ref.num_gpus_per_node=4 critic.num_nodes=2 critic.num_gpus_per_node=4 vllm.tensor_parallel_size=8",
+        "vllm.tensor_parallel_size",
+        "an engine of 8 devices would not be on one node of 4",
+    ),
     (SFT + COMPILED + "launch.device=cpu", "ds.deepcompile", "DeepSpeed compiles for GPUs alone"),
     (SFT + COMPILED + "ds.zero_stage=0 ds.param_dtype=fp32", "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is 0"),
     (SFT + COMPILED + ALONE, "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is null"),

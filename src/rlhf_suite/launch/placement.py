@@ -92,9 +92,9 @@ def _slots(device: str, pool: Pool, role: Role, group: PlacementGroup, timeout_s
         return slots
     if any(len({node_of[slot.bundle] for slot in slots[i : i + wide]}) > 1 for i in range(0, len(slots), wide)):
         raise RunError(
-            f"the {wide} devices of an engine must be on one node, and {pool.name} got {_per_node(node_of)} devices of "
-            "the nodes: make the devices of each node a multiple of vllm.tensor_parallel_size x "
-            "vllm.pipeline_parallel_size"
+            f"the {wide} devices of an engine must be on one node, because its workers are processes of one machine, "
+            f"and {pool.name} got {_per_node(node_of)} devices of the nodes: make the devices of each node a multiple "
+            "of vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
         )
     names = _gpu_names(slots, timeout_s) if device == "cuda" else []
     return [replace(slots[i], gpus=tuple(names[i : i + wide])) for i in range(0, len(slots), wide)]
@@ -140,8 +140,9 @@ def _check_size(placement: Placement, nodes: list[dict[str, float]]) -> None:
         wide = max(role.devices_per_actor for role in pool.roles)
         if resources(placement.device, wide)[unit] > max(node.get(unit, 0.0) for node in nodes) + 1e-9:
             raise RunError(
-                f"each engine needs {wide} {unit}s on one node, and no node has them: lower vllm.tensor_parallel_size "
-                "or vllm.pipeline_parallel_size"
+                f"each engine needs {resources(placement.device, wide)[unit]:g} {unit}s on one node, because its "
+                "workers are processes of one machine, and no node has them: lower vllm.tensor_parallel_size or "
+                "vllm.pipeline_parallel_size, and raise vllm.num_engines"
             )
 
 

@@ -118,6 +118,19 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
             yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
 
 
+@rule
+def engines_fit_on_nodes(run: PPORun) -> Iterator[Problem]:
+    """Check that no engine that shares the actor's devices would have some of two nodes. vLLM joins nodes only through
+    executors that start its workers elsewhere (Ray, or a server on each node), which know no devices of others."""
+    wide, per_node = run.vllm.devices, run.actor.num_gpus_per_node
+    if run.train.colocate_all and run.actor.num_nodes > 1 and per_node % wide:
+        key = "vllm.pipeline_parallel_size" if run.vllm.tensor_parallel_size == 1 else "vllm.tensor_parallel_size"
+        what = f"an engine of {wide} devices would not be on one node of {per_node}, and its workers are processes "
+        what += "of one machine"
+        fix = "make vllm.tensor_parallel_size x vllm.pipeline_parallel_size a divisor of "
+        yield Problem(key, what, f"{fix}actor.num_gpus_per_node={per_node}")
+
+
 def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
     return {name: sizes[name] for name in names if name in sizes}
 
@@ -175,6 +188,9 @@ def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
     key = "ds.use_liger_kernel"
     if run.ds.use_liger_kernel and run.launch.device == "cpu":
         yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
+    elif run.ds.use_liger_kernel and run.ds.tensor_parallel_size > 1:
+        what = "its kernels have not been tried with layers that ds.tensor_parallel_size splits"
+        yield Problem(key, what, f"write {key}=false, or ds.tensor_parallel_size=1")
     elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
         yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
 

@@ -1,0 +1,44 @@
+"""Reserving devices from a real Ray cluster of two nodes on one machine, each of which counts three GPUs."""
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table, remove_placement_group
+
+from rlhf_suite.config.plan import Placement, Pool, Role
+from rlhf_suite.errors import RunError
+from rlhf_suite.launch.placement import reserve
+
+NODE = {"num_cpus": 2, "num_gpus": 3, "object_store_memory": 80 << 20}
+SHARED = (Role("actor", 6), Role("engine", 3, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes():
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+        cluster.add_node(**NODE)
+        ray.init(address=cluster.address, log_to_driver=False)
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_engine_is_on_one_node_and_several_are_on_both(size):
+    slots = reserve(Placement("cuda", (Pool((Role("engine", 2, size),)),)), timeout_s=60)["engine"]
+    node_of = placement_group_table(slots[0].group)["bundles_to_node_id"]
+    assert len({node_of[slot.bundle] for slot in slots}) == 2
+    assert {slot.num_gpus for slot in slots} == {size}
+    remove_placement_group(slots[0].group)
+
+
+def test_an_engine_larger_than_a_node_is_refused_at_once():
+    with pytest.raises(RunError, match=r"each engine needs 4 GPUs on one node, because .* raise vllm\.num_engines"):
+        reserve(Placement("cuda", (Pool((Role("engine", 1, 4),)),)), timeout_s=3600)
+
+
+def test_an_engine_whose_ranks_are_on_two_nodes_is_refused():
+    with pytest.raises(RunError, match=r"the 2 devices of an engine must be on one node, because .* got 3, 3 devices"):
+        reserve(Placement("cuda", (Pool(SHARED),)), timeout_s=60)
