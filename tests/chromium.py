@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class Browser:
         )
         assert self.process.stderr is not None
         line = next(line for line in self.process.stderr if "DevTools listening on " in line)
-        self.socket = connect(line.split(" on ")[1].strip(), max_size=None)
+        self.opened = ExitStack()
+        self.socket = self.opened.enter_context(connect(line.split(" on ")[1].strip(), max_size=None))
         self.numbers = itertools.count(1)
         self.session: str | None = None
         self.problems: list[str] = []
@@ -119,7 +121,7 @@ class Browser:
 
     def close(self) -> None:
         """End the browser."""
-        self.socket.close()
+        self.opened.close()
         self.process.terminate()
         self.process.wait(WAIT_S)
         self.profile.cleanup()

@@ -15,8 +15,14 @@ function sweep(runs, { flags: names, groups }) {
   return [bar, place];
 }
 
+// Return the last words of flags, if they tell them apart.
+function short(names) {
+  const last = names.map((name) => name.split(".").at(-1));
+  return new Set(last).size === last.length ? last : names;
+}
+
 const intervalText = (ends) => (ends ? `${show(ends[0])} – ${show(ends[1])}` : "–");
-const label = (names, group) => names.map((name, place) => `${name.split(".").at(-1)}=${group.values[place] ?? "–"}`).join(" ") || "all runs";
+const label = (names, group) => short(names).map((name, place) => `${name}=${group.values[place] ?? "–"}`).join(" ") || "all runs";
 
 function sweepParts(names, groups, { metric, statistic }) {
   const ends = (group) => group.metrics[metric][statistic === "mean" ? "interval" : "iqm_interval"];
@@ -24,7 +30,7 @@ function sweepParts(names, groups, { metric, statistic }) {
   const number = (title, read) => ({ title, number: true, cell: (group) => show(read(group)), sort: read });
   const of = (name) => (group) => group.metrics[metric][name];
   const columns = [
-    ...names.map((name, place) => ({ title: name, code: true, cell: (group) => group.values[place] ?? "–", sort: (group) => sortable(group.values[place]) })),
+    ...names.map((name, place) => ({ title: short(names)[place], code: true, cell: (group) => group.values[place] ?? "–", sort: (group) => sortable(group.values[place]) })),
     number("runs", (group) => group.metrics[metric].values.length),
     number("mean", of("mean")), { title: "95 % interval", number: true, cell: (group) => intervalText(of("interval")(group)), sort: (group) => of("interval")(group)?.[0] },
     number("IQM", of("iqm")), { title: "95 % interval", number: true, cell: (group) => intervalText(of("iqm_interval")(group)), sort: (group) => of("iqm_interval")(group)?.[0] },
@@ -70,7 +76,7 @@ function parallel(names, groups, metric, statistic) {
   const text = (x, y, what) => ({ x, y, text: plotted(what), showarrow: false, xanchor: "left", xshift: 9, font: { size: 11, color: shade("--ink") }, bgcolor: shade("--panel"), opacity: 0.9 });
   const annotations = [...axes.flatMap((axis, place) => axis.map((entry) => text(place, height(axis, entry), entry))), text(names.length, 0, show(low)), ...(high > low ? [text(names.length, 1, show(high))] : [])];
   return { data, layout: { annotations, hovermode: "closest", margin: { l: 24, r: 90, t: 12, b: 34 }, yaxis: { visible: false, range: [-0.12, 1.12] },
-    xaxis: { tickvals: [...names.keys(), names.length], ticktext: [...names.map((name) => plotted(name)), metric], range: [-0.15, names.length + 0.35], zeroline: false } } };
+    xaxis: { tickvals: [...names.keys(), names.length], ticktext: [...short(names).map(plotted), metric], range: [-0.15, names.length + 0.35], zeroline: false } } };
 }
 
 // Return a colour from grey by orange to blue: 0 is the lowest value, 1 the highest.
