@@ -26,6 +26,8 @@ REST = [
             "gradient_checkpointing_enable=true",
         )
     ),
+    "data.pretrain_dataset=builtin:reverse",
+    "data.pretrain_key=input",
     "train.dynamic_batch_enable=true",
     "train.max_tokens_per_gpu=256",
     "reward.rule=null",
@@ -50,6 +52,8 @@ READ_ELSEWHERE = {
     "data.dataloader_num_workers": "where the cache lacks the encoded rows: tests/tasks/test_flags_are_read.py",
     "ds.zpg": "under ZeRO-3: tests/tasks/test_flags_are_read.py",
     "own_code": "the run writes it itself; tests/config/test_own_code.py",
+    "logger.report": "the command line writes the page of a run",
+    "rollout.replay": "tests/e2e/test_replay_run.py",
     "run_dir": "the command line names the folder of the run",
     "reward.rules.code_allow_weaker": "where code runs: tests/sandbox",
     "reward.rules.code_memory_mb": "where code runs: tests/rewards",

@@ -21,6 +21,7 @@ INPUT_KEY = "Column of the prompt or conversation; the texts of a comma list of 
 TEMPLATED, PLAIN = is_true(".apply_chat_template"), is_false(".apply_chat_template")
 NOT_PRETRAINING = is_false("actor.pretrain_mode_enable")
 WITH_IMAGES, WITHOUT_IMAGES = is_set(".image_key", "<column>"), is_null(".image_key")
+WITH_DOCUMENTS = is_set(".pretrain_dataset", "<source>")
 SINGLE, PAIRED = is_null(".chosen_key"), is_set(".chosen_key", "<column>")
 
 
@@ -247,6 +248,16 @@ class PromptDataConfig(DataConfig, PromptTextConfig, ImageDataConfig):
     """RL prompts"""
 
     prompt_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
+    pretrain_dataset: str | None = flag(
+        None,
+        "Documents: each optimiser step of the policy also has train.batch_size windows of them, whose next-token loss "
+        "counts actor.ptx_coef (PPO-ptx, Ouyang et al. 2022). " + SOURCES,
+    )
+    pretrain_split: str = flag("train", "Split of document sources that have several", when=WITH_DOCUMENTS)
+    pretrain_probs: list[float] | None = flag(
+        None, "Mixing probabilities of the documents; null: concatenate", ge=0, when=WITH_DOCUMENTS
+    )
+    pretrain_key: str = flag("text", "Column of the text of a document", when=WITH_DOCUMENTS)
 
 
 @dataclass

@@ -104,6 +104,12 @@ class PolicyConfig(SeeingActorConfig):
         None, "Entropy bonus; 0: the entropy is only logged; null: it is not computed", ge=0
     )
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
+    ptx_coef: float = flag(
+        0.05,
+        "Weight of the mean next-token loss on data.pretrain_dataset",
+        gt=0,
+        when=is_set("data.pretrain_dataset", "<source>"),
+    )
 
 
 @dataclass

@@ -81,6 +81,7 @@ def remove_unless_open(folder: Path, mark: str) -> bool:
 # Flags of `data` that choose rows or how they are used. They do not change how one row is encoded.
 NOT_ENCODED = {
     *("dataset", "dataset_probs", "dataset_split", "prompt_dataset", "prompt_probs", "prompt_split", "max_samples"),
+    *("pretrain_dataset", "pretrain_probs", "pretrain_split", "pretrain_key"),
     *("dataloader_num_workers", "cache_enable", "cache_max_gb", "pack_to_max_len", "max_skipped_share"),
 }
 

@@ -34,6 +34,7 @@ class SourceFlags(NamedTuple):
 
 DATASET = SourceFlags("data.dataset", "data.dataset_split", "data.dataset_probs")
 PROMPTS = SourceFlags("data.prompt_dataset", "data.prompt_split", "data.prompt_probs")
+DOCUMENTS = SourceFlags("data.pretrain_dataset", "data.pretrain_split", "data.pretrain_probs")
 EVAL = SourceFlags("eval.dataset", "eval.split")
 
 

@@ -243,6 +243,12 @@ HANDLERS: dict[str, Handler] = {
     "eval_task": lambda new, old, values: new.remark(f"--eval_task {' '.join(values)} is task={old.task} here"),
     "post_processor": post_processor,
     "enable_csft": nothing("--enable_csft: a target reward (data.target_reward) switches it on"),
+    "ptx_coef": to(("actor.ptx_coef", None)),
+    "pretrain_data": to(
+        ("data.pretrain_dataset", None), remark="data.pretrain_key=text: name the column of the text of a document"
+    ),
+    "pretrain_data_probs": to(("data.pretrain_probs", None)),
+    "pretrain_split": to(("data.pretrain_split", None)),
     "repetition_penalty": to(("rollout.repetition_penalty", None), ("chat.repetition_penalty", None)),
     "greedy_sampling": to(("rollout.temperature", "0"), ("chat.temperature", "0")),
     "tp_size": to(("vllm.tensor_parallel_size", None)),
@@ -266,8 +272,6 @@ HANDLERS: dict[str, Handler] = {
             gone("iter", "write the part of the rows as generate.shard=<part>/<parts> (score.shard)"),
             gone("ta_prompt", "write the text as chat.system"),
             gone("use_filter_sample", "write a filter of groups as algo.dynamic_filtering_range"),
-            gone("ptx_coef", "the loss on pre-training data (PPO-ptx) is not there"),
-            gone("pretrain_data", "the loss on pre-training data (PPO-ptx) is not there"),
             gone("perf", "timings are always in the metrics"),
         )
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ from rlhf_suite.models.forward import LanguageModel, sequence_scores, token_log_
 from rlhf_suite.models.load import DTYPES, load_tokenizer
 from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.models.weights import named_weights
+from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
 from rlhf_suite.train.ema import WeightAverage
-from rlhf_suite.train.loader import micro_groups
+from rlhf_suite.train.loader import StepLoader, micro_groups
 from rlhf_suite.train.step import optimizer_step
 from rlhf_suite.train.strategy import join_world, load_frozen, load_trained
 from rlhf_suite.train.task import Objective
@@ -133,7 +134,7 @@ class ProcessRole(ForwardRole):
 class TrainedRole(Role, TrainedWorker):
     """A model that is trained on rollouts. `total_steps`: optimiser steps of the run, for the schedule."""
 
-    objective: Objective[Experience]
+    objective: Objective[Any]
     prefix: str
 
     def __init__(
@@ -171,10 +172,14 @@ class TrainedRole(Role, TrainedWorker):
     def updated(self) -> None:
         """Do what follows an optimiser step that has changed the weights."""
 
+    def beside(self, step: int) -> Sequence[TokenBatch]:
+        """Return what an optimiser step trains on beside samples, in micro-batches."""
+        return ()
+
     def train_step(self, batch: Experience, step: int) -> dict[str, float]:
         """Take an optimiser step and return its metrics."""
         groups = micro_groups(batch.lengths.tolist(), self.settings.train, self.world.mesh)
-        micro_batches = [take(batch, group) for group in groups]
+        micro_batches = [*(take(batch, group) for group in groups), *self.beside(step)]
         row = optimizer_step(self.model, self.objective, micro_batches, step, self.settings.train.on_nonfinite)
         if not row["skipped"]:
             self.updated()
@@ -194,7 +199,6 @@ class PolicyRole(TrainedRole):
     """The policy: log-probs, updates, and its weights for the engines."""
 
     prefix = "actor_"
-    objective: PolicyObjective
     sender: Sender | None = None
 
     def __init__(
@@ -211,7 +215,12 @@ class PolicyRole(TrainedRole):
             never_sample_images(self.model.module)
         rollout, train = settings.rollout, settings.train
         horizon = rollout.max_new_tokens or settings.data.max_len
-        self.objective = PolicyObjective(actor, kl, rollout.temperature, horizon)
+        self.policy_objective = PolicyObjective(actor, kl, rollout.temperature, horizon)
+        self.objective = self.policy_objective
+        documents = load_documents(settings.data, self.tokenizer, train.seed)
+        self.documents = None if documents is None else StepLoader(documents.windows, train, self.world)
+        if documents is not None:
+            self.objective = WithDocuments(self.policy_objective, actor.ptx_coef)
         self.average = WeightAverage(self.model, train.ema_beta) if train.enable_ema else None
 
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
@@ -220,8 +229,11 @@ class PolicyRole(TrainedRole):
 
     def update(self, batches: list[Experience], first_step: int, kl_coef: float) -> dict[str, float]:
         """Take one optimiser step per batch, the first one at `first_step` of the schedule."""
-        self.objective.kl_coef = kl_coef
+        self.policy_objective.kl_coef = kl_coef
         return self.train(batches, first_step)
+
+    def beside(self, step: int) -> Sequence[TokenBatch]:
+        return () if self.documents is None else self.documents.step(step)
 
     def updated(self) -> None:
         if self.average is not None:

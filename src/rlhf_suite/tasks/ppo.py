@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf_suite.config.eval import RLEvalConfig
@@ -23,6 +23,7 @@ from rlhf_suite.rewards.base import RewardSource
 from rlhf_suite.rewards.sources import Rewards, check_routes
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.build import RunData, build_pipeline
+from rlhf_suite.rl.documents import load_documents
 from rlhf_suite.rl.pipeline import total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
@@ -67,6 +68,10 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
     prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision)
     if not config.replays:
         check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
+    documents = load_documents(config.data, tokenizer, config.train.seed)  # the policy's ranks read them from the cache
+    if documents is not None:
+        digest, notes = f"{prompts.contents_digest} {documents.contents_digest}", f"{prompts.notes} {documents.notes}"
+        prompts = replace(prompts, contents_digest=digest, notes=notes.strip())
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     return RunData(tokenizer, prompts, order, vision)
 

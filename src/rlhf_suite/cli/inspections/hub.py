@@ -22,7 +22,7 @@ HF_HUB_CACHE = Path(os.environ.get("HF_HUB_CACHE") or HF_HOME / "hub").expanduse
 HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 ENDPOINT = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?(@.*)?")
-DATA = ("data.dataset", "data.prompt_dataset", "eval.dataset")
+DATA = ("data.dataset", "data.prompt_dataset", "data.pretrain_dataset", "eval.dataset")
 CONNECT_S = 3.0
 
 

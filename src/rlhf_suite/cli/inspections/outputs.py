@@ -23,7 +23,10 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import optimizer_problem, store_of
 from rlhf_suite.train.output import MARK, is_own
 
-SOURCES = ("data.dataset", "data.prompt_dataset", "eval.dataset", "reward.remote_url", "lora.path")
+SOURCES = (
+    *("data.dataset", "data.prompt_dataset", "data.pretrain_dataset", "eval.dataset"),
+    *("reward.remote_url", "lora.path"),
+)
 SHOWN = 3  # entries of a folder in a message
 CACHE = "XDG_CACHE_HOME"
 

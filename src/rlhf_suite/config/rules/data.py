@@ -89,7 +89,10 @@ def full_rows_are_not_padded(run: SFTRun | DistillRun) -> Iterator[Problem]:
 
 @rule
 def has_prompts(run: PPORun) -> Iterator[Problem]:
-    data, names = run.data, columns(run.data)
+    data, names = run.data, columns(run.data, unread=("pretrain_key",))
+    if data.pretrain_dataset is not None:
+        key, column = "data.pretrain_dataset", {"data.pretrain_key": data.pretrain_key}
+        yield from source_problems(key, data.pretrain_dataset, column, "data.pretrain_probs", data.pretrain_probs)
     yield from source_problems(
         "data.prompt_dataset", data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs
     )
