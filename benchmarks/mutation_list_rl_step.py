@@ -179,4 +179,11 @@ RL_STEP = [
         ".sum()",
         SYNC,
     ),
+    Mutation(
+        "documents count as much as samples",
+        "rl/documents.py",
+        "self.coef * language.total",
+        "language.total",
+        ("tests/train/test_document_gradients.py",),
+    ),
 ]
