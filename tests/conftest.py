@@ -51,8 +51,9 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # extensions count what is left at the end
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test with its tier, and begin with the files whose tests take longest. Without a GPU skip what needs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test with its tier, and begin with the files whose tests take longest. Where one tier is asked for,
+    leave out the tests of others: a file's marker is not that of each of its tests. Without a GPU skip what needs
     one."""
     first: dict[Path, int] = {}
     for item in items:
@@ -60,6 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(default_tier(item))
         first[item.path] = min(TIERS.index(tiers(item)[0]), first.get(item.path, len(TIERS)))
     items.sort(key=lambda item: first[item.path])
+    if (wanted := config.getoption("markexpr")) in TIERS:
+        items[:] = [item for item in items if tiers(item)[0] == wanted]
+    if wanted == "quick" and (idle := [str(path) for path in first.keys() - {item.path for item in items}]):
+        raise pytest.UsageError(f"no quick test in {', '.join(idle)}: write pytestmark = pytest.mark.stack")
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

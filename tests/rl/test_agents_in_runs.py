@@ -14,6 +14,8 @@ from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.tracking.metrics import read_rows
 
+pytestmark = pytest.mark.stack
+
 CODE = """
 from rlhf_suite.agents.base import Start, Step
 

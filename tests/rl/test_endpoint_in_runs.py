@@ -16,6 +16,8 @@ from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.rl.samples import read_samples
 from rlhf_suite.tracking.metrics import read_rows
 
+pytestmark = pytest.mark.stack
+
 # Three turns, the third behind an edited history, or behind another one. Most turns end with a token that the template
 # does not write there, so that each has a ledger of its own.
 CODE = """

@@ -14,6 +14,8 @@ from plain_run import run, small
 from rlhf_suite.errors import RunError
 from rlhf_suite.tracking.metrics import read_rows
 
+pytestmark = pytest.mark.stack
+
 STEPS = 4
 EVALUATION = {
     "eval__dataset": "builtin:reverse_eval",

@@ -15,6 +15,8 @@ from plain_run import models, small
 from rlhf_suite.data.batch import Example, collate, take
 from rlhf_suite.data.trajectory import Experience
 
+pytestmark = pytest.mark.stack
+
 LENGTHS = (6, 5, 7, 6)
 PROMPT = 2
 PLAIN = {"algo__kl__init_coef": 0.0, "algo__kl__target": None, "rollout__max_new_tokens": 10}

@@ -16,6 +16,8 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.metrics import read_rows
 
+pytestmark = pytest.mark.stack
+
 STEPS = 6
 FLAGS = {
     "train__num_episodes": 3,

@@ -12,6 +12,8 @@ import pytest
 from rlhf_suite.data import builtin
 from small_runs import column, small_run
 
+pytestmark = pytest.mark.stack
+
 FEW = "train.batch_size=16 eval.dataset=null eval.steps=-1 logger.progress=false launch.device=cpu "
 SFT = f"task=sft demo=sft_images train.max_steps=3 {FEW} "
 WHOLE = f"{SFT} train.micro_batch_size=16 "

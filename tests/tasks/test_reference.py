@@ -8,6 +8,8 @@ from rlhf_suite.models.load import model_digest
 from rlhf_suite.train import annotations
 from small_runs import column, small_run
 
+pytestmark = pytest.mark.stack
+
 TRAINING = "task=dpo train.max_steps=3 data.max_samples=200 algo.beta=1 "
 LINE = TRAINING + "eval.max_samples=20 "
 

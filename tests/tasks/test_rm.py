@@ -15,6 +15,8 @@ from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import load_model
 from small_runs import column, small_run
 
+pytestmark = pytest.mark.stack
+
 LINE = "task=rm train.max_steps=3 eval.max_samples=20 train.micro_batch_size=16 ds.value_head_prefix="
 
 

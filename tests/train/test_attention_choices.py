@@ -7,6 +7,8 @@ import task_gradients
 from plain_models import make_models, relative_error
 from splits import Split
 
+pytestmark = pytest.mark.stack
+
 TASKS = ("sft", "rm sigmoid", "dpo sigmoid", "kto", "prm, whole vocabulary", "distill forward_kl")
 
 

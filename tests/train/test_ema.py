@@ -9,6 +9,8 @@ from steps import Outcome, Setup, build, one_step, same
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.ema import WeightAverage
 
+pytestmark = pytest.mark.stack
+
 BETA = 0.75
 SETUPS = [
     *((1, Setup(zero=zero)) for zero in (0, 3)),

@@ -12,6 +12,8 @@ from steps import Setup, same
 
 from rlhf_suite.models.weights import weights_on_cpu
 
+pytestmark = pytest.mark.stack
+
 FROZEN = ("model.embed_tokens", "model.layers.0.self_attn")
 SPLITS = [
     Split("re-entrant checkpointing", checkpointing="re-entrant", freeze=FROZEN),

@@ -18,6 +18,8 @@ from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.train import strategy
 from rlhf_suite.train.step import optimizer_step
 
+pytestmark = pytest.mark.stack
+
 SEQUENCES, LENGTH = 128, 8
 
 

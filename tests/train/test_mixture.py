@@ -17,6 +17,8 @@ from task_cases import ROWS
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.evaluate import evaluate
 
+pytestmark = pytest.mark.stack
+
 AUX = 10.0
 LIMIT = 1e-5  # of fp32 against float64
 TASKS = ("sft", "rm sigmoid", "dpo sigmoid", "kto", "prm, whole vocabulary", "distill forward_kl")

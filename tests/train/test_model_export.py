@@ -18,6 +18,8 @@ from rlhf_suite.models.merge import merge_lora, read_adapter
 from rlhf_suite.models.save import save_adapter
 from rlhf_suite.train.export import export
 
+pytestmark = pytest.mark.stack
+
 CASES = [
     (1, Setup(zero=0)),
     (1, Setup(zero=3)),

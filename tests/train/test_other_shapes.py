@@ -14,6 +14,8 @@ from steps import Setup, build, one_step, same
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.weights import weights_on_cpu
 
+pytestmark = pytest.mark.stack
+
 # From ranks and setup to ranks and setup; the last number is the tolerance for the weights after three more steps.
 PAIRS = [
     (1, Setup(0), 2, Setup(3)),

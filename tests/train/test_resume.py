@@ -30,6 +30,8 @@ from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.supervised import SupervisedWorker, encode
 
+pytestmark = pytest.mark.stack
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
 IMPORTS = {"PYTHONPATH": str(ROOT / "tests")}  # for what is shared by the tests

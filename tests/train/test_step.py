@@ -11,6 +11,8 @@ from steps import Setup, same, train
 
 from rlhf_suite.data.batch import take
 
+pytestmark = pytest.mark.stack
+
 SETUPS = [
     (1, Setup(zero=0)),
     (1, Setup(zero=1, dtype="bf16")),
