@@ -91,8 +91,8 @@ RL_STEP = [
     Mutation(
         "the policy trains with the first KL coefficient",
         "rl/roles.py",
-        "self.objective.kl_coef = kl_coef",
-        "self.objective.kl_coef = self.objective.kl.init_coef",
+        "self.policy_objective.kl_coef = kl_coef",
+        "self.policy_objective.kl_coef = self.policy_objective.kl.init_coef",
         ROLES,
     ),
     Mutation(
