@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pages import Page
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -50,6 +51,20 @@ def test_it_leaves_a_curve_samples_and_its_configuration(baseline):
     assert (baseline / "curves.png").stat().st_size > 1000
     assert "reverse" in (baseline / "samples.md").read_text()
     assert "reinforce_baseline" in (baseline / "config.yaml").read_text()
+
+
+def test_its_page_shows_its_samples_token_by_token(baseline):
+    pytest.importorskip("plotly", reason="plotly is not installed here: pip install plotly")
+    page = Page(baseline / "report.html")
+    (run,) = page.runs
+    assert run["status"]["state"] == "done" and run["metrics"]["train/reward"][0] == [1, 2, 3]
+    samples = run["samples"]
+    tokens, prompts = samples["tokens"], page.array(samples["columns"]["prompt"])
+    begin, end = page.array(tokens["starts"])[:2]
+    prompt = samples["texts"][prompts[page.array(tokens["samples"])[0]]]
+    text = "".join(tokens["vocabulary"][number] for number in page.array(tokens["ids"])[begin:end])
+    assert text.startswith(prompt) and prompt.startswith("reverse ")
+    assert {"advantage", "engine - trainer"} <= tokens["channels"].keys()
 
 
 def test_there_is_one_row_of_metrics_per_step_with_every_name(baseline, rows):

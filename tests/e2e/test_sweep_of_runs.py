@@ -6,10 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import jobs
 import pytest
 
+from pages import Page
 from rlhf_suite.config.record import load
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -44,6 +46,10 @@ def test_a_sweep_ends_with_a_table_of_its_runs(tmp_path, launcher):
         names = load(folder.config).logger.wandb
         assert (names.group, names.run_name) == ("sweep", f"{number} actor.adam.lr={rate}")
     assert rows[0]["value"] < rows[1]["value"]  # the larger rate has learned more in two steps
+    if find_spec("plotly") is not None:
+        page = Page(tmp_path / "sweep" / "report.html").data
+        assert [group["values"] for group in page["sweep"]["groups"]] == [["0.001"], ["0.0001"]]
+        assert [len(run["metrics"]["train/gpt_loss"][0]) for run in page["runs"]] == [2, 2]
 
 
 def test_the_same_sweep_again_runs_what_is_missing(tmp_path):

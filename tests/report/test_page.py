@@ -19,7 +19,7 @@ from rlhf_suite.cli import execute, main
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.runs import GenerateRun, SFTRun
 from rlhf_suite.report import html
-from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares
+from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
 from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
@@ -90,6 +90,14 @@ def test_the_tokens_of_a_page_are_those_of_the_file(page, run):
         written = np.array(file["mask"][0].as_py()) > 0
         assert (whole[~written] == UNKNOWN).all()
         np.testing.assert_allclose(whole[written] * channel["scale"], expected[written], atol=channel["scale"])
+
+
+def test_every_file_gets_the_same_room_for_tokens(run):
+    """A sample has 5 tokens by the model and 40 others, so it takes 5 + 45 // 8 = 10; the evaluation has no tokens."""
+    files = [run.evaluations / "step_000000.parquet", *sorted(run.rollouts.glob("*.parquet"))]
+    parts = [*token_parts([pq.read_table(file) for file in files], limit=65)]
+    assert [rows.tolist() for rows, _, _ in parts] == [[16, 17], [32, 33], [48, 49]]
+    assert all(lengths.tolist() == [45, 45] and len(columns["ids"]) == 90 for _, columns, lengths in parts)
 
 
 def test_what_a_model_wrote_is_in_no_tag_and_ends_no_block(page):

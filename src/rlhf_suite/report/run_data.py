@@ -19,6 +19,7 @@ from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points,
 from rlhf_suite.report.sample_data import Arrays, Room, samples_of
 from rlhf_suite.report.summary import best, is_headline, order
 from rlhf_suite.report.timeline import LANES, OTHER, last_steps, shown
+from rlhf_suite.tracking.console import evaluation_results
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -74,9 +75,9 @@ def curve(points: Points, most: int) -> list[list[float]]:
 
 def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
     """Return the metrics that say how a run went: first, last and best value, and where it was."""
-    rows = []
+    rows, evaluations = [], evaluation_results(found)
     for name in sorted(filter(is_headline, found), key=order):
-        if name.startswith(("eval/", "train/")):
+        if name.startswith("train/") or name in evaluations:
             points, errors = found[name], found.get(f"{name}_stderr")
             at, value = best(name, points) if name.startswith("eval/") else (None, None)
             error = errors[-1][1] if errors else None
@@ -87,8 +88,9 @@ def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
 
 def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
     """Return the charts of the first page, each with the names of its metrics."""
+    results = {name: found[name] for name in evaluation_results(found)}
     charts = (
-        (panel, [*trained(panel, found), *evaluated(panel, found)]) for panel in (REWARD, ACCURACY, LOSS, KL, LENGTH)
+        (panel, [*trained(panel, found), *evaluated(panel, results)]) for panel in (REWARD, ACCURACY, LOSS, KL, LENGTH)
     )
     return [{"title": panel.title, "names": [*map(printable, names)]} for panel, names in charts if names]
 

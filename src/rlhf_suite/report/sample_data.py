@@ -20,6 +20,7 @@ from rlhf_suite.foreign_text import printable
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.tracking.run_folder import RunFolder
 
+CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
 TEXTS = ("prompt", "response", "label", "datasource", "finish_reason")
 UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
@@ -45,7 +46,7 @@ class Room:
 
     points: int = 2000  # of a curve; of a longer one every second, third, ... point is drawn
     samples: int = 10_000
-    tokens: int = 100_000  # of the samples that are shown token by token
+    tokens: int = 100_000  # that models wrote, of the samples that are shown token by token
     characters: int = 10_000_000  # of all texts; the longest are cut
 
     def divided(self, runs: int) -> Room:
@@ -259,7 +260,11 @@ def token_parts(
     begins = np.append(0, np.cumsum([len(table) for table in tables]))
     places = [place for place, table in enumerate(tables) if "owner" in table.column_names]
     lengths = [np.asarray(tables[place]["owner"].combine_chunks().value_lengths(), np.int64) for place in places]
-    for place, each, share in zip(places, lengths, shares([int(each.sum()) for each in lengths], limit), strict=True):
-        count = int((each.cumsum() <= share).sum())
+    written = [numbers_of_tokens(tables[place])["length"] for place in places]
+    room = [own + each // CHEAP for own, each in zip(written, lengths, strict=True)]
+    for place, each, taken, share in zip(
+        places, lengths, room, shares([int(each.sum()) for each in room], limit), strict=True
+    ):
+        count = int((taken.cumsum() <= share).sum())
         if count:
             yield begins[place] + np.arange(count), token_columns(tables[place].slice(0, count))[0], each[:count]

@@ -13,7 +13,7 @@ function flags(runs) {
 }
 
 const NOT_COMPARED = ["run_dir", "logger.wandb.run_name", "logger.wandb.group"];
-const differences = (runs) => flags(runs).filter((flag) => new Set(flag.values).size > 1 && !NOT_COMPARED.includes(flag.key));
+const differences = (runs) => flags(runs).filter((flag) => isSet(flag, false) && !NOT_COMPARED.includes(flag.key));
 
 function configTable(rows, runs, marked = () => false) {
   const one = runs.length === 1;
@@ -25,7 +25,13 @@ function configTable(rows, runs, marked = () => false) {
   ], rows, (flag) => (marked(flag) ? "differs" : ""));
 }
 
-const isSet = (flag, one) => (one ? flag.values[0] !== flag.fallback : new Set(flag.values).size > 1);
+// Return whether a flag of one run is not its default, or whether several runs differ in it. A run of another task may
+// lack a flag: then that counts which the others have set.
+function isSet(flag, one) {
+  if (one) return flag.values[0] !== flag.fallback;
+  const known = flag.values.filter((value) => value !== null);
+  return new Set(known).size > 1 || (known.length < flag.values.length && known[0] !== flag.fallback);
+}
 
 function configuration(runs) {
   const one = runs.length === 1, all = flags(runs), state = { words: "", only: true };

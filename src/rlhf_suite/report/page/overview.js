@@ -17,7 +17,7 @@ function overviewOfOne(run) {
   const evaluated = run.headlines.find((row) => row.name.startsWith("eval/"));
   const facts = [
     fact(show(run.status.last_step), `${run.unit}s done`),
-    ...(seconds ? [fact(duration(seconds), "first to last row of metrics")] : []),
+    ...(seconds ? [fact(duration(seconds), "from the first step to the last")] : []),
     ...(evaluated ? [fact(show(evaluated.best), `best ${evaluated.name.replace("eval/", "")}, at step ${evaluated.at}`)] : []),
     ...(run.samples ? [fact(show(run.samples.total), "samples on disk")] : []),
   ];
@@ -102,7 +102,8 @@ function comparison(runs) {
   const of = (run, name) => run.headlines.find((row) => row.name === name);
   const number = (name) => ({ title: name, number: true, sort: (run) => of(run, name)?.last,
     cell: (run) => { const row = of(run, name); return row ? show(row.last) + (row.error === null ? "" : ` ± ${show(row.error)}`) : "–"; } });
-  const shown = [...names.filter((name) => name.startsWith("eval/")), ...names.filter((name) => !name.startsWith("eval/"))].slice(0, 8);
+  const drawn = new Set(runs.flatMap((run) => run.panels.flatMap((panel) => panel.names)));
+  const shown = [...names.filter((name) => drawn.has(name)), ...names.filter((name) => !drawn.has(name))].slice(0, 8);
   const dot = (run) => element("i.dot", { style: `background:${colour(run.hue)}` });
   const columns = [
     { title: "run", cell: (run) => [dot(run), run.name], sort: (run) => run.name },

@@ -89,7 +89,10 @@ function painted(tokens, name) {
       marks: kinds.map((kind) => element("span", {}, element("i.swatch", { style: `background:${paint.get(kind)}` }), ` ${kind}`)) };
   }
   const values = tokens.map((token) => token.values[name]), known = values.filter((value) => value !== null);
-  const two = TWO_SIDED.includes(name), size = Math.max(...known.map(Math.abs), 1e-12);
+  const two = TWO_SIDED.includes(name), size = Math.max(...known.map(Math.abs));
+  if (known.length && known.every((value) => value === known[0])) {
+    return { colours: values.map(() => undefined), marks: [element("span", {}, `${show(known[0])} for every token`)] };
+  }
   const low = two ? -size : Math.min(...known), high = two ? size : Math.max(...known);
   const ends = two ? ["#D55E00", "#0072B2"] : name === "log-prob" ? ["#8C5BB5", null] : [null, "#009E73"];
   const paint = (value) => {
