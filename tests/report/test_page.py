@@ -133,6 +133,7 @@ def test_a_run_that_was_killed_is_said_to_be_killed(run, tmp_path):
     folder = RunFolder(tmp_path / "killed")
     folder.start("it")
     folder.status_file.write_text(json.dumps(folder.status() | {"pid": 2**22 + 1}))
+    folder.timeline.write_text('{"who": "engines", "what": "gener')
     assert main(["report", str(folder.path)]) == 0
     (shown,) = Page(folder.path / "report.html").runs
     assert shown["status"]["state"] == "killed" and shown["samples"] is None and shown["metrics"] == {}

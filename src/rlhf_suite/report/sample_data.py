@@ -162,7 +162,7 @@ def samples_of(
 def text_columns(table: pa.Table, texts: Texts) -> dict[str, list[int]]:
     """Return the numbers of the texts of each sample."""
     rows = table.select([name for name in (*TEXTS, "reward_query") if name in table.column_names]).to_pylist()
-    values = [row | {"response": response_of(row)} for row in rows]
+    values = [row | {"response": response_of(row) if "reward_query" in row else row["response"]} for row in rows]
     return {name: [texts.add(row.get(name)) for row in values] for name in TEXTS}
 
 

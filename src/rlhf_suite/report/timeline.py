@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,9 +61,13 @@ def draw_timeline(folder: RunFolder) -> Path | None:
 
 
 def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
-    """Return the ends of the last steps, the first of them that before these steps, and all intervals of the run."""
+    """Return the ends of the last steps, the first of them that before these steps, and all intervals of the run. A
+    line that a kill has torn is left out."""
     lines = folder.timeline.read_text().splitlines() if folder.timeline.exists() else []
-    intervals = [Interval(**json.loads(line)) for line in lines]
+    intervals = []
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            intervals.append(Interval(**json.loads(line)))
     ends = sorted(each.end for each in intervals if each.what == LAST_OF_STEP and each.end is not None)
     return ends[-STEPS - 1 :], intervals
 
