@@ -17,6 +17,7 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.world import World
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.ema import WeightAverage
+from rlhf_suite.train.parts import base_state
 from rlhf_suite.train.settings import is_plain
 from rlhf_suite.train.strategy import TrainedModel
 
@@ -43,14 +44,15 @@ def whole_state(model: TrainedModel, average: WeightAverage) -> dict[str, torch.
     for name, parameter in model.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        if is_plain(model.ds):
-            state[name] = parameter.detach().clone()
-            state |= {f"{name} {key}": optimizer.state[parameter][key].clone() for key in ("exp_avg", "exp_avg_sq")}
+        if model.ds.zero_stage is None or is_plain(model.ds):
+            owner = optimizer.masters[parameter] if model.ds.zero_stage is None else parameter
+            moments = base_state(optimizer)[owner]
+            state[name] = owner.detach().clone()
+            state |= {f"{name} {key}": moments[key].clone() for key in ("exp_avg", "exp_avg_sq")}
         else:
             state[name] = safe_get_full_fp32_param(parameter)
             state |= {f"{name} {k}": safe_get_full_optimizer_state(parameter, k) for k in ("exp_avg", "exp_avg_sq")}
-    torch_optimizer = optimizer if is_plain(model.ds) else optimizer.optimizer
-    state["updates"] = torch.tensor(float(next(iter(torch_optimizer.state.values()))["step"]))
+    state["updates"] = torch.tensor(float(next(iter(base_state(optimizer).values()))["step"]))
     state |= {f"{name} in the model": weight for name, weight in weights_on_cpu(model.module, model.gathered).items()}
     with average.in_place():
         averages = weights_on_cpu(model.module, model.gathered)

@@ -23,6 +23,8 @@ PAIRS = [
     (2, Setup(1), 1, Setup(0)),
     (2, Setup(2), 2, Setup(2)),
     (2, Setup(2, "bf16"), 1, Setup(3, "bf16")),
+    (1, Setup(None, "bf16"), 2, Setup(2, "bf16")),
+    (2, Setup(3), 1, Setup(None)),
     (1, Setup(3, "bf16"), 2, Setup(1, "bf16")),
     (2, Setup(2, lora=True), 1, Setup(3, lora=True)),
     (1, Setup(2, offload=True), 2, Setup(3)),
