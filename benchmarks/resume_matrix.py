@@ -45,9 +45,9 @@ RL_HEAD = f"""{RL}
 
 A run of `ppo` with policy, critic, reference, an average of the weights, a steered KL and waiting samples makes
 {reshaped_run.STEPS} steps in the shape of the row. A copy of it goes on from step {reshaped_run.SAVED} in the shape
-of the column. Samples, rewards and metrics of the later steps were compared with those of the run that was not stopped:
-tokens are equal, numbers to 1e-5 (log-probs to 1e-4). Each cell is the largest difference of a log-prob of the policy;
-an empty one has not been run.
+of the column. Samples, rewards and metrics of the later steps were compared with those of the run that was not stopped: tokens are equal,
+numbers to 1e-5 (log-probs to 1e-4). Each cell is the largest difference of a log-prob of the policy; an empty one has
+not been run.
 
 | shape | flags |
 |---|---|
@@ -138,7 +138,7 @@ def main() -> None:
         rl = table_of_rl(rl, chosen or [*RL_SHAPES])
     elif rl:
         rl = RL + rl
-    PAGE.write_text(ranks + rl)
+    PAGE.write_text("\n\n".join(part.strip() for part in (ranks, rl) if part) + "\n")
 
 
 if __name__ == "__main__":
