@@ -44,10 +44,10 @@ RL = "## Reinforcement learning"
 RL_HEAD = f"""{RL}
 
 A run of `ppo` with policy, critic, reference, an average of the weights, a steered KL and waiting samples makes
-{reshaped_run.STEPS} steps in the shape of the row. A copy of it goes on from step {reshaped_run.SAVED} in the shape
-of the column. Samples, rewards and metrics of the later steps were compared with those of the run that was not stopped: tokens are equal,
-numbers to 1e-5 (log-probs to 1e-4). Each cell is the largest difference of a log-prob of the policy; an empty one has
-not been run.
+{reshaped_run.STEPS} steps in the shape of the row. A copy of it goes on from step {reshaped_run.SAVED}
+in the shape of the column. Samples, rewards and metrics of the later steps were compared with those of the run that
+was not stopped: tokens are equal, numbers to 1e-5 (log-probs to 1e-4). Each cell is the largest difference of a
+log-prob of the policy; an empty one has not been run.
 
 | shape | flags |
 |---|---|
