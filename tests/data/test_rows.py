@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from importlib import import_module
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -15,6 +15,12 @@ from rlhf_suite.data.combine import combine, mixture
 from rlhf_suite.data.row import BadRows, DataError, RowError
 from rlhf_suite.data.sources import DATASET, EVAL, PROMPTS, Sources, limited, locate, source_names
 from rlhf_suite.errors import UserError
+
+
+@pytest.fixture
+def datasets():
+    """The library; its import takes long, also where this file's tests do not run."""
+    return import_module("datasets")
 
 
 def load(spec, *, split="train", probs=None, max_samples=None, seed=0, bad=None, flags=DATASET):
@@ -268,20 +274,20 @@ def test_an_empty_list_of_sources_is_an_error():
         load(" ,", flags=EVAL)
 
 
-def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path):
+def test_a_hub_name_that_cannot_be_loaded_is_an_error(monkeypatch, tmp_path, datasets):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"data\.dataset: 'nobody/nothing:main' is not a file or folder here"):
         load("nobody/nothing:main@data")
 
 
-def test_a_saved_dataset_is_read(tmp_path):
+def test_a_saved_dataset_is_read(tmp_path, datasets):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     rows = load(tmp_path / "one", split="test")
     assert values(rows) == ROWS and [row.line for row in rows] == [1, 2, 3]
 
 
-def test_a_saved_dataset_dict_needs_its_split(tmp_path):
+def test_a_saved_dataset_dict_needs_its_split(tmp_path, datasets):
     sets = {"train": datasets.Dataset.from_list(ROWS[:2]), "held_out": datasets.Dataset.from_list(ROWS[2:])}
     datasets.DatasetDict(sets).save_to_disk(tmp_path / "both")
     assert values(load(tmp_path / "both", split="held_out")) == ROWS[2:]
@@ -350,7 +356,7 @@ def test_max_samples_of_several_sources_cuts_none_away_whole(tmp_path):
 
 @pytest.mark.parametrize(("lengths", "probs"), [([40, 700], [0.5, 0.5]), ([3, 5, 2], [0.2, 0.3, 0.5]), ([900], [1.0])])
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_mixture_is_that_of_the_datasets_library(lengths, probs, seed):
+def test_a_mixture_is_that_of_the_datasets_library(datasets, lengths, probs, seed):
     sets = [
         datasets.Dataset.from_dict({"source": [k] * length, "index": range(length)}) for k, length in enumerate(lengths)
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from matplotlib.figure import Figure
 
 from rlhf_suite.report import timeline
 from rlhf_suite.report.timeline import draw_timeline
@@ -29,6 +28,8 @@ def record(folder, steps: int) -> None:
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are saved."""
+    from matplotlib.figure import Figure  # takes long, also where this file's tests do not run
+
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *words, **more: figures.append(figure) or save(figure, *words, **more)
