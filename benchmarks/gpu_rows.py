@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from flops import Model, flops_per_token, peak_flops
 from qwen3 import random_qwen3
 from rlhf_suite.config.flags import with_defaults
 from rlhf_suite.config.plan import ACTOR, Machine, ModelPlan, resolve
@@ -25,6 +24,8 @@ from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.distributed.worker import LOOPBACK
+from rlhf_suite.planner.devices import peak_flops
+from rlhf_suite.planner.flops import Model, flops_per_token
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.tasks import dpo, sft
 from rlhf_suite.train.strategy import TrainedModel

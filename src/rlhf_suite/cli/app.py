@@ -64,9 +64,17 @@ def report_page(words: list[str]) -> int:
     return write(words)
 
 
+def plan(words: list[str]) -> int:
+    """Say what memory, disk and time a run would take."""
+    from rlhf_suite.cli.plan import plan as answer
+
+    return answer(words)
+
+
 TOOLS = {
     "migrate": migrate,
     "report": report_page,
+    "plan": plan,
     "why": why,
     "sweep": sweep_status,
 }  # by the first word of a command line; what remains is for them

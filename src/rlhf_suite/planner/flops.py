@@ -1,4 +1,4 @@
-"""How many floating-point operations a trained token takes, and how many a device can do: model-FLOP utilisation.
+"""How many floating-point operations a trained token takes.
 
 A multiplication with a matrix of N weights takes 2N operations per token in the forward pass, 2N for the gradient of
 its input, and 2N for that of its weights: 6N for a weight that is trained (Kaplan et al., arXiv:2001.08361, section
@@ -12,17 +12,6 @@ all T. What gradient checkpointing computes again is not counted, as there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-# Dense bf16 operations per second, by a part of the device's name: NVIDIA's data sheets. The first that fits counts.
-PEAKS = {
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989.4e12,
-    "H200": 989.4e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
 
 
 @dataclass(frozen=True)
@@ -43,8 +32,3 @@ def flops_per_token(model: Model, length: int, reference: Model | None = None) -
     if reference is None:
         return step
     return step + 2 * (reference.trained + reference.frozen) + 4 * reference.attention * attended
-
-
-def peak_flops(device: str) -> float | None:
-    """Return the dense bf16 operations per second of a device by its name; None where it is not known."""
-    return next((peak for part, peak in PEAKS.items() if part in device), None)

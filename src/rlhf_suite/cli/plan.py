@@ -1,0 +1,135 @@
+"""`rlhf-suite plan <words of a command line>`: what a run will need, before it waits in a queue."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf_suite.config.problems import report
+from rlhf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from rlhf_suite.cli.arguments import CommandLine
+    from rlhf_suite.cli.preflight import Preflight
+    from rlhf_suite.config.runs import AnyTrainedRun
+    from rlhf_suite.planner.estimate import Estimate, Target
+
+USAGE = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
+ABOUT = """Says what memory each process of a run takes, and what disk and time it needs, without running it. The model
+needs no weights, only its config.json, and the GPUs need not be here. The exit code is 0 if the run fits, 1 if it does
+not (then with changes that make it fit), and 2 if the command line is wrong."""
+
+FITS, TOO_LARGE, REFUSED = 0, 1, 2
+
+
+def plan(words: Sequence[str]) -> int:
+    """Print the plan of a run; return the exit code."""
+    from rlhf_suite.cli.arguments import parse
+    from rlhf_suite.cli.config_file import with_config_file
+
+    asked, rest = arguments().parse_known_args(list(words))
+    try:
+        target = target_of(asked)
+        line = with_config_file(parse(rest))
+        run = only_run(found := checked(line))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    if found.problems:
+        print(report(found.problems), file=sys.stderr)
+        return REFUSED
+    return planned(line, run, target)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the options that are not flags of a run."""
+    parser = argparse.ArgumentParser("rlhf-suite plan", USAGE, ABOUT, allow_abbrev=False)
+    parser.add_argument("--gpu", help="type of GPU, such as h100-80; without it: processes on the CPUs of this machine")
+    parser.add_argument(
+        "--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it"
+    )
+    parser.add_argument("--mfu", type=float, help="share of a GPU's peak that training reaches (default 0.4)")
+    parser.add_argument("--tflops", type=float, help="10^12 operations per second of a device, as you measured them")
+    return parser
+
+
+def target_of(asked: argparse.Namespace) -> Target:
+    """Return the devices to plan for.
+
+    Raises:
+        UserError: the type of GPU is not known, or a number is not positive.
+    """
+    from rlhf_suite.planner.devices import device_named
+    from rlhf_suite.planner.estimate import UTILISATION, Target
+
+    for name in ("memory", "mfu", "tflops"):
+        if (value := getattr(asked, name)) is not None and not value > 0:
+            raise UserError(f"--{name} {value}: must be above 0")
+    device = None if asked.gpu is None else device_named(asked.gpu)
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = here if device is None else device.memory
+    flops = None if device is None else device.flops * (asked.mfu or UTILISATION)
+    return Target(
+        device,
+        memory if asked.memory is None else round(asked.memory * 2**30),
+        flops if asked.tflops is None else asked.tflops * 1e12,
+    )
+
+
+def checked(line: CommandLine) -> Preflight:
+    """Return the run that the words make, with the demo of its task if they name no model."""
+    from rlhf_suite.cli.preflight import preflight
+
+    return preflight(line)
+
+
+def only_run(found: Preflight) -> AnyTrainedRun | None:
+    """Return the run to plan: the first of a sweep; None if there are problems.
+
+    Raises:
+        UserError: it does not train.
+    """
+    from rlhf_suite.config.runs import TASKS, AnyTrainedRun
+
+    if found.problems:
+        return None
+    run = found.runs[0]
+    if isinstance(run, AnyTrainedRun):
+        return run
+    known = [name for name, kind in TASKS.items() if issubclass(kind, AnyTrainedRun)]
+    raise UserError(f"task={run.task}: only runs that train a model can be planned: task={', '.join(known)}")
+
+
+def planned(line: CommandLine, run: AnyTrainedRun | None, target: Target) -> int:
+    """Print the tables, and proposals if the run does not fit."""
+    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.planner.remedies import proposals
+    from rlhf_suite.planner.table import show, show_proposals
+
+    assert run is not None
+    try:
+        found = estimate(run, target)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    show(found)
+    if found.fits:
+        return FITS
+
+    def replan(words: tuple[str, ...]) -> Estimate | None:
+        changed = checked(replace(line, overrides=[*line.overrides, *words]))
+        if changed.problems:
+            return None
+        other = only_run(changed)
+        assert other is not None
+        try:
+            return estimate(other, target)
+        except UserError:
+            return None
+
+    show_proposals(proposals(run, replan))
+    return TOO_LARGE

@@ -1,0 +1,349 @@
+"""What a whole run needs: memory of each device, of the host and of /dev/shm, space on disk, and the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.plan import (
+    ACTOR,
+    CRITIC,
+    ENGINE,
+    REFERENCE,
+    TEACHER,
+    Machine,
+    ModelPlan,
+    Plan,
+    Pool,
+    Role,
+    WorkerPlan,
+    data_ranks,
+    num_ranks,
+    resolve,
+)
+from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
+from rlhf_suite.planner import memory
+from rlhf_suite.planner.devices import Device
+from rlhf_suite.planner.flops import Model, flops_per_token
+from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
+from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, traced
+
+RESERVE = 0.05  # of a device that stays free: what torch cannot use because free memory is in pieces
+UTILISATION = 0.4  # of a GPU's peak, where no rate is given
+DECODING = 0.6  # of a GPU's bandwidth, likewise
+BYTES_PER_ROLLOUT_TOKEN = 40  # columns of `rollouts/step_<n>.parquet` before compression, and the text
+
+
+@dataclass(frozen=True)
+class Target:
+    """The devices that a run is planned for; `device` is None for processes on CPUs."""
+
+    device: Device | None
+    memory: int  # bytes: of one GPU, or of the machine
+    flops: float | None  # operations per second that training achieves on a device; None: not known
+
+    @property
+    def usable(self) -> int:
+        return round(self.memory * (1 - RESERVE))
+
+    @property
+    def machine(self) -> Machine:
+        return Machine("cpu" if self.device is None else "cuda", None)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One kind of process of a run: `count` of them, each of which has `devices`."""
+
+    name: str
+    count: int
+    memory: Memory
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """The processes that share a device, and the most bytes that they take at one time."""
+
+    count: int
+    processes: tuple[Process, ...]
+
+    @property
+    def peak(self) -> int:
+        """Return the largest sum of one process at its peak and the others at rest."""
+        resting = sum(each.memory.resting for each in self.processes)
+        return max(resting + each.memory.peak - each.memory.resting for each in self.processes)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs, in bytes and seconds."""
+
+    target: Target
+    devices: tuple[DeviceUse, ...]
+    host: dict[str, int]
+    shared_memory: dict[str, int]
+    disk: dict[str, int]
+    times: dict[str, float]
+    tokens: Tokens  # the longest micro-batch of a rank
+    engine: EngineMemory | None
+    longest: int  # data.max_len
+
+    @property
+    def peak(self) -> int:
+        """Return the bytes of the fullest device; of the machine where all processes are on CPUs."""
+        if self.target.device is None:
+            return sum(self.host.values())
+        return max(each.peak for each in self.devices)
+
+    @property
+    def problems(self) -> list[str]:
+        """Return why it cannot run; empty if it can."""
+        found = []
+        if self.peak > self.target.usable:
+            kind = self.target.device.name if self.target.device else "this machine"
+            found.append(f"{gib(self.peak)} do not fit into {gib(self.target.usable)} of {kind}")
+        if self.engine is not None and self.engine.kv_tokens < self.longest:
+            what = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
+            found.append(f"{what}, fewer than data.max_len={self.longest}")
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / memory.GIB:.1f} GiB" if size >= memory.GIB / 10 else f"{size / memory.MIB:.0f} MiB"
+
+
+def estimate(run: AnyTrainedRun, target: Target) -> Estimate:
+    """Return what a run needs.
+
+    Raises:
+        UserError: a model cannot be read, or does not run on tensors without content.
+    """
+    plan = resolve(run, target.machine)
+    planner = Planner(run, plan, target)
+    processes = {role.name: planner.process(role) for pool in plan.placement.pools for role in pool.roles}
+    devices = tuple(device_use(pool, processes) for pool in plan.placement.pools)
+    return Estimate(
+        target,
+        devices,
+        host=planner.host(processes),
+        shared_memory=planner.shared_memory(),
+        disk=planner.disk(),
+        times=planner.times(),
+        tokens=planner.tokens(ACTOR),
+        engine=planner.engine if isinstance(run, PPORun) else None,
+        longest=run.data.max_len,
+    )
+
+
+def device_use(pool: Pool, processes: dict[str, Process]) -> DeviceUse:
+    return DeviceUse(pool.num_devices, tuple(processes[role.name] for role in pool.roles))
+
+
+class Planner:
+    """The parts of an estimate of one run."""
+
+    def __init__(self, run: AnyTrainedRun, plan: WorkerPlan, target: Target) -> None:
+        self.run, self.plan, self.target = run, plan, target
+        self.on_gpu = target.device is not None
+
+    def section(self, name: str) -> TrainedModelConfig | None:
+        """Return the flags of a model that is trained; None for others."""
+        if name == ACTOR:
+            return self.run.actor
+        return self.run.critic if name == CRITIC and isinstance(self.run, PPORun) else None
+
+    def use(self, model: ModelPlan) -> Use:
+        return Use.of(model, self.run.ds, self.section(model.name), self.on_gpu)
+
+    def parameters(self, model: ModelPlan) -> Parameters:
+        return parameters(self.use(model))
+
+    def shares(self, ranks: int) -> Shares:
+        return Shares(self.run.ds, max(1, ranks // self.run.ds.tensor_parallel_size), self.on_gpu)
+
+    def process(self, role: Role) -> Process:
+        """Return what one process of a role holds."""
+        if role.name == ENGINE:
+            return Process(ENGINE, role.num_actors, self.with_context(self.engine.memory), role.devices_per_actor)
+        model = self.plan.models[role.name]
+        found = self.trained(model) if self.section(role.name) else self.frozen(model, role.num_actors)
+        return Process(role.name, role.num_actors, self.with_context(found))
+
+    def with_context(self, found: Memory) -> Memory:
+        return found.also(always={"GPU context": memory.GPU_PROCESS}) if self.on_gpu else found
+
+    def trained(self, model: ModelPlan) -> Memory:
+        """Return the terms of a rank of a trained model, and of the frozen ones that it holds as well."""
+        found, use, tokens = self.parameters(model), self.use(model), self.tokens(model.name)
+        terms = memory.trained(found, self.shares(model.ranks), traced(use, tokens))
+        terms = terms.also(moments=self.beside_the_passes(found, use, model, tokens))
+        if isinstance(self.run, PPORun) and model.name == ACTOR and self.run.train.enable_ema:
+            average = {"average of the weights": self.shares(model.ranks).divided(4 * found.trained, 3)}
+            terms = terms.also(host=average) if self.on_gpu else terms.also(always=average)
+        for guest in self.guests() if model.name == ACTOR else ():
+            held = self.frozen(guest, model.ranks)
+            terms = terms.also(always=held.always, moments=held.moments, host=held.host)
+        return terms
+
+    def beside_the_passes(self, found: Parameters, use: Use, model: ModelPlan, tokens: Tokens) -> dict[str, int]:
+        """Return what a trained model takes at moments other than its forward and backward passes."""
+        moments: dict[str, int] = {}
+        if isinstance(self.run, PPORun) and isinstance(self.plan, Plan):
+            rollout = self.tokens(model.name, rollout=True)
+            moments["log-probs of a rollout"] = traced(use, rollout).inference
+            if model.name == ACTOR:
+                moments["weight sync"] = memory.sync_buffers(found, self.plan.engines.sync_backend)
+        if self.run.ds.ring_attn_size > 1:
+            # Keys and values of all ranks, and their gradients, beside what a rank's own tokens take.
+            kv = found.kv_per_token * memory.SIZES[self.run.ds.param_dtype] * tokens.total * self.run.ds.ring_attn_size
+            layers = 4 * kv // max(1, found.attention // max(1, found.hidden))
+            moments["gathered keys and values"] = traced(use, tokens).training + layers
+        if TEACHER in self.plan.models:
+            logits = memory.logits_of_a_teacher(found.vocabulary)
+            moments["probabilities of the teacher"] = traced(use, tokens).training + logits
+        return moments
+
+    def guests(self) -> Iterator[ModelPlan]:
+        """Return the frozen models that the ranks of the actor hold too: those of supervised tasks."""
+        placed = {role.name for pool in self.plan.placement.pools for role in pool.roles}
+        start = self.plan.models[ACTOR].path
+        for model in self.plan.models.values():
+            same = self.run.ds.lora.rank > 0 and model.path == start
+            cached = model.name == REFERENCE and getattr(getattr(self.run, "ref", None), "cache_enable", False)
+            if model.name not in placed and not same and not cached:
+                yield model
+
+    def frozen(self, model: ModelPlan, ranks: int) -> Memory:
+        """Return the terms of a rank of a frozen model."""
+        use = self.use(model)
+        tokens = self.tokens(model.name, rollout=isinstance(self.run, PPORun))
+        return memory.frozen(
+            parameters(use),
+            self.shares(ranks),
+            traced(use, tokens),
+            offload=model.offload,
+            four_bit=model.load_in_4bit,
+            name=model.name,
+        )
+
+    def tokens(self, name: str, rollout: bool = False) -> Tokens:
+        """Return the longest micro-batch of a rank; `rollout`: of its passes over a rollout. Every sequence is taken to
+        be as long as data.max_len, which a rank has its part of."""
+        run, sequence, longest = self.run, self.run.ds.ring_attn_size, self.run.data.max_len
+        if run.train.dynamic_batch_enable:
+            budget = run.train.max_tokens_per_gpu
+            if rollout and isinstance(run, PPORun):
+                budget = run.rollout.max_tokens_per_gpu or budget
+            longest = -(-longest // sequence)
+            return Tokens(max(1, budget // longest), longest)
+        rows = run.train.micro_batch_size
+        if rollout and isinstance(run, PPORun):
+            rows = run.rollout.micro_batch_size
+        share = max(1, run.train.batch_size // max(1, data_ranks(run, run.actor)))
+        return Tokens(min(rows, share) * self.sequences_per_item(), -(-longest // sequence))
+
+    def sequences_per_item(self) -> int:
+        """Return the sequences of a row: a pair of answers has two."""
+        return 2 if isinstance(self.run, DPORun | RMRun) else 1
+
+    @property
+    def engine(self) -> EngineMemory:
+        """Return what a device of an engine holds."""
+        assert isinstance(self.run, PPORun) and isinstance(self.plan, Plan)
+        ds = self.run.ds
+        plain = DeepSpeedConfig(param_dtype=ds.param_dtype, experts_implementation=ds.experts_implementation)
+        found = parameters(Use.of(self.plan.models[ACTOR], plain, None, self.on_gpu))
+        capacity = self.target.memory if self.on_gpu else None
+        share = self.plan.engines.gpu_memory_utilization
+        size = memory.SIZES[ds.param_dtype]
+        return memory.engine(found, self.run.vllm, size, self.run.data.max_len, capacity, share)
+
+    def host(self, processes: dict[str, Process]) -> dict[str, int]:
+        """Return what all processes take of host memory, as if all were on one node."""
+        found: dict[str, int] = {}
+        for each in processes.values():
+            is_engine = each.name == ENGINE
+            own = memory.ENGINE_PROCESS if is_engine else memory.RANK_PROCESS
+            device = 0 if self.on_gpu else each.memory.peak
+            found[f"{each.name} x {each.count}"] = each.count * (
+                own + (device if not is_engine else device * each.devices) + sum(each.memory.host.values())
+            )
+        if isinstance(self.run, PPORun) or sum(each.count for each in processes.values()) > 1:
+            found["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
+        return found | self.shared_memory()
+
+    def shared_memory(self) -> dict[str, int]:
+        """Return what /dev/shm must hold, on one node."""
+        if not (isinstance(self.run, PPORun) and isinstance(self.plan, Plan)):
+            return {}
+        found = {"object store of Ray": self.run.launch.object_store_mb * memory.MIB}
+        if self.plan.engines.sync_backend == "shm":
+            size = memory.SIZES[self.run.ds.param_dtype]
+            found["weights on their way to the engines"] = size * self.parameters(self.plan.models[ACTOR]).total
+        return found
+
+    def disk(self) -> dict[str, int]:
+        """Return what a run writes: checkpoints with the one that is being written, the model, rollouts of a step."""
+        ckpt, size = self.run.ckpt, memory.SIZES[self.run.ds.param_dtype]
+        models = [(model, self.parameters(model)) for model in self.plan.models.values() if self.section(model.name)]
+        average = isinstance(self.run, PPORun) and self.run.train.enable_ema
+        one = sum(
+            memory.checkpoint(found, with_optimizer=not ckpt.disable_ds, average=average and model.name == ACTOR)
+            for model, found in models
+        )
+        exported = sum(size * found.total for model, found in models if model.name == ACTOR)
+        kept = ckpt.max_num + 2 if ckpt.save_steps > 0 else 0  # the best one, and the one that is being written
+        found = {"final model": exported, f"checkpoints ({kept} of {gib(one)})": kept * one}
+        if isinstance(self.run, PPORun):
+            samples = self.run.rollout.batch_size * self.run.rollout.n_samples_per_prompt
+            found["rollouts of a step"] = samples * self.run.data.max_len * BYTES_PER_ROLLOUT_TOKEN
+        return found
+
+    def times(self) -> dict[str, float]:
+        """Return the seconds of the phases of a step at most: all sequences are as long as data.max_len."""
+        found: dict[str, float] = {}
+        longest = self.run.data.max_len
+        if self.target.flops is not None:
+            for name, model in self.plan.models.items():
+                ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
+                found[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
+        if isinstance(self.run, PPORun) and self.target.device is not None:
+            found["generation"] = self.generation(self.target.device, longest)
+        return found
+
+    def operations(self, model: ModelPlan) -> float:
+        """Return the operations of all passes of a model in a step of the run."""
+        run, found, longest = self.run, self.parameters(model), self.run.data.max_len
+        if isinstance(run, PPORun):
+            sequences = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+            epochs = run.train.max_epochs
+        else:
+            sequences, epochs = run.train.batch_size * self.sequences_per_item(), 1
+        matrices = Model(found.matrices_trained, found.matrices_frozen, found.attention)
+        once = 2 * (matrices.trained + matrices.frozen) + 4 * matrices.attention * (longest + 1) / 2
+        per_token = once
+        if (section := self.section(model.name)) is not None:
+            both = flops_per_token(matrices, longest)
+            again = once if section.gradient_checkpointing_enable else 0
+            per_token = epochs * (both + again) + (once if isinstance(run, PPORun) else 0)
+        return per_token * sequences * longest
+
+    def generation(self, device: Device, longest: int) -> float:
+        """Return the seconds in which the engines write a rollout: each step of a batch reads the weights and the KV
+        cache of its sequences once from the memory of the GPU."""
+        assert isinstance(self.run, PPORun)
+        found, run, size = self.engine, self.run, memory.SIZES[self.run.ds.param_dtype]
+        samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt / run.vllm.num_engines
+        at_once = max(1.0, min(samples, run.vllm.max_num_seqs, found.kv_tokens / longest))
+        per_token = size * parameters(self.use(self.plan.models[ACTOR])).kv_per_token / run.vllm.devices
+        read = found.memory.always["weights"] + at_once * per_token * longest / 2
+        tokens = run.rollout.max_new_tokens or longest
+        return samples / at_once * tokens * read / (DECODING * device.bandwidth)

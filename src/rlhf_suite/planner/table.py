@@ -1,0 +1,81 @@
+"""The tables that `rlhf-suite plan` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_suite.planner.estimate import Estimate, Process, gib
+from rlhf_suite.planner.remedies import Words
+
+
+def show(found: Estimate) -> None:
+    """Print what a run needs, and whether it fits."""
+    console, device = Console(), found.target.device
+    tokens = f"{found.tokens.sequences} x {found.tokens.length} tokens"
+    unit = "GPU" if device else "process"
+    for use in found.devices:
+        shared = " (sharing)" if len(use.processes) > 1 else ""
+        title = f"{use.count} x {unit}: " + ", ".join(each.name for each in use.processes) + shared
+        console.print(table(f"{title}, at most {gib(use.peak)}", process_rows(use.processes)))
+    if found.engine is not None:
+        longest = found.engine.kv_tokens / found.longest
+        console.print(f"KV cache of an engine: {found.engine.kv_tokens} tokens, {longest:.1f} x data.max_len")
+    if device is not None or len(found.host) > 1:
+        console.print(table(f"Host memory, all processes: {gib(sum(found.host.values()))}", rows_of(found.host)))
+    for title, terms in (("/dev/shm", found.shared_memory), ("Disk", found.disk)):
+        if terms:
+            console.print(table(f"{title}: {gib(sum(terms.values()))}", rows_of(terms)))
+    if found.times:
+        rows = ((name, "", duration(seconds)) for name, seconds in found.times.items())
+        console.print(table("Time of a step, if every sequence has data.max_len tokens", rows))
+    kind = f"{gib(found.target.usable)} of {device.name if device else 'this machine'}"
+    console.print(f"Longest micro-batch of a rank: {tokens}. Fullest: {gib(found.peak)} of {kind}.")
+    console.print("It fits." if found.fits else "It does not fit: " + "; ".join(found.problems) + ".")
+
+
+def show_proposals(found: Iterable[tuple[Words, Estimate]]) -> None:
+    """Print changes with which the run fits, the mildest first."""
+    found = list(found)
+    console = Console()
+    if not found:
+        console.print(
+            "No change known here makes it fit: take a smaller model or data.max_len, or larger GPUs."
+        )
+        return
+    console.print("It would fit with one of:" if len(found) > 1 else "It would fit with:")
+    for words, planned in found:
+        console.print(f"  {' '.join(words)}    ({gib(planned.peak)})", markup=False, highlight=False, soft_wrap=True)
+
+
+def table(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
+    result = Table(title=title, title_justify="left", show_header=False)
+    result.add_column()
+    result.add_column()
+    result.add_column(justify="right")
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def process_rows(processes: Iterable[Process]) -> Iterable[tuple[str, str, str]]:
+    """Yield the terms of each process: those that it always holds, then its moments, of which one counts."""
+    for each in processes:
+        yield each.name, "", gib(each.memory.peak)
+        yield from (("", name, gib(size)) for name, size in each.memory.always.items() if size)
+        for name, size in each.memory.moments.items():
+            if size:
+                yield "", f"at one moment: {name}", f"({gib(size)})"
+
+
+def rows_of(terms: Mapping[str, int]) -> Iterable[tuple[str, str, str]]:
+    return ((name, "", gib(size)) for name, size in terms.items() if size)
+
+
+def duration(seconds: float) -> str:
+    """Return a time with two significant digits."""
+    digits = 0 if seconds >= 10 else 1 - math.floor(math.log10(max(seconds, 1e-6)))
+    return f"{seconds:.{digits}f} s"

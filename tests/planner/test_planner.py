@@ -1,0 +1,266 @@
+"""The planner against numbers by hand, and its command."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from rlhf_suite.cli import main
+from rlhf_suite.config.ds import DeepSpeedConfig
+from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.rollout import VLLMConfig
+from rlhf_suite.config.runs import DPORun, PPORun, RMRun, SFTRun
+from rlhf_suite.errors import UserError
+from rlhf_suite.planner import memory
+from rlhf_suite.planner.devices import DEVICES, device_named
+from rlhf_suite.planner.estimate import DeviceUse, Process, Target, estimate
+from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
+from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, traced
+
+FLAG = "actor.model_name_or_path"
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}
+FEW = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+SMALL = Parameters(
+    trained=1000,
+    frozen=200,
+    quantizable=150,
+    largest=300,
+    matrices_trained=900,
+    matrices_frozen=150,
+    attention=64,
+    kv_per_token=32,
+    hidden=16,
+    vocabulary=50,
+)
+H100 = device_named("h100-80")
+ON_H100 = Target(H100, H100.memory, 0.4 * H100.flops)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Write a config.json alone, without weights."""
+
+    def write(**changes):
+        name = "-".join(f"{value}" for value in changes.values()) or "qwen3"
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(QWEN3 | changes))
+        return str(tmp_path / name)
+
+    return write
+
+
+def used(path, **changes):
+    return Use(path, FLAG, "lm", "bf16", packed=True, **changes)
+
+
+def test_the_parameters_of_qwen3_are_those_of_its_config(folder):
+    """Embedding 151936 x 1024, once. A layer: q and o 2 x 1024 x 2048, k and v 2 x 1024 x 1024, two norms of 128, a gated
+    MLP of 3 x 1024 x 3072, two norms of 1024; and a last norm."""
+    layer = 2 * 1024 * 2048 + 2 * 1024 * 1024 + 2 * 128 + 3 * 1024 * 3072 + 2 * 1024
+    found = parameters(used(folder()))
+    assert found.trained == 151_936 * 1024 + 28 * layer + 1024 == 596_049_920
+    assert (found.frozen, found.largest) == (0, 151_936 * 1024)
+    assert found.kv_per_token == 2 * 28 * 8 * 128
+    assert found.matrices_trained == found.trained - 28 * (2 * 128 + 2 * 1024) - 1024
+
+
+def test_adapters_are_counted_and_the_rest_is_frozen(folder):
+    """A in rank x in and B in out x rank for each of the seven matrices of a layer."""
+    path = folder(**FEW, num_hidden_layers=2, num_key_value_heads=4)
+    whole, found = parameters(used(path)), parameters(used(path, lora=(8, ("all-linear",))))
+    layer = 8 * (4 * (64 + 64) + 3 * (64 + 128))
+    assert found.trained == 2 * layer
+    assert found.frozen == whole.trained
+    assert found.quantizable == 2 * (4 * 64 * 64 + 3 * 64 * 128)
+
+
+def test_experts_count_as_matrices_by_how_many_a_token_visits(folder):
+    moe = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
+    path = folder(**FEW, **moe, num_experts_per_tok=2, moe_intermediate_size=32, num_hidden_layers=1)
+    found = parameters(used(path))
+    experts = 8 * 3 * 64 * 32
+    norms = 3 * 64 + 2 * 16
+    assert found.matrices_trained == found.trained - norms - experts * 6 // 8
+    assert traced(used(path), Tokens(1, 64)).training > 0
+
+
+def test_a_rank_of_the_tensor_axis_has_half_of_each_matrix_of_a_layer(folder):
+    path = folder(**FEW, num_hidden_layers=2, num_key_value_heads=2)
+    matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    whole, half = parameters(used(path)), parameters(used(path, tensor=2))
+    assert whole.trained - half.trained == matrices // 2
+
+
+def test_the_counter_knows_when_a_tensor_ends():
+    with Live(torch.nn.Identity()) as live:
+        first, second = torch.empty(100), torch.empty(50)
+        del first
+        third = torch.empty(60)
+    assert live.peak == 4 * 150
+    assert live.now == 4 * 110
+    assert len(second) + len(third) == 110
+
+
+def test_a_checkpointed_layer_keeps_its_input_alone(folder):
+    """T x hidden numbers of 2 bytes for each further layer; the peak within a layer does not depend on their number."""
+    kept = [
+        traced(used(folder(**FEW, num_hidden_layers=n), checkpointing=True), Tokens(1, 256)).training for n in (3, 4)
+    ]
+    assert kept[1] - kept[0] == 256 * 64 * 2
+    plain = [traced(used(folder(**FEW, num_hidden_layers=n)), Tokens(1, 256)).training for n in (3, 4)]
+    assert plain[1] - plain[0] > 10 * 256 * 64 * 2
+
+
+def test_attention_keeps_no_matrix_of_scores_unless_it_is_eager(folder):
+    path = folder(**FEW, num_hidden_layers=2, num_key_value_heads=4)
+    flash = [traced(used(path), Tokens(1, length)).training for length in (256, 512)]
+    assert flash[1] < 2.1 * flash[0]
+    eager = traced(Use(path, FLAG, "lm", "bf16", attention="eager"), Tokens(1, 512)).training
+    assert eager > flash[1] + 2 * 4 * 512 * 512 * 2
+
+
+def shares(replicas=4, **flags):
+    return Shares(DeepSpeedConfig(**flags), replicas, on_gpu=False)
+
+
+def test_zero_divides_what_its_stage_says():
+    """N = 1000 trained and 200 frozen parameters over 4 ranks, in bf16 with fp32 sums of gradients."""
+    terms = {
+        stage: (
+            memory.weights(SMALL, each, four_bit=False),
+            memory.master_weights(SMALL, each),
+            memory.optimizer_moments(SMALL, each),
+            memory.gradient_sums(SMALL, each),
+        )
+        for stage in (1, 2, 3)
+        for each in [shares(zero_stage=stage)]
+    }
+    assert terms == {1: (2400, 1000, 2000, 6000), 2: (2400, 1000, 2000, 1000), 3: (600, 1000, 2000, 1000)}
+
+
+def test_torch_alone_keeps_masters_of_bf16_weights_only():
+    alone, exact = shares(1, zero_stage=None), shares(1, zero_stage=None, param_dtype="fp32")
+    assert (memory.weights(SMALL, alone, four_bit=False), memory.master_weights(SMALL, alone)) == (2400, 4000)
+    assert (memory.weights(SMALL, exact, four_bit=False), memory.master_weights(SMALL, exact)) == (4800, 0)
+
+
+def test_four_bits_hold_only_the_frozen_matrices():
+    assert memory.weights(SMALL, shares(1, zero_stage=None), four_bit=True) == round((1200 - 150) * 2 + 150 * 0.516)
+
+
+def test_a_gpu_takes_the_whole_bucket_of_deepspeed():
+    here, there = shares(zero_stage=2), Shares(DeepSpeedConfig(zero_stage=2, overlap_comm=True), 4, on_gpu=True)
+    assert memory.backward_buffers(SMALL, here) == 2 * 1000
+    assert memory.backward_buffers(SMALL, there) == 2 * 2 * BUCKET
+
+
+def test_offload_moves_the_optimiser_to_the_host():
+    ds = DeepSpeedConfig(zero_stage=2, adam_offload=True)
+    found = memory.trained(SMALL, Shares(ds, 4, on_gpu=True), Trace(500, 100))
+    assert sum(found.host.values()) == (4 + 8 + 4) * 1000 // 4
+    assert set(found.always) == {"weights", "buffers of the offload"}
+
+
+def test_the_kv_cache_of_an_engine_is_what_its_share_leaves():
+    found = memory.engine(SMALL, VLLMConfig(enforce_eager=True), 2, 100, 10 * MIB, 0.5)
+    step = memory.step_of_an_engine(SMALL, VLLMConfig(), 2, memory.GPU_BATCHED_TOKENS)
+    assert found.memory.always == {"weights": 2400, "KV cache": 5 * MIB - 2400 - step}
+    assert found.kv_tokens == (5 * MIB - 2400 - step) // (2 * 32)
+    assert memory.engine(SMALL, VLLMConfig(), 2, 100, None, None).kv_tokens == 64 * MIB // 64
+
+
+def test_processes_on_one_device_keep_what_they_took_unless_they_sleep():
+    awake = Memory({"weights": 10, "state": 20}, {"update": 5})
+    sleeping = Memory({"weights": 10, "state": 20}, {"update": 5}, away=frozenset({"state"}))
+    both = [Process("a", 1, awake), Process("b", 1, sleeping)]
+    assert DeviceUse(1, (both[0], both[0])).peak == 70
+    assert DeviceUse(1, tuple(both)).peak == 35 + 35
+    assert DeviceUse(1, (both[1], both[1])).peak == 35 + 10
+
+
+@pytest.mark.parametrize("kind", [SFTRun, RMRun, DPORun, PPORun])
+def test_more_of_a_micro_batch_never_takes_less(kind):
+    flags = {FLAG: "builtin:tiny", "train.batch_size": 16, "data.max_len": 512}
+    peaks = [
+        estimate(with_defaults(kind, flags | {"train.micro_batch_size": rows}), ON_H100).devices[0].peak
+        for rows in (1, 4, 16)
+    ]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[-1]
+
+
+def test_pairs_have_two_sequences_each():
+    flags = {FLAG: "builtin:tiny", "train.micro_batch_size": 4, "data.max_len": 64}
+    assert estimate(with_defaults(DPORun, flags), ON_H100).tokens == Tokens(8, 64)
+    assert estimate(with_defaults(SFTRun, flags), ON_H100).tokens == Tokens(4, 64)
+
+
+def test_a_reference_is_held_once_more_but_not_beside_adapters():
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64}
+    plain = estimate(with_defaults(DPORun, flags), ON_H100).devices[0].processes[0].memory.always
+    lora = estimate(with_defaults(DPORun, flags | {"ds.lora.rank": 8}), ON_H100).devices[0].processes[0].memory.always
+    assert plain["weights of ref"] == plain["weights"]
+    assert "weights of ref" not in lora
+
+
+def test_an_unknown_gpu_is_one_message():
+    with pytest.raises(UserError, match=r"^--gpu h100-81: .*Did you mean h100-80\? Known are .*rtx-3090$"):
+        device_named("h100-81")
+    assert all(each.memory > 8 * GIB for each in DEVICES)
+
+
+def planned(capsys, *words):
+    """The exit code of the command, and what it printed."""
+    code = main(["plan", *words])
+    done = capsys.readouterr()
+    return code, done.out, done.err
+
+
+TRAINING = ("task=sft", "data.dataset=builtin:arithmetic", "data.max_len=2048", "train.batch_size=64")
+
+
+def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
+    code, out, _ = planned(capsys, "--gpu", "h200", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=1")
+    assert code == 0
+    assert "It fits." in out
+    assert "optimiser moments" in out
+
+
+def test_every_proposal_fits_when_it_is_planned_again(capsys, folder):
+    words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=32")
+    code, out, _ = planned(capsys, *words)
+    assert code == 1
+    assert "It does not fit: " in out
+    proposals = re.findall(r"^  (\S+=.*?)    \(", out, re.MULTILINE)
+    assert proposals
+    for each in proposals:
+        assert planned(capsys, *words, *each.split())[0] == 0, each
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu", "h1000", *TRAINING), "--gpu h1000: this type of GPU is not known"),
+        (("--memory", "-1", *TRAINING), "--memory -1.0: must be above 0"),
+        (("task=chat",), "only runs that train a model can be planned"),
+        ((*TRAINING, "train.batch=3"), "train.batch"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(capsys, words, message):
+    code, out, err = planned(capsys, *words)
+    assert (code, out) == (2, "")
+    assert message in err
