@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu_kit  # noqa: E402 - it is found by the line above
-
 from rlhf_suite.planner import flops  # noqa: E402
 from rlhf_suite.planner.devices import peak_flops  # noqa: E402
 

@@ -68,8 +68,8 @@ def used(path, **changes):
 
 
 def test_the_parameters_of_qwen3_are_those_of_its_config(folder):
-    """Embedding 151936 x 1024, once. A layer: q and o 2 x 1024 x 2048, k and v 2 x 1024 x 1024, two norms of 128, a gated
-    MLP of 3 x 1024 x 3072, two norms of 1024; and a last norm."""
+    """Embedding 151936 x 1024, once. A layer: q and o 2 x 1024 x 2048, k and v 2 x 1024 x 1024, two norms of 128, a
+    gated MLP of 3 x 1024 x 3072, two norms of 1024; and a last norm."""
     layer = 2 * 1024 * 2048 + 2 * 1024 * 1024 + 2 * 128 + 3 * 1024 * 3072 + 2 * 1024
     found = parameters(used(folder()))
     assert found.trained == 151_936 * 1024 + 28 * layer + 1024 == 596_049_920

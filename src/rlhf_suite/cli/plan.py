@@ -49,9 +49,7 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of the options that are not flags of a run."""
     parser = argparse.ArgumentParser("rlhf-suite plan", USAGE, ABOUT, allow_abbrev=False)
     parser.add_argument("--gpu", help="type of GPU, such as h100-80; without it: processes on the CPUs of this machine")
-    parser.add_argument(
-        "--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it"
-    )
+    parser.add_argument("--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it")
     parser.add_argument("--mfu", type=float, help="share of a GPU's peak that training reaches (default 0.4)")
     parser.add_argument("--tflops", type=float, help="10^12 operations per second of a device, as you measured them")
     return parser

@@ -42,9 +42,7 @@ def show_proposals(found: Iterable[tuple[Words, Estimate]]) -> None:
     found = list(found)
     console = Console()
     if not found:
-        console.print(
-            "No change known here makes it fit: take a smaller model or data.max_len, or larger GPUs."
-        )
+        console.print("No change known here makes it fit: take a smaller model or data.max_len, or larger GPUs.")
         return
     console.print("It would fit with one of:" if len(found) > 1 else "It would fit with:")
     for words, planned in found:

@@ -9,8 +9,6 @@ gradient of a parameter only until it is complete: `memory.py` knows where it go
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
