@@ -55,7 +55,7 @@ PYTHONPATH=site python benchmarks/gpu_kit.py --out results
 rows, and `--no-tests` leaves the tests out. All rows run in one process on one device: bf16 weights with fp32 masters,
 packing, gradient checkpointing, log-probs without a matrix of all logits, and one sequence of random tokens (DPO: a
 pair) per step. MFU counts the operations of the model once, not again where checkpointing repeats them;
-`planner/flops.py` has the formula, `planner/devices.py` the peaks. Memory is the most that PyTorch had allocated. The
+`planner/devices.py` has the formula and the peaks of GPUs. Memory is the most that PyTorch had allocated. The
 published numbers are those of prime-rl on one H100. The goal is 1.5 times each of them, with no more memory.
 
 """

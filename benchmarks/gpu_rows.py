@@ -24,8 +24,7 @@ from rlhf_suite.data.batch import Example, Group, Item, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.distributed.worker import LOOPBACK
-from rlhf_suite.planner.devices import peak_flops
-from rlhf_suite.planner.flops import Model, flops_per_token
+from rlhf_suite.planner.devices import Model, flops_per_token, peak_flops
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.tasks import dpo, sft
 from rlhf_suite.train.strategy import TrainedModel

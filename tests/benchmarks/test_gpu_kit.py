@@ -16,8 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu_kit  # noqa: E402 - it is found by the line above
-from rlhf_suite.planner import flops  # noqa: E402
-from rlhf_suite.planner.devices import peak_flops  # noqa: E402
+from rlhf_suite.planner import devices  # noqa: E402
 
 HIDE = """
 import sys
@@ -140,10 +139,10 @@ def test_a_report_of_tests_is_sorted_by_outcome():
 
 def test_the_operations_of_a_token_by_hand():
     """100 weights, 8 = heads x size; the tokens of a sequence of 3 attend to 2 on average."""
-    full, adapted = flops.Model(100, 0, 8), flops.Model(10, 100, 8)
-    assert flops.flops_per_token(full, 3) == 6 * 100 + 3 * 4 * 8 * 2
-    assert flops.flops_per_token(adapted, 3) == 6 * 10 + 4 * 100 + 3 * 4 * 8 * 2
-    assert flops.flops_per_token(full, 3, full) == flops.flops_per_token(full, 3) + 2 * 100 + 4 * 8 * 2
+    full, adapted = devices.Model(100, 0, 8), devices.Model(10, 100, 8)
+    assert devices.flops_per_token(full, 3) == 6 * 100 + 3 * 4 * 8 * 2
+    assert devices.flops_per_token(adapted, 3) == 6 * 10 + 4 * 100 + 3 * 4 * 8 * 2
+    assert devices.flops_per_token(full, 3, full) == devices.flops_per_token(full, 3) + 2 * 100 + 4 * 8 * 2
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_the_operations_of_a_token_by_hand():
     [("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("x", None)],
 )
 def test_the_peak_of_a_device_is_found_by_its_name(device, peak):
-    assert peak_flops(device) == peak
+    assert devices.peak_flops(device) == peak
 
 
 def test_what_to_carry_is_what_torch_and_transformers_do_not_bring():

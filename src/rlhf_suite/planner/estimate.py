@@ -25,8 +25,7 @@ from rlhf_suite.config.plan import (
 )
 from rlhf_suite.config.runs import AnyTrainedRun, DPORun, PPORun, RMRun
 from rlhf_suite.planner import memory
-from rlhf_suite.planner.devices import Device
-from rlhf_suite.planner.flops import Model, flops_per_token
+from rlhf_suite.planner.devices import Device, Model, flops_per_token
 from rlhf_suite.planner.memory import EngineMemory, Memory, Shares
 from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, traced
 

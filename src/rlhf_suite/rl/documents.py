@@ -10,7 +10,6 @@ import torch
 
 from rlhf_suite.config.data import DataConfig, PromptDataConfig, SFTDataConfig
 from rlhf_suite.data.batch import Example, TokenBatch
-from rlhf_suite.data.load import Loader
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import DOCUMENTS, Sources
 from rlhf_suite.data.text_encoders import DocumentEncoder
@@ -39,6 +38,8 @@ def load_documents(data: PromptDataConfig, tokenizer: PreTrainedTokenizerBase, s
     """Read and encode the documents of a run, which are cut as in continued pre-training; None if it has none."""
     if data.pretrain_dataset is None:
         return None
+    from rlhf_suite.data.load import Loader  # pyarrow: a policy without documents needs none
+
     shared = {each.name: getattr(data, each.name) for each in fields(DataConfig)}
     own = {"row_format": None, "max_samples": None, "input_key": data.pretrain_key}
     config, bad = SFTDataConfig(**shared | own), BadRows(data.on_bad_row)
