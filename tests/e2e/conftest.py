@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForSequenceClassification
 
 from rlhf_suite.launch.processes import exclusive_lock
+from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.reward_model import reward_stats
 
 # `reinforce_baseline`: reference and policy; 2 epochs of 2 optimiser steps each, with a learning rate that moves.
@@ -81,6 +82,25 @@ def baseline(runs: Path, baseline_words: list[str]) -> Path:
 def actor_critic(runs: Path, actor_critic_words: list[str]) -> Path:
     """A whole run with a critic, never interrupted."""
     return made_once(runs / "actor_critic", lambda: jobs.run(runs / "actor_critic", actor_critic_words, recorded=True))
+
+
+@pytest.fixture(scope="session")
+def random_words(runs: Path) -> list[str]:
+    """The words of an asynchronous run of a model with random weights."""
+    start = made_once(runs / "random", lambda: create_tiny(runs / "random", seed=0))
+    return [*jobs.ASYNC, f"actor.model_name_or_path={start}"]
+
+
+@pytest.fixture(scope="session")
+def asynchronous_ahead(runs: Path, random_words: list[str]) -> Path:
+    """A whole run whose rollouts are made ahead of their steps."""
+    return made_once(runs / "ahead", lambda: jobs.run(runs / "ahead", random_words))
+
+
+@pytest.fixture(scope="session")
+def asynchronous_stream(runs: Path, random_words: list[str]) -> Path:
+    """A whole run whose rollouts are a stream of groups."""
+    return made_once(runs / "stream", lambda: jobs.run(runs / "stream", [*random_words, *jobs.STREAM]))
 
 
 @pytest.fixture(scope="session")

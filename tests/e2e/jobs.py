@@ -62,6 +62,31 @@ ACTOR_CRITIC = [
 ]
 
 
+# Asynchronous training of a model with random weights. It ends a response with one token of about 261, so responses
+# have very different lengths and many are still being written when the weights change. A checkpoint of each step keeps
+# its weights.
+ASYNC_STEPS = 5
+ASYNC_BOUND = 2  # steps between the weights that wrote a token and those that it trains
+ASYNC = [
+    *(word for word in SMALL if not word.startswith("eval.")),
+    "eval.dataset=null",
+    "eval.steps=-1",
+    "data.max_len=480",
+    "rollout.max_new_tokens=448",
+    "reward.rule=length",
+    "reward.rules.length_limit=300",
+    "actor.adam.lr=0.01",
+    "correction=tis",
+    "train.async_enable=true",
+    f"train.async_queue_size={ASYNC_BOUND}",
+    f"train.max_steps={ASYNC_STEPS}",
+    "ckpt.save_steps=1",
+    "ckpt.save_hf=true",
+    f"ckpt.max_num={ASYNC_STEPS}",
+]
+STREAM = ["train.partial_rollout_enable=true", "train.async_run_ahead=2"]
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a run ended."""

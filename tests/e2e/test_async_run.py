@@ -7,7 +7,7 @@ import json
 import jobs
 import pytest
 
-STEPS = 5
+STEPS = jobs.ASYNC_STEPS
 WORDS = [
     *(word for word in jobs.SMALL if not word.startswith("eval.")),
     "eval.dataset=null",
@@ -16,15 +16,13 @@ WORDS = [
     "train.async_enable=true",
     f"train.max_steps={STEPS}",
 ]
-MODES = {
-    "ahead": ["train.async_queue_size=1"],
-    "stream": [
-        "train.async_queue_size=3",
-        "train.partial_rollout_enable=true",
-        "train.async_run_ahead=2",
-        "vllm.max_num_seqs=4",  # so that some responses are unfinished whenever a batch is complete
-    ],
-}
+AHEAD = ["train.async_queue_size=1"]
+STREAM = [
+    "train.async_queue_size=3",
+    "train.partial_rollout_enable=true",
+    "train.async_run_ahead=2",
+    "vllm.max_num_seqs=4",  # so that some responses are unfinished whenever a batch is complete
+]
 
 
 @pytest.fixture(scope="module", params=[pytest.param("ahead", marks=pytest.mark.proof), "stream"])
@@ -33,9 +31,11 @@ def mode(request):
 
 
 @pytest.fixture(scope="module")
-def folder(mode, runs, warm):
-    folder = runs / f"async_{mode}"
-    jobs.run(folder, [*WORDS, *MODES[mode], f"actor.model_name_or_path={warm}"])
+def folder(mode, runs, request):
+    if mode == "stream":
+        return request.getfixturevalue("asynchronous_stream")
+    folder, warm = runs / "async_ahead", request.getfixturevalue("warm")
+    jobs.run(folder, [*WORDS, *AHEAD, f"actor.model_name_or_path={warm}"])
     return folder
 
 
@@ -45,7 +45,7 @@ def test_no_token_is_older_than_the_bound(mode, folder):
         versions = versions[versions >= 0]
         if mode == "ahead":
             assert {*versions} == {max(0, step - 1)}
-        assert step - 3 <= versions.min() <= versions.max() <= step
+        assert step - jobs.ASYNC_BOUND <= versions.min() <= versions.max() <= step
         assert row["async/staleness_max"] == step - versions.min()
         assert row["async/staleness_mean"] == pytest.approx(step - versions.mean())
     assert row["step"] == STEPS and row["async/staleness_max"] > 0
@@ -68,7 +68,7 @@ def test_the_engine_works_while_the_policy_trains(folder):
 
 SHARED = [
     *(word for word in WORDS if word != "train.async_enable=true"),
-    *MODES["stream"],
+    *STREAM,
     "train.colocate_all=true",
     "vllm.enable_sleep=true",
     "ds.enable_sleep=true",

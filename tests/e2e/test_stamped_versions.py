@@ -13,31 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_suite.models.builtin import create_tiny
-
-STEPS = 5
-BOUND = 2
+STEPS = jobs.ASYNC_STEPS
 LIMIT = 1e-6
-# A model with random weights ends a response with one token of about 261, so responses have very different lengths and
-# many are still being written when the weights change.
-WORDS = [
-    *(word for word in jobs.SMALL if not word.startswith("eval.")),
-    "eval.dataset=null",
-    "eval.steps=-1",
-    "data.max_len=480",
-    "rollout.max_new_tokens=448",
-    "reward.rule=length",
-    "reward.rules.length_limit=300",
-    "actor.adam.lr=0.01",
-    "correction=tis",
-    "train.async_enable=true",
-    f"train.async_queue_size={BOUND}",
-    f"train.max_steps={STEPS}",
-    "ckpt.save_steps=1",
-    "ckpt.save_hf=true",
-    f"ckpt.max_num={STEPS}",
-]
-MODES = {"ahead": [], "stream": ["train.partial_rollout_enable=true"]}
 
 
 @dataclass(frozen=True)
@@ -60,11 +37,10 @@ def mode(request):
 
 
 @pytest.fixture(scope="module")
-def responses(mode, runs):
+def responses(mode, runs, request):
     """The tokens of every response that a run has trained on."""
-    folder, start = runs / f"stamped_{mode}", runs / f"stamped_{mode}_start"
-    create_tiny(start, seed=0)
-    jobs.run(folder, [*WORDS, *MODES[mode], f"actor.model_name_or_path={start}"])
+    folder = request.getfixturevalue(f"asynchronous_{mode}")
+    start = runs / "random"
     saved = [start, *(folder / f"checkpoints/step_{step:06d}/hf" for step in range(1, STEPS))]
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in saved]
     return [recomputed(sample, models) for step in range(1, STEPS + 1) for sample in jobs.rollout(folder, step)]
@@ -89,7 +65,7 @@ def mean(parts) -> float:
 def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses):
     versions = np.concatenate([tokens.version for tokens in responses])
     differences = np.concatenate([tokens.differences() for tokens in responses])
-    assert len({*versions}) >= STEPS - BOUND
+    assert len({*versions}) >= STEPS - jobs.ASYNC_BOUND
     for version in {*versions}:
         assert differences[versions == version].mean() <= LIMIT, version
 
