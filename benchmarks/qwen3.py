@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Of the configurations of Qwen3-0.6B and Qwen3-4B; `tiny` has the same parts, for dry runs.
+# Of the configurations of Qwen3-0.6B and Qwen3-4B; the others have the same parts, for small machines and dry runs.
 SHAPES = {
     "qwen3-0.6b": {
         "vocab_size": 151_936,
@@ -23,6 +23,15 @@ SHAPES = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "intermediate_size": 9728,
+    },
+    "qwen3-0.1b": {
+        "vocab_size": 320,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "intermediate_size": 2304,
     },
     "tiny": {
         "vocab_size": 320,

@@ -23,8 +23,9 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size
 GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
 FOUR_BITS = 0.516  # bytes per weight in nf4: half a byte, 8 bits for each 64 weights, and the scales of those scales
 SIZES = {"bf16": 2, "fp32": 4}
-# Measured, see docs/planner.md: resident memory of processes that have imported their libraries and hold no model.
-RANK_PROCESS, DRIVER_PROCESS, ENGINE_PROCESS, RAY_DAEMONS = 640 * MIB, 640 * MIB, 1100 * MIB, 500 * MIB
+# Resident memory of processes that have imported their libraries and hold no model. That of a rank is measured
+# (docs/planner.md); those of an engine and of Ray's daemons are rough.
+RANK_PROCESS, DRIVER_PROCESS, ENGINE_PROCESS, RAY_DAEMONS = 800 * MIB, 800 * MIB, 1100 * MIB, 500 * MIB
 GPU_PROCESS = 600 * MIB  # of a GPU, for a process that uses it: context, kernels and libraries; not measured here
 ENGINE_GRAPHS = 1 * GIB  # CUDA graphs of an engine, unless vllm.enforce_eager
 GPU_BATCHED_TOKENS = 8192  # of a step of vLLM, unless a sequence may be longer

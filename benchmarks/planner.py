@@ -1,0 +1,205 @@
+"""The planner against measured memory: six runs on this machine, each compared with its plan.
+
+The model has 92 million parameters, so that what it takes stands out of what the libraries take. That base is measured
+by the same run with `builtin:tiny`, and added to the plan of a rank without the process itself. Measured is the largest
+resident memory of a rank, which every run logs (`perf/memory_gb`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, publish, scratch, suite_run, write_section
+from gpu_rows import FLAGS, ROWS, Row
+from qwen3 import SHAPES as MODELS
+from qwen3 import random_qwen3
+from rlhf_suite.config.flags import with_defaults
+from rlhf_suite.config.plan import ACTOR
+from rlhf_suite.config.runs import AnyTrainedRun, SFTRun
+from rlhf_suite.planner.memory import GIB, GPU_PROCESS
+
+PAGE, HEADING = ROOT / "docs" / "planner.md", "## Against measured memory"
+LENGTH, NUM_ROWS = 512, 16
+SFT = (
+    "task=sft",
+    "data.dataset={folder}/text.jsonl",
+    "data.input_key=text",
+    "actor.pretrain_mode_enable=true",
+    "ds.param_dtype=fp32",
+)
+ALONE = (*SFT, "ds.zero_stage=null")
+STEPS = (f"data.max_len={LENGTH}", "train.max_steps=2", "train.max_epochs=4", "launch.device=cpu")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One run: its name, its words, and the metric that says what a rank took."""
+
+    name: str
+    words: tuple[str, ...]
+    metric: str = "perf/memory_gb"
+
+
+def micro(rows: int, ranks: int = 1) -> tuple[str, ...]:
+    return f"train.micro_batch_size={rows}", f"train.batch_size={2 * rows * ranks}"
+
+
+SHAPES = (
+    Shape("sft, torch alone, fp32", (*ALONE, *micro(2))),
+    Shape("sft, LoRA of rank 16", (*ALONE, "ds.lora.rank=16", *micro(4))),
+    Shape("sft, gradient checkpointing", (*ALONE, "actor.gradient_checkpointing_enable=true", *micro(2))),
+    Shape("sft, ZeRO-3 on 2 ranks", (*SFT, "ds.zero_stage=3", "actor.num_gpus_per_node=2", *micro(2, 2))),
+    Shape(
+        "rm, ZeRO-2, bf16",
+        ("task=rm", "data.dataset={folder}/pairs.jsonl", "ds.zero_stage=2", "eval.dataset=null", *micro(1)),
+    ),
+    Shape(
+        "ppo, policy under ZeRO-2, fp32",
+        (
+            "task=ppo",
+            "data.prompt_dataset={folder}/prompts.jsonl",
+            "data.input_key=text",
+            "reward.rule=length",
+            "algo.advantage.estimator=group_norm",
+            "algo.kl.init_coef=0",
+            "ds.zero_stage=2",
+            "ds.param_dtype=fp32",
+            "rollout.batch_size=2",
+            "rollout.n_samples_per_prompt=2",
+            *micro(2),
+        ),
+        "perf/actor_memory_gb",
+    ),
+)
+
+
+def write_data(folder: Path) -> None:
+    """Write rows that are nearly as long as LENGTH: the tokenizer has one token for each letter."""
+    text = "abcdefg " * (LENGTH // 8)
+    half = text[: LENGTH // 2 - 24]
+    rows = {
+        "text": {"text": text * 2},
+        "pairs": {"prompt": half, "chosen": half[:-8] + " yes", "rejected": half[:-8] + " no"},
+        "prompts": {"text": half},
+    }
+    for name, row in rows.items():
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * NUM_ROWS)
+
+
+def words_of(shape: Shape, folder: Path, model: str) -> list[str]:
+    return [word.format(folder=folder) for word in (*shape.words, *STEPS)] + [f"actor.model_name_or_path={model}"]
+
+
+def measured(shape: Shape, folder: Path, model: str) -> float:
+    """Return the largest resident memory of a rank in GiB."""
+    run = suite_run(
+        words_of(shape, folder, model), folder / f"{SHAPES.index(shape)}-{Path(model).name.removeprefix('builtin:')}"
+    )
+    return max(float(row[shape.metric]) for row in run.steps)
+
+
+def planned(shape: Shape, folder: Path, model: str) -> float:
+    """Return what the plan says of a rank, in GiB, without what its process takes before it has a model."""
+    from rlhf_suite.cli.arguments import parse
+    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.planner.estimate import Target, estimate
+
+    found = preflight(parse(words_of(shape, folder, model)))
+    assert not found.problems, found.problems
+    (run,) = found.runs
+    assert isinstance(run, AnyTrainedRun)
+    uses = estimate(run, Target(None, 1 << 40, None)).devices
+    (rank,) = (each for use in uses for each in use.processes if each.name == ACTOR)
+    return rank.memory.peak / GIB
+
+
+def compare(shape: Shape, folder: Path, model: str, base: float) -> dict[str, Any]:
+    """Return plan and measurement of a shape, and by how much the plan is above."""
+    here, plan = measured(shape, folder, model), planned(shape, folder, model)
+    return {
+        "shape": shape.name,
+        "base_gib": round(base, 3),
+        "planned_gib": round(base + plan, 3),
+        "measured_gib": round(here, 3),
+        "error": round((base + plan) / here - 1, 4),
+        "error_without_base": round(plan / (here - base) - 1, 4),
+    }
+
+
+def for_an_h100(row: Row, folder: Path) -> dict[str, Any]:
+    """Return what the plan says of a row of the GPU kit on an H100, and what another trainer has published."""
+    from rlhf_suite.planner.devices import device_named
+    from rlhf_suite.planner.estimate import Target, estimate
+
+    model = folder / row.shape
+    model.mkdir(exist_ok=True)
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(config | MODELS[row.shape]))
+    flags = {"actor.model_name_or_path": str(model), "data.max_len": row.length, "ds.lora.rank": row.lora}
+    gpu = device_named("h100-80")
+    found = estimate(with_defaults(SFTRun, FLAGS | flags), Target(gpu, gpu.memory, None))
+    return {
+        "row": row.name,
+        "planned_gib": round((found.peak - GPU_PROCESS) / GIB, 1),
+        "published_gib": row.published[1],
+    }
+
+
+def section(rows: list[dict[str, Any]], published: list[dict[str, Any]]) -> str:
+    """Return the part of the page that shows the comparisons."""
+    lines = [
+        HEADING,
+        "",
+        f"`python benchmarks/planner.py --save --write`: a model of 92 million parameters, sequences of {LENGTH}",
+        "tokens, GiB of resident memory of a rank. The base is the same run with `builtin:tiny`, which the last column",
+        "leaves out.",
+        "",
+        "| run | base | plan | measured | error | error without the base |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        numbers = " | ".join(f"{row[name]:.2f}" for name in ("base_gib", "planned_gib", "measured_gib"))
+        lines.append(f"| {row['shape']} | {numbers} | {row['error']:+.1%} | {row['error_without_base']:+.1%} |")
+    lines += [
+        "",
+        "On an H100, beside what prime-rl has published for its own trainer: figures of another trainer, with",
+        "other choices of what to keep: they say only whether the plan is of the right size. GiB allocated by torch,",
+        "one sequence, bf16 with fp32 masters, gradient checkpointing, `ds.zero_stage=null`:",
+        "",
+        "| row of [the GPU kit](gpu.md) | plan for this suite | published for prime-rl |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {row['row']} | {row['planned_gib']} | {row['published_gib']} |" for row in published]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print one JSON line, and write what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="shapes with these words in their names")
+    parser.add_argument("--save", action="store_true", help="add the line to results/planner.jsonl")
+    parser.add_argument("--write", action="store_true", help="write the page's section")
+    arguments = parser.parse_args()
+    with scratch() as folder:
+        write_data(folder)
+        model = random_qwen3(folder / "model", "qwen3-0.1b")
+        bases: dict[tuple[str, str], float] = {}
+        rows = []
+        for shape in (each for each in SHAPES if arguments.only in each.name):
+            kind = (shape.words[0], next(word for word in shape.words if word.startswith("ds.zero_stage")))
+            if kind not in bases:
+                bases[kind] = measured(shape, folder, "builtin:tiny")
+            rows.append(compare(shape, folder, model, bases[kind]))
+            print(json.dumps(rows[-1]), flush=True)
+        published = [for_an_h100(row, folder) for row in ROWS if row.published[1] is not None]
+    publish("planner", {"shapes": rows, "h100": published}, arguments.save)
+    if arguments.write:
+        write_section(PAGE, HEADING, section(rows, published))
+
+
+if __name__ == "__main__":
+    main()
