@@ -13,6 +13,8 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.train.optim import adamw
 from rlhf_suite.train.strategy import deepspeed_adamw
 
+pytestmark = pytest.mark.stack
+
 STEPS = 20
 
 
