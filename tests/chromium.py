@@ -19,7 +19,7 @@ from typing import Any
 from websockets.sync.client import connect
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WAIT_S = 60
+WAIT_S = 240
 OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
            "--disable-background-networking", "--hide-scrollbars", "--proxy-server=127.0.0.1:9",
            "--remote-debugging-port=0")  # fmt: skip

@@ -21,7 +21,7 @@ pytest.importorskip("plotly", reason="plotly is not installed here: pip install 
 HOSTILE = (
     "<img src=x onerror=\"document.title='taken'\">",
     "</script><script>document.title='taken'</script>",
-    "plain",
+    "Plain",
 )
 PARTS = ("overview", "curves", "timing", "samples", "configuration")
 SCREENS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
