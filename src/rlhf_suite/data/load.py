@@ -21,6 +21,7 @@ from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_i
 from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import digest as digest_of
+from rlhf_suite.waits import waiting
 
 Encoded = TypeVar("Encoded")
 CACHE, GIB = "encoded", 1 << 30
@@ -75,7 +76,8 @@ class Loader(Generic[Encoded]):
         self.contents.append(contents)
         is_cached = self.data.cache_enable and getattr(self.data, "image_key", None) is None
         folder = self.folder(contents, name, sources) if is_cached else None
-        store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
+        with waiting(f"the rows of {name}"):
+            store, bad = (folder and open_folder(folder)) or self.encode(located, name, sources, folder)
         bad.check_share(self.data.max_skipped_share, f"{sources.flags.dataset}={name}")
         self.bad.merge(bad)
         return store
