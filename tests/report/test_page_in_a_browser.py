@@ -21,7 +21,7 @@ pytest.importorskip("plotly", reason="plotly is not installed here: pip install 
 HOSTILE = (
     "<img src=x onerror=\"document.title='taken'\">",
     "</script><script>document.title='taken'</script>",
-    "Plain",
+    "Quokka",
 )
 PARTS = ("overview", "curves", "timing", "samples", "configuration")
 SCREENS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
@@ -127,7 +127,7 @@ def until_shown(browser, number: int) -> None:
 def test_samples_are_searched_filtered_and_ordered(browser, pages):
     browser.show(pages["run"], "#samples")
     until_shown(browser, 5 * 18)
-    enter(browser, "Text", "PLAIN")
+    enter(browser, "Text", "QUOKKA")
     until_shown(browser, 5 * 6)
     enter(browser, "Step", "2")
     until_shown(browser, 6)
