@@ -9,6 +9,7 @@ from openenv_server import OpenEnvServer
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Scored
 
 
@@ -37,6 +38,7 @@ def test_an_episode_is_a_session_of_messages(tokenizer, server):
     )
     assert episode.outcome == Scored(1.0, 1.0, {}) and episode.status == "done"
     (seen,) = server.sessions
+    assert poll_until(lambda: len(seen) == 5, 30.0)  # nobody waits for the last message to arrive
     assert [message["type"] for message in seen] == ["reset", "step", "step", "step", "close"]
     assert seen[0]["data"] == {"label": "5", "level": 2} and seen[1]["data"] == {"message": "3"}
 

@@ -240,6 +240,7 @@ def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
     assert "optimiser moments" in out
 
 
+@pytest.mark.stack  # each proposal is a whole plan
 def test_every_proposal_fits_when_it_is_planned_again(capsys, folder):
     words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=32")
     code, out, _ = planned(capsys, *words)
