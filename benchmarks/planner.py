@@ -166,11 +166,11 @@ def section(rows: list[dict[str, Any]], published: list[dict[str, Any]]) -> str:
         lines.append(f"| {row['shape']} | {numbers} | {row['error']:+.1%} | {row['error_without_base']:+.1%} |")
     lines += [
         "",
-        "On a CPU a run with adapters can take twice its plan. The plan counts tensors; but small ones that are kept lie",
-        "between large ones that are freed, and the C library does not give that memory back. With",
+        "On a CPU a run with adapters can take twice its plan. The plan counts tensors; but small ones that are kept",
+        "lie between large ones that are freed, and the C library does not give that memory back. With",
         "`MALLOC_MMAP_THRESHOLD_=1048576` in the environment it does: the LoRA run of the table then measured 2.52",
-        "GiB, and the script took 105 s in place of 83 s for it. `rlhf-suite plan` says so of adapters. Why ZeRO-3 takes",
-        "more on a CPU is not known yet.",
+        "GiB, and the script took 105 s in place of 83 s for it. `rlhf-suite plan` says so of adapters. Why ZeRO-3",
+        "takes more on a CPU is not known yet.",
         "",
         "On an H100, beside what prime-rl has published for its own trainer: figures of another trainer, with",
         "other choices of what to keep: they say only whether the plan is of the right size. GiB allocated by torch,",
