@@ -20,11 +20,12 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rl.rollout_file import GREEDY, rollout_path
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.schedules import WithTheStep
 
 NUMBERS = re.compile(r"(reward|agent)/")  # columns of further numbers of a sample
 
 
-class Replay:
+class Replay(WithTheStep):
     """A schedule whose rollouts are those in a folder. `sources`: the source of each prompt of the run."""
 
     def __init__(self, folder: Path, sources: Sequence[str]) -> None:
@@ -38,22 +39,10 @@ class Replay:
             count += 1
         return count
 
-    def begin(self, step: int) -> None:
-        pass
-
     def take(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the recorded rollout of a step (0-based), with its shaped rewards, and metrics of its samples."""
         scored = read_rollouts(rollout_path(self.folder, step + 1))
         return scored, sample_metrics(scored, self.sources)
-
-    def allow_sync(self, version: int) -> None:
-        pass
-
-    def synced(self, version: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def save(self, folder: Path) -> None:
         pass

@@ -53,17 +53,11 @@ class Schedule(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-class Synchronous:
-    """Each rollout is made when its step begins."""
-
-    def __init__(self, builder: RolloutBuilder) -> None:
-        self.builder = builder
+class WithTheStep:
+    """What schedules have in common whose rollouts come with their steps: nothing is under way between two of them."""
 
     def begin(self, step: int) -> None:
         pass
-
-    def take(self, step: int) -> Rollout:
-        return self.builder.build(step)
 
     def allow_sync(self, version: int) -> None:
         pass
@@ -73,6 +67,16 @@ class Synchronous:
 
     def close(self) -> None:
         pass
+
+
+class Synchronous(WithTheStep):
+    """Each rollout is made when its step begins."""
+
+    def __init__(self, builder: RolloutBuilder) -> None:
+        self.builder = builder
+
+    def take(self, step: int) -> Rollout:
+        return self.builder.build(step)
 
     def save(self, folder: Path) -> None:
         self.builder.state.save(folder)
