@@ -383,7 +383,7 @@ AGENTS = [
         OPENENV,
     ),
     Mutation(
-        "an environment server is not told that an episode is over",
+        "an environment server does not learn that an episode is over",
         "agents/openenv.py",
         '            await self.socket.send(json.dumps({"type": "close"}))\n',
         "",

@@ -210,3 +210,13 @@ def test_numbers_of_16_bits_are_near_and_know_what_is_missing():
     assert place["offset"] == 8, "arrays begin at multiples of four bytes"
     values = np.frombuffer(b"".join(arrays.parts), "<i2", 3, place["offset"])
     assert values[2] == UNKNOWN and np.allclose(values[:2] * place["scale"], [0.5, -2.0], atol=1e-4)
+
+
+def test_a_file_of_someone_else_is_not_replaced(run, page, tmp_path, capsys):
+    """A page of the suite is."""
+    theirs, ours = tmp_path / "theirs.html", tmp_path / "ours.html"
+    theirs.write_text("<html>months of notes</html>")
+    assert main(["report", str(run.path), "-o", str(theirs)]) == 2
+    assert "is not a page of this suite" in capsys.readouterr().err
+    assert theirs.read_text() == "<html>months of notes</html>"
+    assert [main(["report", str(run.path), "-o", str(ours)]) for _ in range(2)] == [0, 0]

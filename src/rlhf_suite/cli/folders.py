@@ -31,6 +31,7 @@ METRICS_SHOWN = 6  # in the message about a finished run
 # What a run writes in its folder, and would write over.
 RUN_FILES = (
     *("config.yaml", "metrics.jsonl", "status.json", "run.log", "error.log", "curves.png", "samples.md", "loop.json"),
+    "report.html",
     *("checkpoints", "evaluations", "logs", "model", "rollouts", "progress.json", "generations.jsonl", "scores.jsonl"),
 )
 

@@ -25,6 +25,7 @@ from rlhf_suite.report.sweep_data import SweptRun, sweep_data
 from rlhf_suite.tracking.run_folder import RunFolder
 
 NAME = "report.html"
+MARK, HEAD_BYTES = b'content="rlhf_suite"', 4096  # what the beginning of each page has
 PARTS = Path(__file__).parent / "page"
 # In the order in which they need each other.
 SCRIPTS = ("basics", "charts", "overview", "curves", "timing", "tokens", "samples", "configuration", "sweep", "main")
@@ -84,7 +85,13 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def write_page(path: Path, data: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the page that shows `data` (`main.js` says what it holds) and the numbers in `arrays`."""
+    """Write the page that shows `data` (`main.js` says what it holds) and the numbers in `arrays`.
+
+    Raises:
+        UserError: there is a file that is not such a page, or Plotly is not installed.
+    """
+    if path.exists() and not is_page(path):
+        raise UserError(f"{path} is there, and it is not a page of this suite: move it, or write another one with -o")
     script = "".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     library = plotly()
     policy = f"default-src 'none'; script-src {digest(script)} {digest(library)}; style-src 'unsafe-inline'; "
@@ -97,6 +104,14 @@ def write_page(path: Path, data: Mapping[str, Any], arrays: Arrays) -> None:
         arrays=packed(b"".join(arrays.parts)),
     )
     write_text(path, page)
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page that this module wrote, which another one may replace."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return MARK in file.read(HEAD_BYTES)
 
 
 def plotly() -> str:
