@@ -383,6 +383,20 @@ AGENTS = [
         OPENENV,
     ),
     Mutation(
+        "the model is not told what is wrong with an action that a server refuses",
+        "agents/openenv.py",
+        'listed = data.get("errors") or []',
+        "listed = list[dict[str, Any]]()",
+        OPENENV,
+    ),
+    Mutation(
+        "what an environment server says before it closes a connection is lost",
+        "agents/openenv.py",
+        "with suppress(ConnectionClosed):",
+        "with suppress(TimeoutError):",
+        OPENENV,
+    ),
+    Mutation(
         "an environment server does not learn that an episode is over",
         "agents/openenv.py",
         '            await self.socket.send(json.dumps({"type": "close"}))\n',

@@ -28,9 +28,10 @@ class Guessing:
 
 
 class OpenEnvServer:
-    """Serves until it is closed; `sessions` has what every session sent."""
+    """Serves until it is closed; `sessions` has what every session sent. One that is full ends each session at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_full: bool = False) -> None:
+        self.is_full = is_full
         self.sessions: list[list[dict]] = []
         self.server = serve(self.session, "127.0.0.1", 0)
         self.url = f"ws://127.0.0.1:{self.server.socket.getsockname()[1]}/ws"
@@ -39,6 +40,9 @@ class OpenEnvServer:
     def session(self, connection: ServerConnection) -> None:
         environment, seen = Guessing(), []
         self.sessions.append(seen)
+        if self.is_full:
+            connection.send(json.dumps({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}}))
+            return
         for line in connection:
             message = json.loads(line)
             seen.append(message)
@@ -49,7 +53,9 @@ class OpenEnvServer:
     def answer(self, environment: Guessing, message: dict) -> dict:
         data = message["data"]
         if message["type"] == "step" and set(data) != {"message"}:
-            return {"type": "error", "data": {"message": "Field required: message", "code": "VALIDATION_ERROR"}}
+            errors = [{"type": "missing", "loc": ["message"], "msg": "Field required"}]
+            data = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
+            return {"type": "error", "data": data}
         try:
             return {"type": "observation", "data": getattr(environment, message["type"])(**data)}
         except RuntimeError as error:

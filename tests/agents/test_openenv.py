@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from scripted import Scripted, chat_task, open_session, run
+from websockets.asyncio.client import connect
 
 from openenv_server import OpenEnvServer
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent
+from rlhf_suite.agents.environment import EnvironmentFailure
+from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Scored
@@ -53,7 +56,7 @@ def test_a_turn_may_be_the_whole_action_and_one_that_is_refused_is_answered(toke
     replies = ["no", "[1]", '{"text": "5"}', '{"message": "5"}']
     episode, said = play(tokenizer, server.url, replies, action_key=None)
     assert said.count("[user\nError: the action is not a JSON object") == 2
-    assert "[user\nError: Field required: message]" in said and episode.outcome == Scored(1.0, 1.0, {})
+    assert "[user\nError: Invalid message; message: Field required]" in said and episode.outcome == Scored(1.0, 1.0, {})
 
 
 def test_the_field_that_the_model_sees_may_be_named(tokenizer, server):
@@ -69,3 +72,18 @@ def test_an_error_of_the_server_is_the_outcome(tokenizer, server):
     assert episode.outcome.reason == f"{server.url}: EXECUTION_ERROR: broken"
     gone, _ = play(tokenizer, "ws://127.0.0.1:9/ws", ["5"])
     assert isinstance(gone.outcome, RewardFailure) and "refused" in gone.outcome.reason.lower()
+
+
+def test_a_server_that_takes_no_more_sessions_is_quoted():
+    full = OpenEnvServer(is_full=True)
+
+    async def play_later() -> None:
+        environment = OpenEnvEnvironment(full.url, "message", None)
+        environment.socket = await connect(full.url, proxy=None)
+        await environment.socket.wait_closed()
+        await environment.asked("reset", {})
+
+    with pytest.raises(EnvironmentFailure) as failure:
+        run(play_later)
+    full.close()
+    assert str(failure.value) == f"{full.url}: CAPACITY_REACHED: full; let it take agent.max_concurrent sessions"

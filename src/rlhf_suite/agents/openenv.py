@@ -3,16 +3,19 @@
     {"type": "reset", "data": {...}}   {"type": "step", "data": {<action>}}   {"type": "close"}
 
 are answered by {"type": "observation", "data": {"observation": {...}, "reward": ..., "done": ...}} or {"type": "error",
-"data": {"message": ..., "code": ...}}. The server runs in a Python environment of its own.
+"data": {"message": ..., "code": ..., "errors": [...]}}; the errors are those of pydantic. The server runs in a Python
+environment of its own.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.compat import number, with_text
@@ -22,6 +25,7 @@ from rlhf_suite.foreign_text import printable
 LARGEST = 8 << 20  # bytes of an answer
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WRONG_ACTION = "VALIDATION_ERROR"  # the code of an error that the model made
+FULL = "CAPACITY_REACHED"  # the code of a server that takes no more sessions
 
 
 class OpenEnvEnvironment:
@@ -72,18 +76,27 @@ class OpenEnvEnvironment:
 
     async def asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Return the data of the answer to a message."""
-        assert self.socket is not None, "reset comes first"
-        await self.socket.send(json.dumps({"type": kind, "data": data}))
-        answer = json.loads(await self.socket.recv())
+        answer = await self.answer(json.dumps({"type": kind, "data": data}))
         found = answer.get("data") or {}
         if answer.get("type") == "error":
-            message = printable(str(found.get("message")))
+            message = printable("; ".join([str(found.get("message")), *mistakes(found)]))
             if kind == "step" and found.get("code") == WRONG_ACTION:
                 raise WrongAction(message)
-            raise EnvironmentFailure(f"{self.url}: {found.get('code')}: {message}")
+            advice = "; let it take agent.max_concurrent sessions" if found.get("code") == FULL else ""
+            raise EnvironmentFailure(f"{self.url}: {found.get('code')}: {message}{advice}")
         if answer.get("type") != "observation":
             raise EnvironmentFailure(f"{self.url} answered {printable(str(answer.get('type')))}, not an observation")
         return dict(found)
+
+    async def answer(self, message: str) -> dict[str, Any]:
+        """Return the answer to a message; of a connection that was closed, what the server said before."""
+        assert self.socket is not None, "reset comes first"
+        with suppress(ConnectionClosed):
+            await self.socket.send(message)
+        try:
+            return dict(json.loads(await self.socket.recv()))
+        except ConnectionClosed as closed:
+            raise EnvironmentFailure(f"{self.url} closed the connection: {closed}") from None
 
     def text(self, observation: Any) -> str:
         """Return the text of an observation: its field `observation_key`, its only text, or all of it as JSON."""
@@ -103,6 +116,12 @@ class OpenEnvEnvironment:
         if self.socket is not None:
             await self.socket.send(json.dumps({"type": "close"}))
             await self.socket.close()
+
+
+def mistakes(data: dict[str, Any]) -> list[str]:
+    """Return the mistakes in an action that an error lists: the field of each, and what is wrong with it."""
+    listed = data.get("errors") or []
+    return [f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg')}" for each in listed]
 
 
 class WrongAction(Exception):
