@@ -24,7 +24,7 @@ import torch
 from common import publish
 from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
-from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.mismatch import corrected
@@ -132,8 +132,7 @@ def forward(parts: Parts, batch: Experience, ranks: int) -> None:
 def update(parts: Parts, batch: Experience, steps: int, ranks: int) -> None:
     """What the optimiser steps ask of it."""
     chosen = step_indices(len(batch), -(-len(batch) // steps), 1, (0, 0))
-    batches = parts.run("update_batches", lambda: [take(batch, step) for step in chosen])
-    parts.run("split", lambda: split(batches, ranks))
+    parts.run("split", lambda: split(batch, chosen, ranks))
 
 
 def measure(arguments: argparse.Namespace) -> tuple[Parts, Experience]:

@@ -105,6 +105,13 @@ RL = [
         ("tests/rl/test_sharding.py",),
     ),
     Mutation(
+        "ranks share the first sequences of a rollout in place of those of an optimiser step",
+        "rl/sharding.py",
+        "[[rows[place] for place in part] for part in",
+        "[list(part) for part in",
+        ("tests/rl/test_update.py",),
+    ),
+    Mutation(
         "the correction never reaches the loss",
         "rl/objectives.py",
         "units, batch.correction)",

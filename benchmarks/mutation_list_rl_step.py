@@ -63,8 +63,8 @@ RL_STEP = [
     Mutation(
         "the critic's schedule counts RL steps",
         "rl/update.py",
-        "batches, step * self.steps_per_rollout, what)",
-        "batches, step, what)",
+        "steps, step * self.steps_per_rollout, what)",
+        "steps, step, what)",
         UPDATE,
     ),
     Mutation(

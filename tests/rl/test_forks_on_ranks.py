@@ -10,7 +10,6 @@ from plain_run import small
 from test_forked_episodes import experience, forked, other, whole
 
 from rlhf_suite.config.plan import ACTOR, Machine, resolve
-from rlhf_suite.data.batch import take
 from rlhf_suite.distributed.mesh import Rank
 from rlhf_suite.rl.roles import PolicyRole, WorkerSettings
 from rlhf_suite.rl.sharding import balanced_parts, split
@@ -25,10 +24,10 @@ FLAGS = {
 
 
 def steps():
-    """Two optimiser steps, of three episodes and of two."""
+    """A rollout, and the ledgers of two optimiser steps, of three episodes and of two."""
     trajectories = [*forked(0), *whole(1), *other(2), *forked(3), *forked(4)]
     batch = experience(trajectories, [1.0, 1.0, 0.5, 0.0, 2.0, 2.0, -1.0, -1.0], "rloo")
-    return [take(batch, batch.ledgers_of(chosen)) for chosen in step_indices(batch.num_episodes, 3, 1, (0, 0))]
+    return batch, [batch.ledgers_of(chosen) for chosen in step_indices(batch.num_episodes, 3, 1, (0, 0))]
 
 
 def updated(world, config) -> tuple[dict[str, float], torch.Tensor]:
@@ -37,12 +36,13 @@ def updated(world, config) -> tuple[dict[str, float], torch.Tensor]:
     settings = WorkerSettings(config.ds, config.train, config.rollout, config.data, plan.models[ACTOR].path)
     rank = Rank(world.rank, world.mesh, "127.0.0.1", 0, "cpu")
     policy = PolicyRole(rank, plan.models[ACTOR], settings, config.actor, config.algo.kl, 4)
-    metrics = policy.update(split(steps(), world.mesh.data)[world.data_index], 0, 0.0)
+    metrics = policy.update(split(*steps(), world.mesh.data)[world.data_index], 0, 0.0)
     return metrics, torch.cat([each.detach().flatten() for each in policy.model.module.parameters()])
 
 
 def test_an_episode_of_these_steps_is_on_both_ranks():
-    parts = [[{*step.episode[part].tolist()} for part in balanced_parts(step, 2)] for step in steps()]
+    batch, chosen = steps()
+    parts = [[{*batch.episode[part].tolist()} for part in balanced_parts(batch, 2, step)] for step in chosen]
     assert any(first & second for first, second in parts)
 
 

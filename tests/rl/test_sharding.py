@@ -51,7 +51,8 @@ def test_ranks_take_no_more_memory_than_their_tokens():
     """A row far longer than the others, and 400 short ones, on 8 ranks."""
     lengths = torch.tensor([200_000, *[5] * 400])
     batch = TokenBatch(torch.arange(int(lengths.sum())), lengths, torch.ones(int(lengths.sum())))
-    assert peak_bytes(lambda: split([batch], 8)) < 2.5 * (batch.ids.nbytes + batch.mask.nbytes)
+    steps = [range(200), range(200, 401)]
+    assert peak_bytes(lambda: split(batch, steps, 8)) < 2.5 * (batch.ids.nbytes + batch.mask.nbytes)
 
 
 def test_parts_are_balanced_by_tokens(batch):

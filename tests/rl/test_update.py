@@ -11,7 +11,6 @@ from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
-from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
@@ -47,17 +46,18 @@ def test_steps_per_rollout_counts_what_step_indices_gives():
 
 
 def test_the_ranks_share_every_step_evenly():
-    batches = [rollout(9, 3, 4, 8), rollout(7, 5, 2)]
-    first, second = split(batches, 2)
-    for batch, one, other in zip(batches, first, second, strict=True):
+    batch, steps = rollout(9, 7, 3, 5, 4, 2, 8), [[6, 4, 2, 0], [1, 5, 3]]
+    first, second = split(batch, steps, 2)
+    for step, one, other in zip(steps, first, second, strict=True):
         assert one.num_tokens == other.num_tokens
-        together = sorted(one.index.tolist() + other.index.tolist())
-        assert together == list(range(len(batch)))
-    assert split(batches, 1)[0][0].ids.equal(batches[0].ids)
+        assert sorted(one.index.tolist() + other.index.tolist()) == sorted(step)
+    (alone,) = split(batch, steps, 1)
+    assert [share.index.tolist() for share in alone] == steps
+    assert split(batch, [range(7)], 1)[0][0] is batch
 
 
 def test_a_rank_beyond_the_sequences_gets_one_without_weight():
-    shares = [rank[0] for rank in split([take(rollout(6, 5), [1])], 3)]
+    shares = [rank[0] for rank in split(rollout(6, 5), [[1]], 3)]
     assert sorted(float(share.mask.sum()) for share in shares) == [0, 0, 4]
     assert all(share.num_tokens == 5 for share in shares)
 

@@ -53,9 +53,12 @@ class ReferenceGroup(ForwardGroup):
 class UpdatedGroup(ForwardGroup, TrainedGroup):
     """The ranks of a model that is trained on rollouts."""
 
-    def train(self, batches: Sequence[TokenBatch], *args: object, what: str) -> Pending[dict[str, float]]:
-        """Start one optimiser step per batch; the answer is the mean of each metric over them."""
-        refs = self.group.start_sharded("update", split(batches, self.group.mesh.data), *args)
+    def train(
+        self, batch: TokenBatch, steps: Sequence[Sequence[int]], *args: object, what: str
+    ) -> Pending[dict[str, float]]:
+        """Start the optimiser steps, each on its sequences of `batch`; the answer is the mean of each metric over
+        them."""
+        refs = self.group.start_sharded("update", split(batch, steps, self.group.mesh.data), *args)
         return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: answers[0])
 
 
@@ -63,10 +66,10 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
     """The policy."""
 
     def update(
-        self, batches: Sequence[TokenBatch], first_step: int, kl_coef: float, what: str
+        self, batch: TokenBatch, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, what: str
     ) -> Pending[dict[str, float]]:
-        """Start one optimiser step per batch, the first one at `first_step` of the schedule."""
-        return self.train(batches, first_step, kl_coef, what=what)
+        """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
+        return self.train(batch, steps, first_step, kl_coef, what=what)
 
     def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every
@@ -103,9 +106,11 @@ class CriticGroup(UpdatedGroup):
         """Start to compute the state values at the model tokens, [T]."""
         return self.per_token("values", batch, what="values of the rollout")
 
-    def update(self, batches: Sequence[TokenBatch], first_step: int, what: str) -> Pending[dict[str, float]]:
-        """Start one optimiser step per batch, the first one at `first_step` of the schedule."""
-        return self.train(batches, first_step, what=what)
+    def update(
+        self, batch: TokenBatch, steps: Sequence[Sequence[int]], first_step: int, what: str
+    ) -> Pending[dict[str, float]]:
+        """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
+        return self.train(batch, steps, first_step, what=what)
 
 
 class RewardGroup(ForwardGroup):

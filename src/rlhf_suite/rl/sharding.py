@@ -12,21 +12,26 @@ from rlhf_suite.data.packing import balance, micro_batches
 
 
 def shards(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
-    """Return one batch per part. A part without sequences, where ranks outnumber them, gets one that weighs nothing,
-    because its rank still has to take part in the collectives. All sequences in their order are the batch itself."""
+    """Return one batch per part. A part without sequences, where ranks outnumber them, gets one of the first part that
+    weighs nothing, because its rank still has to take part in the collectives. All sequences in their order are the
+    batch itself."""
     if len(parts) == 1 and list(parts[0]) == list(range(len(batch))):
         return [batch]
-    return [take(batch, part) if part else weightless(take(batch, [0])) for part in parts]
+    return [take(batch, part) if part else weightless(take(batch, parts[0][:1])) for part in parts]
 
 
-def balanced_parts(batch: TokenBatch, ranks: int) -> list[list[int]]:
-    """Return the sequences of each of `ranks` parts with nearly equal token counts."""
-    return balance(batch.lengths.tolist(), ranks) if ranks > 1 else [list(range(len(batch)))]
+def balanced_parts(batch: TokenBatch, ranks: int, chosen: Sequence[int] | None = None) -> list[list[int]]:
+    """Return the sequences of each of `ranks` parts with nearly equal token counts: of all sequences, or of `chosen`
+    ones."""
+    rows = list(range(len(batch))) if chosen is None else list(chosen)
+    if ranks == 1:
+        return [rows]
+    return [[rows[place] for place in part] for part in balance(batch.lengths[rows].tolist(), ranks)]
 
 
-def split(batches: Sequence[TokenBatch], ranks: int) -> list[list[TokenBatch]]:
-    """Return for each rank its share of every optimiser step."""
-    per_step = [shards(batch, balanced_parts(batch, ranks)) for batch in batches]
+def split(batch: B, steps: Sequence[Sequence[int]], ranks: int) -> list[list[B]]:
+    """Return for each rank its share of every optimiser step; `steps` has the sequences of each."""
+    per_step = [shards(batch, balanced_parts(batch, ranks, step)) for step in steps]
     return [[shares[rank] for shares in per_step] for rank in range(ranks)]
 
 

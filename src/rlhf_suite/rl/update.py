@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from rlhf_suite.config.train import RLTrainConfig
-from rlhf_suite.data.batch import take
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
@@ -45,13 +44,13 @@ class Updater:
         """
         config = self.config
         chosen = step_indices(experience.num_episodes, config.batch_size, config.max_epochs, (config.seed, step))
-        batches = [take(experience, experience.ledgers_of(episodes)) for episodes in chosen]
+        steps = [experience.ledgers_of(episodes) for episodes in chosen]
         running, what = [], f"update of step {step + 1}"
         if step >= self.critic_warm_up:
             first = (step - self.critic_warm_up) * self.steps_per_rollout
-            running.append(self.policy.update(batches, first, kl_coef, what))
+            running.append(self.policy.update(experience, steps, first, kl_coef, what))
         if self.critic is not None:
-            running.append(self.critic.update(batches, step * self.steps_per_rollout, what))
+            running.append(self.critic.update(experience, steps, step * self.steps_per_rollout, what))
         metrics: dict[str, float] = {}
         for pending in running:
             metrics |= pending.result()
