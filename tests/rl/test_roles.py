@@ -12,7 +12,7 @@ import pytest
 import torch
 from plain_run import models, small
 
-from rlhf_suite.data.batch import Example, collate, take
+from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
 
 pytestmark = pytest.mark.stack
@@ -39,9 +39,9 @@ def trained(world, config, batches, advantage, kl_coefs):
     """The metrics of an update for each of `kl_coefs`, in the run's first optimiser steps."""
     policy = models(config, steps=4)["policy"]
     whole = rollout(policy, config.rollout.temperature, advantage)
-    mine = [take(whole, sequences) for sequences in batches]
     return [
-        policy.update(mine, number * len(mine), kl_coef, "update").result() for number, kl_coef in enumerate(kl_coefs)
+        policy.update(whole, batches, number * len(batches), kl_coef, "update").result()
+        for number, kl_coef in enumerate(kl_coefs)
     ]
 
 
@@ -92,7 +92,8 @@ def averaged(world, config, advantages):
     average = policy.group._worker.average
     states, skipped = [{name: value.clone() for name, value in average.average.items()}], []
     for number, advantage in enumerate(advantages):
-        row = policy.update([rollout(policy, 0.7, advantage)], number, 0.0, "update").result()
+        batch = rollout(policy, 0.7, advantage)
+        row = policy.update(batch, [range(len(batch))], number, 0.0, "update").result()
         states.append({name: value.clone() for name, value in average.average.items()})
         skipped.append(row["train/actor_skipped"])
     moves = [sum(float((new[n] - old[n]).abs().sum()) for n in new) for old, new in pairwise(states)]
