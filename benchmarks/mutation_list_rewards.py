@@ -239,6 +239,13 @@ REWARDS = [
         SHAPING,
     ),
     Mutation(
+        "scores that are to be centred are standardised",
+        "models/reward_model.py",
+        "    return (stats[0], 1.0) if config.normalize_mean_only else stats",
+        "    return stats",
+        ("tests/tasks/test_score.py",),
+    ),
+    Mutation(
         "a standardised score keeps its mean",
         "algo/scores.py",
         "(scores - mean) / max(std",

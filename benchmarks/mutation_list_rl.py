@@ -37,9 +37,30 @@ RL = [
     Mutation(
         "the value clip is left out",
         "losses/tokens.py",
-        "(values - old_values).clamp(-clip, clip)",
+        "(values - old_values).clamp(-low, high)",
         "(values - old_values)",
         ("tests/losses/test_value.py",),
+    ),
+    Mutation(
+        "a value may not rise further than it may fall",
+        "losses/tokens.py",
+        "(values - old_values).clamp(-low, high)",
+        "(values - old_values).clamp(-low, low)",
+        ("tests/losses/test_value.py",),
+    ),
+    Mutation(
+        "advantages are clipped before the teacher's term",
+        "rl/credit.py",
+        "clip_advantages(advantages, clip_range), advantages",
+        "clip_advantages(put_back(credit.advantages, mask), clip_range), advantages",
+        ("tests/rl/test_credit.py",),
+    ),
+    Mutation(
+        "the lower bound of advantages holds above as well",
+        "algo/advantage.py",
+        "    return advantages.clamp(low, high)",
+        "    return advantages.clamp(low, -low)",
+        ("tests/algo/test_advantage.py",),
     ),
     Mutation(
         "KL is measured from the reference to the policy",

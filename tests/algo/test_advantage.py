@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, discounted_sums, whiten
+from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, clip_advantages, discounted_sums, whiten
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
@@ -431,3 +431,9 @@ def test_an_own_estimator_that_returns_another_shape_is_told_so(tmp_path):
     )
     with pytest.raises(UserError, match=r"mine.py:padded returned .* \(1, 3\).* each of the 3 tokens"):
         run(f"{file}:padded", inputs([1.0], [3]))
+
+
+def test_clipped_advantages_keep_their_signs_and_their_order():
+    given = torch.tensor([-7.0, -1.5, -0.25, 0.0, 0.5, 1.25, 9.0], dtype=float64)
+    assert clip_advantages(given, [-1.5, 1.0]).tolist() == [-1.5, -1.5, -0.25, 0, 0.5, 1, 1]
+    assert clip_advantages(given, [0.0, 1e9]).tolist() == [0, 0, 0, 0, 0.5, 1.25, 9], "good tokens alone"

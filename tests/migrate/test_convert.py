@@ -87,6 +87,22 @@ def test_defaults_that_differ_are_written(line, expected):
     assert expected in words_of(f"python -m {line}")[0]
 
 
+RL = "python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data d --remote_rm_url r.py "
+
+
+def test_clips_and_centred_rewards_of_the_fork():
+    words, _, lost = words_of(f"{RL} --value_clip 0.2 --value_clip_high 0.4 --advantage_clip_low_high 4 9")
+    assert {"critic.value_clip=0.2", "critic.value_clip_high=0.4"} <= words and lost == []
+    assert not any("clip_range" in word for word in words), "the fork does not clip what gae says"
+    words, _, lost = words_of(
+        f"{RL} --advantage_estimator group_norm --advantage_clip_low_high 4 9 --value_clip_high 1"
+    )
+    assert "algo.advantage.clip_range=[-5,10]" in words and lost == []
+    assert not any(word.startswith("critic.") for word in words)
+    words, _, lost = words_of(f"{RL} --reward_pretrain r --normalize_mean")
+    assert {"reward.normalize_enable=true", "reward.normalize_mean_only=true"} <= words and lost == []
+
+
 def test_old_rollouts_are_corrected_for_and_engines_have_their_own_devices():
     words, remarks, _ = words_of(
         "python -m openrlhf.cli.train_ppo_ray --async_train --colocate_all_models --agent_func_path a.py --pretrain m"

@@ -250,7 +250,7 @@ def test_next_token_loss_agrees(reference):
 def test_value_loss_agrees(reference, clip, loss_name, grad_name):
     for case in cases(reference):
         mask, values = case.flat("mask"), case.flat("values").requires_grad_()
-        loss = value_loss(values, case.flat("old_values"), case.flat("returns"), mask, clip).total / mask.sum()
+        loss = value_loss(values, case.flat("old_values"), case.flat("returns"), mask, (clip, clip)).total / mask.sum()
         (gradient,) = torch.autograd.grad(loss, values)
         check(loss.detach(), case.outputs[loss_name])
         check(gradient, case.outputs[grad_name], case.fields["mask"])

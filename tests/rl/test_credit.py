@@ -227,3 +227,19 @@ def test_a_turn_is_rewarded_where_it_ends_and_a_baseline_takes_the_whole_reward(
     assert discounted.advantages[discounted.mask.bool()].tolist() == pytest.approx([r - sum(own) / 5 for r in own])
     compared = turns_credit([first, second], [4.0, 2.0], estimator="rloo")
     assert compared.advantages.tolist() == [0, 0, 2, 2, 0, 2, 0, 0, -2, -2]
+
+
+def test_advantages_are_clipped_after_the_teacher_and_the_share_of_clipped_tokens_is_measured(batch):
+    """RLOO without KL gives 1, 1, -1, -1; the teacher's gaps of 0.5, -3, 0.5 and 0 are taken away from them."""
+    gaps = torch.tensor([0, 0.5, 0, -3, 0, 0.5, 0])
+    batch = replace(batch, ref_log_probs=None, teacher_log_probs=batch.old_log_probs - gaps)
+    config = AlgoConfig(
+        advantage=AdvantageConfig(estimator="rloo", clip_range=[-1.25, 2.0]), distill=DistillTermConfig(coef=1.0)
+    )
+    result, metrics = CreditAssigner(config).assign(batch)
+    assert result.advantages.tolist() == pytest.approx([0, 0.5, 0, 2, 0, -1.25, -1])
+    assert metrics["train/advantage_clip_ratio"] == pytest.approx(2 / 4)
+    assert (
+        "train/advantage_clip_ratio"
+        not in CreditAssigner(replace(config, advantage=AdvantageConfig("rloo"))).assign(batch)[1]
+    )

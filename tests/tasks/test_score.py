@@ -11,10 +11,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from plain_judge import PlainJudge
 from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
+from rlhf_suite.config.reward import NormalizationConfig
 from rlhf_suite.data.steps import StepFormat
 from rlhf_suite.errors import RunError
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.process_reward_model import KEY
+from rlhf_suite.models.reward_model import score_constants
 from small_runs import batch_run
 
 pytestmark = pytest.mark.stack
@@ -58,6 +60,13 @@ def answers(tmp_path_factory):
 
 def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_scores_are_standardised_only_centred_or_left_alone(model):
+    assert score_constants(str(model), NormalizationConfig()) is None
+    assert score_constants(str(model), NormalizationConfig(normalize_enable=True)) == (0.5, 2.0)
+    centred = NormalizationConfig(normalize_enable=True, normalize_mean_only=True)
+    assert score_constants(str(model), centred) == (0.5, 1.0)
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ and reinforce refuse such episodes: in which order the tokens of two rows were w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -310,6 +311,16 @@ def sum_by(names: Tensor, values: Tensor) -> Tensor:
     """Return the sum of `values` [B] over the rows with the same name [B], at each of them, [B] float64."""
     known, index = names.unique(return_inverse=True)
     return torch.zeros(len(known), dtype=torch.float64).index_add(0, index, values.double())[index]
+
+
+def clip_advantages(advantages: Tensor, clip_range: Sequence[float]) -> Tensor:
+    """Return min(max(A, low), high), [T], for `algo.advantage.clip_range` = (low, high) with low <= 0 <= high.
+
+    It bounds the gradient of a single token where a few advantages are far from the others, as after whitening when one
+    of many rewards differs. A sign never changes.
+    """
+    low, high = clip_range
+    return advantages.clamp(low, high)
 
 
 def whiten(advantages: Tensor, no_std_norm: bool) -> Tensor:

@@ -24,6 +24,9 @@ class AdvantageConfig:
     gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict="this estimator does not discount")
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict="this estimator has no lambda")
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
+    clip_range: list[float] | None = flag(
+        None, "Each token's advantage is clamped to [low, high], after whitening and the teacher's term; null: off"
+    )
     is_correction_level: str = flag(
         "off",
         "Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or "

@@ -118,6 +118,9 @@ class CriticConfig(TrainedModelConfig):
 
     adam: AdamConfig = group(AdamConfig, {"lr": 9e-6})
     value_clip: float = flag(0.5, "How far the value may move from its old value before it is clipped", gt=0)
+    value_clip_high: float | None = flag(
+        None, "How far the value may rise; value_clip is then how far it may fall. null: value_clip for both", gt=0
+    )
     freezing_steps: int = flag(0, "RL steps at the start in which only the critic is trained", ge=0)
     save_value_network: bool = flag(False, "Save the critic in HF format at the end")
 

@@ -122,7 +122,19 @@ class TextRewardConfig(SourceConfig):
 
 
 @dataclass
-class RewardConfig(TextRewardConfig):
+class NormalizationConfig:
+    """Normalised scores of a reward model"""
+
+    normalize_enable: bool = flag(
+        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
+    )
+    normalize_mean_only: bool = flag(
+        False, "Scores are only centred, score - mean, and not divided by std", when=is_true(".normalize_enable")
+    )
+
+
+@dataclass
+class RewardConfig(NormalizationConfig, TextRewardConfig):
     """Where the reward comes from"""
 
     offload: bool = flag(
@@ -130,9 +142,6 @@ class RewardConfig(TextRewardConfig):
         "Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass",
         resume=SHAPE,
         when=MODEL,
-    )
-    normalize_enable: bool = flag(
-        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
     )
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.config.flags import flag, is_false, is_positive
+from rlhf_suite.config.reward import NormalizationConfig
 
 SAMPLED = is_positive(".temperature", "1")
 
@@ -59,13 +60,10 @@ class MergedConfig:
 
 
 @dataclass
-class ServedRewardConfig:
+class ServedRewardConfig(NormalizationConfig):
     """The reward model"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model; its own tokenizer is used")
-    normalize_enable: bool = flag(
-        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
-    )
 
 
 @dataclass

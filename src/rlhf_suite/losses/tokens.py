@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlhf_suite.config.models import CriticConfig
 from rlhf_suite.losses.metrics import Mean, Ranking
 from rlhf_suite.losses.reduce import LossSum, masked_mean, masked_sum
 from rlhf_suite.shapes import same_shape
@@ -22,17 +23,26 @@ def next_token_loss(log_probs: Tensor, mask: Tensor) -> LossSum:
     return LossSum(-masked_sum(log_probs, mask), {"gpt_loss": masked_mean(-log_probs, mask)})
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> LossSum:
-    """sum over masked tokens of 0.5 max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2). Unit: masked tokens.
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: tuple[float, float]) -> LossSum:
+    """sum over masked tokens of 0.5 max((V - G)^2, (clip(V, V_old - low, V_old + high) - G)^2). Unit: masked tokens.
 
-    All [T]; c is `critic.value_clip`. The maximum makes the clip pessimistic, as PPO's reference code does.
+    All [T]; `clip` is (low, high): `critic.value_clip`, and `critic.value_clip_high` where it is set. The maximum makes
+    the clip pessimistic, as PPO's reference code does. Two widths are the value's counterpart of DAPO's clip-higher (Yu
+    et al. 2025): a critic that starts too low may rise faster than it may fall.
     Metrics over masked tokens: `critic_loss`, `values` (mean V).
     """
+    low, high = clip
     same_shape(values, old_values, returns, mask)
-    clipped = old_values + (values - old_values).clamp(-clip, clip)  # [T]
+    clipped = old_values + (values - old_values).clamp(-low, high)  # [T]
     losses = 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
     metrics = {"critic_loss": masked_mean(losses, mask), "values": masked_mean(values, mask)}
     return LossSum(masked_sum(losses, mask), metrics)
+
+
+def value_range(config: CriticConfig) -> tuple[float, float]:
+    """Return how far a value may fall and rise before it is clipped."""
+    high = config.value_clip if config.value_clip_high is None else config.value_clip_high
+    return config.value_clip, high
 
 
 def step_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> LossSum:

@@ -104,13 +104,18 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
         lambda new: new.task == "ppo" and estimator(new) not in ("gae", "reinforce"),
     ),
     (
+        "it has no effect with this estimator",
+        ("algo.advantage.clip_range",),
+        lambda new: new.task == "ppo" and estimator(new) == "gae",
+    ),
+    (
         "the KL coefficient is 0",
         ("ref.", "algo.kl."),
         lambda new: new.task == "ppo" and number(new, "algo.kl.init_coef", 0.01) <= 0,
     ),
     (
         "no reward model is named",
-        ("reward.normalize_enable", "reward.offload"),
+        ("reward.normalize_", "reward.offload"),
         lambda new: new.task in ("ppo", "score") and not has(new, "reward.model_name_or_path", "reward.sources"),
     ),
     (

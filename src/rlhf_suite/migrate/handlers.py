@@ -159,6 +159,18 @@ def freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.remark("critic.freezing_steps=N trains only the critic in N steps; OpenRLHF did so in N + 1")
 
 
+def advantage_clip(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The asynchronous fork clips to [-1 - low, 1 + high]; here the bounds themselves are written."""
+    try:
+        low, high = (float(value) for value in values)
+    except ValueError:
+        new.lost.append(
+            f"--advantage_clip_low_high {' '.join(values)}: write algo.advantage.clip_range=[-1-low,1+high]"
+        )
+        return
+    new.add("algo.advantage.clip_range", f"[{-1 - low:g},{1 + high:g}]")
+
+
 def margin(new: Migrated, old: Old, values: Sequence[str]) -> None:
     new.add("data.margin_key", "margin")
 
@@ -226,6 +238,8 @@ HANDLERS: dict[str, Handler] = {
     "actor_init_on_gpu": nothing("--actor_init_on_gpu: models are always loaded where they are trained"),
     "use_cispo": to(("actor.policy_loss_type", "cispo")),
     "use_dual_policy_loss": to(("actor.dual_clip", "3.0")),
+    "advantage_clip_low_high": advantage_clip,
+    "normalize_mean": to(("reward.normalize_enable", "true"), ("reward.normalize_mean_only", "true")),
     "env_func": to(("train.agent_func_path", None)),
     # preferences and reward models
     "ipo": to(("algo.loss", "ipo")),

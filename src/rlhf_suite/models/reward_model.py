@@ -10,6 +10,7 @@ from transformers import AutoConfig, PretrainedConfig
 from rlhf_suite.config.data import DataConfig
 from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig, is_flash
 from rlhf_suite.config.launch import trusts_code
+from rlhf_suite.config.reward import NormalizationConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
 from rlhf_suite.data.render import begin_ids, tokens
 from rlhf_suite.errors import UserError
@@ -78,23 +79,25 @@ def check_head_is_trained(model: ScalarModel, path: str, flag: str) -> None:
         )
 
 
-def score_constants(path: str | None, is_asked: bool) -> tuple[float, float] | None:
+def score_constants(path: str | None, config: NormalizationConfig) -> tuple[float, float] | None:
     """Return the mean and standard deviation for reward.normalize_enable from config.json; None if the flag is off.
+
+    Where scores are only centred (reward.normalize_mean_only) the deviation is 1, whatever config.json says.
 
     Raises:
         UserError: config.json has none, so the scores would silently stay as they are.
     """
-    if not is_asked:
+    if not config.normalize_enable:
         return None
     assert path is not None, "checked with the flags"
     stats = reward_stats(AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code()))
-    if stats is None or stats[1] <= 0:
+    if stats is None or (stats[1] <= 0 and not config.normalize_mean_only):
         found = "has no reward_mean and reward_std" if stats is None else f"has reward_std={stats[1]:g}"
         raise UserError(
             f"reward.normalize_enable=true, but config.json of {FLAG}={path} {found}: write the mean and the standard "
             "deviation of its scores there, or remove the flag"
         )
-    return stats
+    return (stats[0], 1.0) if config.normalize_mean_only else stats
 
 
 def reward_stats(config: PretrainedConfig) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.advantage import CreditInput, assign_credit, clip_advantages
 from rlhf_suite.algo.correction import masked
 from rlhf_suite.algo.kl import estimate_kl, make_kl_controller
 from rlhf_suite.config.algo import AlgoConfig
@@ -68,6 +68,9 @@ class CreditAssigner:
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
             advantages = advantages - self.config.distill.coef * gap
             metrics["train/teacher_kl"] = mean(gap, mask)
+        if (clip_range := self.config.advantage.clip_range) is not None:
+            advantages, before = clip_advantages(advantages, clip_range), advantages
+            metrics["train/advantage_clip_ratio"] = mean((advantages != before).float(), mask)
         returns = None
         if values is not None:
             returns = put_back(credit.returns, mask)

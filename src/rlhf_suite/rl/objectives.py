@@ -13,7 +13,7 @@ from rlhf_suite.data.batch import needed
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.losses.policy import PolicyTokens, entropy_term, kl_term, policy_term
 from rlhf_suite.losses.reduce import LossSum, masked_mean, num_units, token_weights
-from rlhf_suite.losses.tokens import value_loss
+from rlhf_suite.losses.tokens import value_loss, value_range
 from rlhf_suite.models.forward import token_log_probs, token_values
 from rlhf_suite.registry import aggregation
 from rlhf_suite.train.task import Forward, StepLoss
@@ -96,5 +96,6 @@ class ValueObjective:
 
     def loss(self, model: Forward, batch: Experience) -> StepLoss:
         values, old = token_values(model, batch), needed(batch.values, "values")
-        result = value_loss(values, old, needed(batch.returns, "returns"), batch.mask, self.critic.value_clip)
+        clip = value_range(self.critic)
+        result = value_loss(values, old, needed(batch.returns, "returns"), batch.mask, clip)
         return StepLoss.of("tokens", result)

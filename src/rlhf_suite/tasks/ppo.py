@@ -95,8 +95,8 @@ class Judges:
 
 def read_judges(config: PPORun, plan: Plan) -> Judges:
     """Read how the reward models of a run are asked, and refuse those that do not say."""
-    process, is_asked = plan.models.get(PROCESS), config.reward.normalize_enable
-    constants = {name: score_constants(path, is_asked) for name, path in judge_paths(config).items()}
+    process = plan.models.get(PROCESS)
+    constants = {name: score_constants(path, config.reward) for name, path in judge_paths(config).items()}
     encoder = None
     if process is not None:
         encoder = solution_encoder(process.path, process.flag, config.reward.process.step_separator)

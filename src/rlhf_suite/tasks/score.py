@@ -65,7 +65,7 @@ def opened_rewards(config: ScoreRun, plan: WorkerPlan, job: BatchJob) -> Iterato
     else:
         (name,) = judges
         model = plan.models[name]
-        constants = score_constants(model.path, reward.normalize_enable)
+        constants = score_constants(model.path, reward)
         tokenizer = load_tokenizer(model.path, config.data, model.flag)
         settings = (model, config.ds, config.score.max_tokens_per_gpu)
         with running(ScoreWorker, plan.placement, config.launch, folder, settings) as group:

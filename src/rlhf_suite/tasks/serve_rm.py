@@ -32,7 +32,7 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
             f"serve.host={limits.host} lets other machines connect: export {TOKEN}=<secret> here and where rewards "
             "are requested, or remove serve.host"
         )
-    constants = score_constants(reward.model_name_or_path, reward.normalize_enable)
+    constants = score_constants(reward.model_name_or_path, reward)
     model = RewardModel(reward.model_name_or_path, config.ds, device_kind(config.launch), constants)
     try:
         listener = listening(limits.host, limits.port)

@@ -66,6 +66,14 @@ def filtering_can_work(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
+def advantages_keep_their_signs(run: PPORun) -> Iterator[Problem]:
+    given, key = run.algo.advantage.clip_range, "algo.advantage.clip_range"
+    if given is not None and not (len(given) == 2 and given[0] <= 0 <= given[1] and given[0] < given[1]):
+        what = f"{given} is not [low, high] with low <= 0 <= high, so signs would change"
+        yield Problem(key, what, f"write '{key}=[-5,5]', or null")
+
+
+@rule
 def warm_up_ends(run: PPORun) -> Iterator[Problem]:
     steps, frozen = run.train.max_steps, run.critic.freezing_steps
     if steps is not None and run.algo.advantage.needs("values") and frozen >= steps:
