@@ -47,6 +47,20 @@ RL_STEP = [
         EXPERIENCE,
     ),
     Mutation(
+        "entropies of tokens are taken for their log-probs",
+        "rl/experience.py",
+        'columns["old_log_probs"], columns["entropies"] =',
+        'columns["entropies"], columns["old_log_probs"] =',
+        EXPERIENCE,
+    ),
+    Mutation(
+        "an estimator that needs entropies gets none",
+        "rl/experience.py",
+        'token_entropy or algo.advantage.needs("entropies")',
+        "token_entropy",
+        EXPERIENCE,
+    ),
+    Mutation(
         "the policy's schedule does not wait for the critic's warm-up",
         "rl/update.py",
         "first = (step - self.critic_warm_up) * self.steps_per_rollout",

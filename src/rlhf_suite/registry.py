@@ -181,7 +181,7 @@ class Kind:
         return f"def {function}({', '.join(self.parameters)})"
 
 
-CREDIT = ("rewards", "values", "greedy", "groups", "teacher")
+CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies")
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
 CHECKED = ("label", "tests", "locked_process")

@@ -12,6 +12,7 @@ from plain_run import small
 from rlhf_suite.config.plan import REFERENCE, Machine, resolve
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.distributed.mesh import Mesh
+from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.model_groups import PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -29,6 +30,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         steps_per_rollout=plan.optimizer_steps_per_rollout,
         critic_warm_up=plan.critic_warm_up,
         mismatch_limit=1e-4,
+        token_entropy=config.rollout.token_entropy,
     )
 
 
@@ -40,6 +42,7 @@ def maker(policy=None, reference=None, **flags) -> ExperienceMaker:
         {"algo__advantage__estimator": "gae", "critic__freezing_steps": 1},
         {"algo__dynamic_filtering_enable": True},
         {"algo__advantage__is_correction_level": "token"},
+        {"rollout__token_entropy": True},
     ],
 )
 def test_old_log_probs_are_measured_where_the_policy_may_have_moved(flags):
@@ -66,7 +69,8 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
 
 
 class Asked:
-    """In place of a worker group: says of each token what the engine said, and keeps what it was asked."""
+    """In place of a worker group: says of each token what the engine said, and as its entropy 2 more; keeps what it was
+    asked."""
 
     name, mesh = "actor", Mesh(1)
 
@@ -75,7 +79,8 @@ class Asked:
 
     def start_sharded(self, method, shards, *numbers):
         self.asked.append((method, *numbers))
-        return [shard.engine_log_probs for shard in shards]
+        said = [shard.engine_log_probs for shard in shards]
+        return [torch.stack([each, each + 2], 1) for each in said] if method == "log_probs_and_entropies" else said
 
     def wait(self, refs, what):
         return refs
@@ -95,6 +100,28 @@ def test_every_model_reads_the_samples_at_the_temperature_that_wrote_them():
     maker, samples = made(rollout__temperature=0.7)
     maker.make(samples, version=3)
     assert maker.policy.group.asked == maker.frozen["ref_log_probs"].group.asked == [("log_probs", 0.7)]
+
+
+def test_entropies_come_with_the_log_probs_of_the_same_forward_pass():
+    maker, samples = made(rollout__token_entropy=True)
+    batch, _ = maker.make(samples, version=3)
+    assert [method for method, _ in maker.policy.group.asked] == ["log_probs_and_entropies"]
+    assert batch.old_log_probs.tolist() == [0, 0, -1] * 2 and batch.entropies.tolist() == [2, 2, 1] * 2
+
+
+def test_an_estimator_that_needs_entropies_gets_them(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from rlhf_suite.algo.advantage import Credit\n"
+        "from rlhf_suite.registry import estimator\n"
+        "@estimator(needs=('rewards', 'entropies'))\n"
+        "def spread(inputs, config):\n"
+        "    return Credit(inputs.entropies, inputs.entropies)\n"
+    )
+    maker, samples = made(algo__advantage__estimator=f"{own}:spread")
+    batch, _ = maker.make(samples, version=3)
+    credit, _ = CreditAssigner(maker.algo).assign(batch)
+    assert credit.advantages.tolist() == [0, 0, 1] * 2
 
 
 def test_shaped_rewards_are_learned_from():

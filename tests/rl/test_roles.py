@@ -11,9 +11,12 @@ from itertools import pairwise
 import pytest
 import torch
 from plain_run import models, small
+from torch.distributions import Categorical
+from transformers import AutoModelForCausalLM
 
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.models.load import model_folder
 
 pytestmark = pytest.mark.stack
 
@@ -70,6 +73,25 @@ def test_the_policy_is_trained_at_the_temperature_of_its_samples(update):
         row = update(rollout__temperature=temperature)[0]
         assert row["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
         assert row["train/policy_loss"] == pytest.approx(-1, abs=1e-5)
+
+
+def measured(world, config, temperature):
+    """Log-probs and entropies from one forward pass in two micro-batches, and log-probs alone."""
+    policy = models(config, steps=1)["policy"]
+    batch = rollout(policy, temperature, 1.0)
+    both = policy.log_probs_and_entropies(batch, temperature).result()
+    return batch, both, policy.log_probs(batch, temperature).result()
+
+
+def test_entropies_are_those_of_what_the_tokens_were_drawn_from(ranks):
+    config = small(**PLAIN, rollout__micro_batch_size=2)
+    ((batch, both, log_probs),) = ranks(1).call(measured, config, 0.7)
+    assert torch.equal(both[:, 0], log_probs)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder("builtin:tiny", "actor.model_name_or_path"))
+    logits = [plain.double()(ids[None]).logits[0, :-1] / 0.7 for ids in batch.ids.split(batch.lengths.tolist())]
+    wanted = torch.cat([torch.cat([each.new_zeros(1), Categorical(logits=each).entropy()]) for each in logits])
+    torch.testing.assert_close(both[:, 1].double(), wanted * batch.mask, atol=1e-5, rtol=0)
+    assert float(wanted.detach().std()) > 1e-3
 
 
 def test_token_sums_are_divided_by_the_longest_response_that_is_allowed(update):

@@ -54,9 +54,11 @@ class CreditInput:
     greedy: Tensor | None = None  # [B] the whole reward of the greedy response to the row's prompt; remax only
     turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
     episodes: Tensor | None = None  # [B] int, which episode a row belongs to; None: each row is one
+    entropies: Tensor | None = None  # [T] nats, of the policy where token t was chosen; where they are needed
 
     def __post_init__(self) -> None:
-        same_shape(self.kl_penalty, *(each for each in (self.values, self.turn_rewards) if each is not None))
+        per_token = (self.values, self.turn_rewards, self.entropies)
+        same_shape(self.kl_penalty, *(each for each in per_token if each is not None))
         per_row = (self.lengths, self.groups, *(each for each in (self.greedy, self.episodes) if each is not None))
         same_shape(self.rewards, *per_row)
         assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"

@@ -47,7 +47,8 @@ class AdvantageConfig:
     )
 
     def needs(self, need: str) -> bool:
-        """Return whether the estimator needs rewards, values, a greedy sample, groups of samples, or a teacher."""
+        """Return whether the estimator needs rewards, values, a greedy sample, groups of samples, a teacher, or
+        the entropies of tokens."""
         return registry.estimator.needs(self.estimator, need)
 
 

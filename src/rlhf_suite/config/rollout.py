@@ -67,6 +67,11 @@ class RolloutConfig(SamplingConfig):
         when=(is_true("algo.dynamic_filtering_enable"), SAMPLED),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
+    token_entropy: bool = flag(
+        False,
+        "Compute the entropy of the policy at each token before the update, for the rollout files and the report. An "
+        "estimator that needs entropies has them anyway",
+    )
     micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)
     max_tokens_per_gpu: int | None = flag(
         None,

@@ -169,6 +169,7 @@ class Experience(TokenBatch):
 
     engine_log_probs: PerToken = None  # [T] the engine's, under the weights that wrote each token
     old_log_probs: PerToken = None  # [T] the policy's before the update
+    entropies: PerToken = None  # [T] nats, of what each token was drawn from, by the policy before the update
     ref_log_probs: PerToken = None  # [T] the reference model's
     teacher_log_probs: PerToken = None  # [T] the teacher's
     values: PerToken = None  # [T] the critic's, of the state each token was chosen in

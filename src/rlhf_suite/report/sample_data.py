@@ -31,6 +31,7 @@ CHANNELS: tuple[tuple[str, tuple[str, ...], Callable[..., NDArray[Any]]], ...] =
     ("advantage", ("advantages",), lambda advantages: advantages),
     ("engine - trainer", ("engine_log_probs", "old_log_probs"), np.subtract),
     ("log-prob", ("old_log_probs",), lambda log_probs: log_probs),
+    ("entropy", ("entropies",), lambda entropies: entropies),
     ("policy - reference", ("old_log_probs", "ref_log_probs"), np.subtract),
     ("policy - teacher", ("old_log_probs", "teacher_log_probs"), np.subtract),
     ("value", ("values",), lambda values: values),

@@ -97,6 +97,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
             actors.critic,
             **counts,
             mismatch_limit=limit,
+            token_entropy=config.rollout.token_entropy,
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),

@@ -59,6 +59,7 @@ class CreditAssigner:
                 greedy=batch.greedy,
                 turn_rewards=None if turns is None else masked(turns, mask),
                 episodes=batch.episode,
+                entropies=None if batch.entropies is None else masked(batch.entropies, mask),
             ),
             self.config.advantage,
         )

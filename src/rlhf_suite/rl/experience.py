@@ -33,13 +33,16 @@ class ExperienceMaker:
         steps_per_rollout: int,
         critic_warm_up: int,
         mismatch_limit: float,
+        token_entropy: bool = False,
     ) -> None:
         self.algo, self.temperature, self.mismatch_limit = algo, temperature, mismatch_limit
         self.policy, self.critic = policy, critic
         self.frozen = {f"{name}_log_probs": group for name, group in frozen.items()}  # by the column of Experience
+        self.needs_entropies = token_entropy or algo.advantage.needs("entropies")
         # With one optimiser step per rollout the policy has not moved when it trains: its own log-probs are old.
         self.needs_old_log_probs = (
-            bool(frozen)
+            self.needs_entropies
+            or bool(frozen)
             or steps_per_rollout > 1
             or algo.advantage.is_correction_level != "off"
             or algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
@@ -47,8 +50,8 @@ class ExperienceMaker:
         )
 
     def make(self, scored: ScoredTrajectories, version: int) -> tuple[Experience, dict[str, float]]:
-        """Return the samples with their rewards and, as far as the run needs them, `old_log_probs`, `ref_log_probs`,
-        `teacher_log_probs`, `values`, `correction` and `greedy`; and metrics.
+        """Return the samples with their rewards and, as far as the run needs them, `old_log_probs`, `entropies`,
+        `ref_log_probs`, `teacher_log_probs`, `values`, `correction` and `greedy`; and metrics.
 
         `version`: that of the policy's weights.
         """
@@ -56,12 +59,15 @@ class ExperienceMaker:
         batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
         pending: dict[str, Pending[torch.Tensor]] = {}
         if self.needs_old_log_probs:
-            pending["old_log_probs"] = self.policy.log_probs(batch, self.temperature)
+            ask = self.policy.log_probs_and_entropies if self.needs_entropies else self.policy.log_probs
+            pending["old_log_probs"] = ask(batch, self.temperature)
         for name, group in self.frozen.items():
             pending[name] = group.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
         columns: dict[str, Any] = {name: answer.result() for name, answer in pending.items()}
+        if self.needs_entropies:
+            columns["old_log_probs"], columns["entropies"] = columns["old_log_probs"].t().contiguous()
         batch = replace(batch, **columns)
         metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
         batch, correction = corrected(batch, self.algo.advantage)

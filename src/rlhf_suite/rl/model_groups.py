@@ -65,6 +65,10 @@ class UpdatedGroup(ForwardGroup, TrainedGroup):
 class PolicyGroup(UpdatedGroup, ReferenceGroup):
     """The policy."""
 
+    def log_probs_and_entropies(self, batch: TokenBatch, temperature: float) -> Pending[torch.Tensor]:
+        """Start to compute the log-probs and the entropies of the masked tokens, [T, 2]; 0 elsewhere."""
+        return self.per_token("log_probs_and_entropies", batch, temperature, what="log-probs of the rollout")
+
     def update(
         self, batch: TokenBatch, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, what: str
     ) -> Pending[dict[str, float]]:

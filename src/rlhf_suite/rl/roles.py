@@ -74,12 +74,16 @@ class Role(Worker):
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
         return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
 
-    def masked_log_probs(self, model: Callable[..., Any], batch: TokenBatch, temperature: float) -> torch.Tensor:
-        """Return the log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere."""
+    def masked_log_probs(
+        self, model: Callable[..., Any], batch: TokenBatch, temperature: float, entropy: bool = False
+    ) -> torch.Tensor:
+        """Return the log-probs of the masked tokens, [T] in the order of the shard; 0 elsewhere. With `entropy`, the
+        entropies in nats beside them, [T, 2]."""
 
         def compute(part: TokenBatch) -> torch.Tensor:
             needed = part.mask.bool()
-            return token_log_probs(model, part, temperature=temperature, needed=needed).log_probs
+            found = token_log_probs(model, part, temperature=temperature, entropy=entropy, needed=needed)
+            return found.log_probs if found.entropy is None else torch.stack([found.log_probs, found.entropy], 1)
 
         groups, results = self.forward(batch, compute)
         return reassemble(batch, groups, results)
@@ -226,6 +230,10 @@ class PolicyRole(TrainedRole):
     def log_probs(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
         """Return the log-probs of the masked tokens, [T] in the order of the shard."""
         return self.masked_log_probs(self.model, batch, temperature)
+
+    def log_probs_and_entropies(self, batch: TokenBatch, temperature: float) -> torch.Tensor:
+        """Return the log-probs and the entropies of the masked tokens, [T, 2] in the order of the shard."""
+        return self.masked_log_probs(self.model, batch, temperature, entropy=True)
 
     def update(self, batches: list[Experience], first_step: int, kl_coef: float) -> dict[str, float]:
         """Take one optimiser step per batch, the first one at `first_step` of the schedule."""
