@@ -23,7 +23,7 @@ import policy_matrix  # noqa: E402
 from plain_models import Gradients, make_models, relative_error  # noqa: E402
 from policy_formulas import OBJECTIVES  # noqa: E402
 from ranks import Ranks  # noqa: E402
-from splits import SEQUENCE_SPLITS, SPLITS, Split  # noqa: E402
+from splits import SEQUENCE_SPLITS, SPLITS, TENSOR_SPLITS, Split  # noqa: E402
 from task_cases import CASES, ROWS  # noqa: E402
 
 from rlhf_suite.data.batch import TokenBatch, take  # noqa: E402
@@ -47,7 +47,14 @@ baseline of another group, and other mistakes.
 
 
 Errors = Iterator[tuple[str, list[float]]]  # losses, each with its error in each split
-AllRanks = dict[int, Ranks]  # by their number
+
+
+class AllRanks(dict[tuple[int, int], Ranks]):
+    """Ranks by their number and by how many of them split the matrices, which DeepSpeed keeps for the life of a
+    process. They are started when they are first asked for."""
+
+    def __missing__(self, key: tuple[int, int]) -> Ranks:
+        return self.setdefault(key, Ranks(key[0]))
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def by_loss(
         right = {key: wanted(folder, loss, split) for key, split in formula.items()}
         row = []
         for split in splits:
-            gradient = found(folder, ranks[split.ranks], loss, split)
+            gradient = found(folder, ranks[split.ranks, split.tensor], loss, split)
             row.append(relative_error(gradient, right[split.lora, split.rows]))
         yield loss, row
 
@@ -111,7 +118,7 @@ def of_policies(folder: Path, ranks: AllRanks, losses: list[str]) -> Errors:
     right = {lora: dict(policy_matrix.references(folder, cases, lora)) for lora in (False, True) if cases}
     for split in POLICY_SPLITS:
         for case in cases:
-            found = ranks[split.ranks].call(policy_matrix.gradient, folder, case, split, steps[case])[0]
+            found = ranks[split.ranks, split.tensor].call(policy_matrix.gradient, folder, case, split, steps[case])[0]
             rows[case.name].append(relative_error(found, right[split.lora][case]))
         print(json.dumps({"split": split.name, "largest": max(row[-1] for row in rows.values())}), flush=True)
     yield from rows.items()
@@ -138,12 +145,25 @@ PARTS = (
         partial(by_loss, of_task, task_gradients.wanted, SEQUENCE_SPLITS),
     ),
     Part(
+        "The same on ranks that split the matrices of each layer (`ds.tensor_parallel_size`); `2 x`: on four ranks, "
+        "two for each batch",
+        list(CASES),
+        TENSOR_SPLITS,
+        partial(by_loss, of_task, task_gradients.wanted, TENSOR_SPLITS),
+    ),
+    Part(
         f"Tokens with a mask: {len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens, masks with gaps, "
         "one sequence without a masked token; the policy losses with asymmetric clips, the dual clip, a k3 KL term and "
         "an entropy bonus",
         list(OBJECTIVES),
         SPLITS,
         partial(by_loss, of_tokens, tokens_wanted, SPLITS),
+    ),
+    Part(
+        "Tokens with a mask, on ranks that split the matrices of each layer",
+        list(OBJECTIVES),
+        TENSOR_SPLITS,
+        partial(by_loss, of_tokens, tokens_wanted, TENSOR_SPLITS),
     ),
     Part(
         f"Policy losses x advantage estimators: {policy_matrix.PROMPTS} prompts x {policy_matrix.SAMPLES} responses of "
@@ -160,7 +180,7 @@ PARTS = (
 def started() -> Iterator[tuple[Path, AllRanks]]:
     """The models' folder, and ranks."""
     with tempfile.TemporaryDirectory() as temporary:
-        ranks = {size: Ranks(size) for size in (1, 2, 4)}
+        ranks = AllRanks()
         try:
             yield make_models(Path(temporary)), ranks
         finally:
@@ -168,15 +188,13 @@ def started() -> Iterator[tuple[Path, AllRanks]]:
                 group.close()
 
 
-def table(part: Part, words: list[str], known: dict[str, str]) -> str:
+def table(part: Part, words: list[str], known: dict[str, str], folder: Path, ranks: AllRanks) -> str:
     """Rows are losses, columns are splits."""
     chosen = [loss for loss in part.losses if not words or any(word in loss for word in words)]
-    if chosen:
-        with started() as (folder, ranks):
-            for loss, row in part.errors(folder, ranks, chosen):
-                errors = {split.name: error for split, error in zip(part.splits, row, strict=True)}
-                print(json.dumps({"loss": loss} | errors), flush=True)
-                known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
+    for loss, row in part.errors(folder, ranks, chosen) if chosen else ():
+        errors = {split.name: error for split, error in zip(part.splits, row, strict=True)}
+        print(json.dumps({"loss": loss} | errors), flush=True)
+        known[loss] = f"| {loss} | " + " | ".join(f"{error:.1e}".replace("e-0", "e-") for error in row) + " |"
     rows = [known[loss] for loss in part.losses if loss in known]
     missing = [loss for loss in part.losses if loss not in known]
     note = f"\n\nNot computed yet: {'; '.join(missing)}." if missing else ""
@@ -195,7 +213,8 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     words = parser.parse_args().words
     page = PAGE.read_text()
-    tables = {part.title: table(part, words, rows_of(part, page)) for part in PARTS}
+    with started() as (folder, ranks):
+        tables = {part.title: table(part, words, rows_of(part, page), folder, ranks) for part in PARTS}
     PAGE.write_text(HEAD + "\n\n".join(f"## {title}\n\n{rows}" for title, rows in tables.items()) + "\n")
 
 
