@@ -11,6 +11,13 @@ INSPECTIONS = ("tests/config/test_inspections.py", "-k", "tensor_parallelism")
 TORCH = ("tests/train/test_torch_engine.py", "-k", "added_up or own_master or too_small")
 SHARDS = ("tests/weight_sync/test_shards.py",)
 OVERLAP = ("tests/train/test_overlap.py", "-k", "zero_1")
+CPU_ADAM = ("tests/train/test_cpu_adam.py",)
+DEEPCOMPILE = ("tests/train/test_deepcompile.py", "-m", "not gpu")
+COMPILED_RULES = ("tests/config/test_mistakes.py", "-k", "deepcompile")
+RUNS = ("tests/e2e/test_tensor_parallel_runs.py", "-k", "sft and not data")
+RUNS_ON_FOUR = ("tests/e2e/test_tensor_parallel_runs.py", "-k", "distill and data")
+ON_NODES = ("tests/engines/test_engine_on_nodes.py",)
+PLACES = ("tests/launch/test_reserve_nodes.py",)
 HEADS = ("tests/models/test_sequence_parallel.py", "-k", "heads_for_every_rank")
 
 PARALLEL = [
@@ -125,5 +132,114 @@ PARALLEL = [
         "replace(entry, shape=tuple(part.shape), digest=digest(part))",
         "replace(entry, shape=tuple(part.shape))",
         SHARDS,
+    ),
+    Mutation(
+        "DeepSpeed's AdamW in host memory has betas of its own",
+        "train/strategy.py",
+        "lr=adam.lr, betas=adam.betas, eps=adam.eps",
+        "lr=adam.lr, eps=adam.eps",
+        CPU_ADAM,
+    ),
+    Mutation(
+        "ds.cpu_adam means the other AdamW",
+        "train/strategy.py",
+        'self.ds.adam_offload and self.ds.cpu_adam == "deepspeed"',
+        'self.ds.adam_offload and self.ds.cpu_adam == "torch"',
+        CPU_ADAM,
+    ),
+    Mutation(
+        "a machine without a compiler ends a run with a traceback",
+        "train/strategy.py",
+        """DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)
+    except RuntimeError as error:""",
+        """DeepSpeedCPUAdam(optim.parameter_groups(module, config), lr=adam.lr, betas=adam.betas, eps=adam.eps)
+    except ValueError as error:""",
+        CPU_ADAM,
+    ),
+    Mutation(
+        "ds.deepcompile is not said to DeepSpeed",
+        "train/settings.py",
+        'config["compile"] = {"deepcompile": True}',
+        'config["compile"] = {"deepcompile": False}',
+        DEEPCOMPILE,
+    ),
+    Mutation(
+        "compiled graphs are not told which backward pass is the last",
+        "train/settings.py",
+        "return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)",
+        "return ds.zero_stage == 1 and ds.overlap_comm",
+        DEEPCOMPILE,
+    ),
+    Mutation(
+        "the CPU is taken to compile graphs",
+        "config/rules/zero.py",
+        'if run.launch.device == "cpu":',
+        'if run.launch.device == "cuda":',
+        COMPILED_RULES,
+    ),
+    Mutation(
+        "a model on ranks that split matrices is exported with one rank's parts",
+        "train/strategy.py",
+        "with gathered(self.ds, parameters), tensor_parallel.whole(parameters):",
+        "with gathered(self.ds, parameters):",
+        RUNS,
+    ),
+    Mutation(
+        "a run on ranks that split matrices counts each token once per rank",
+        "distributed/world.py",
+        "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.data, self.data_ranks)",
+        "return self._reduce(tensor, dist.ReduceOp.SUM, self.mesh.size, None)",
+        RUNS,
+    ),
+    Mutation(
+        "groups that split matrices get each other's parts of a batch",
+        "distributed/mesh.py",
+        "return rank // (self.sequence * self.tensor)",
+        "return rank % self.data",
+        RUNS_ON_FOUR,
+    ),
+    Mutation(
+        "an engine on nodes: workers of two machines sum through the memory of one",
+        "engines/nodes.py",
+        'f"{meeting}?node={self.node()}"',
+        "meeting",
+        ON_NODES,
+    ),
+    Mutation(
+        "an engine on nodes: a dead worker leaves the engine alive",
+        "engines/nodes.py",
+        """            except RayActorError:
+                return True""",
+        """            except RayActorError:
+                return False""",
+        ON_NODES,
+    ),
+    Mutation(
+        "an engine on nodes: every worker takes itself for the first",
+        "engines/nodes.py",
+        "WorkerWrapperBase(rpc_rank=0, global_rank=rank)",
+        "WorkerWrapperBase(rpc_rank=0, global_rank=0)",
+        ON_NODES,
+    ),
+    Mutation(
+        "an engine on nodes: the engine takes the device of its first worker",
+        "launch/placement.py",
+        "replace(first, num_cpus=0.0, num_gpus=0.0, gpus=here, workers=workers)",
+        "replace(first, gpus=here, workers=workers)",
+        PLACES,
+    ),
+    Mutation(
+        "an engine on nodes: a worker is told the GPUs of all nodes",
+        "launch/placement.py",
+        "gpus=gpus[node_of[slot.bundle]]) for slot in slots)",
+        "gpus=sum(gpus.values(), ())) for slot in slots)",
+        PLACES,
+    ),
+    Mutation(
+        "an engine that a node could hold is spread over two without a word",
+        "launch/placement.py",
+        "if len(slots) <= max(per_node.values()):",
+        "if len(slots) < 0:",
+        PLACES,
     ),
 ]

@@ -19,6 +19,7 @@ ROOMS = {
         "agents/vllm_parsers.py",
         "engines/actor.py",
         "engines/build.py",
+        "engines/nodes.py",
         "weight_sync/receiver.py",
         "weight_sync/shards.py",
     ),

@@ -264,10 +264,11 @@ MISTAKES = [
         "split",
     ),
     (
-        PPO + "train.colocate_all=true actor.num_nodes=2 actor.num_gpus_per_node=4 ref.num_nodes=2 "
-        "ref.num_gpus_per_node=4 critic.num_nodes=2 critic.num_gpus_per_node=4 vllm.tensor_parallel_size=8",
+        PPO + "train.colocate_all=true actor.num_nodes=2 actor.num_gpus_per_node=3 ref.num_nodes=2 "
+        "ref.num_gpus_per_node=3 critic.num_nodes=2 critic.num_gpus_per_node=3 vllm.num_engines=3 "
+        "vllm.tensor_parallel_size=2",
         "vllm.tensor_parallel_size",
-        "an engine of 8 devices would not be on one node of 4",
+        "an engine of 2 devices would be on two nodes of 3",
     ),
     (SFT + COMPILED + "launch.device=cpu", "ds.deepcompile", "DeepSpeed compiles for GPUs alone"),
     (SFT + COMPILED + "ds.zero_stage=0 ds.param_dtype=fp32", "ds.deepcompile", "ZeRO-1 to 3, but ds.zero_stage is 0"),
@@ -708,9 +709,14 @@ def test_the_remedy_of_a_mistake_is_accepted_and_removes_it(checked, line, key, 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
     monkeypatch.setattr("rlhf_suite.config.rules.training.find_spec", lambda _: None)
-    for flags, extra in ((FOUR_BITS + "ds.lora.rank=8", "qlora"), ("ds.use_liger_kernel=true", "liger")):
-        (problem,) = checked(SFT + flags).problems
-        assert problem.key == flags.partition("=")[0] and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
+    for line, key, extra in (
+        (SFT + FOUR_BITS + "ds.lora.rank=8", "ds.load_in_4bit", "qlora"),
+        (CHAT + FOUR_BITS, "ds.load_in_4bit", "qlora"),
+        (SERVE + FOUR_BITS, "ds.load_in_4bit", "qlora"),
+        (SFT + "ds.use_liger_kernel=true", "ds.use_liger_kernel", "liger"),
+    ):
+        (problem,) = checked(line).problems
+        assert problem.key == key and f"pip install 'rlhf-suite[{extra}]'" in problem.fix
 
 
 def test_a_missing_package_of_a_source_and_of_its_rule_is_named_with_its_flag(checked, monkeypatch):

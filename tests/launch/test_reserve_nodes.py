@@ -34,11 +34,33 @@ def test_each_engine_is_on_one_node_and_several_are_on_both(size):
     remove_placement_group(slots[0].group)
 
 
-def test_an_engine_larger_than_a_node_is_refused_at_once():
-    with pytest.raises(RunError, match=r"each engine needs 4 GPUs on one node, because .* raise vllm\.num_engines"):
-        reserve(Placement("cuda", (Pool((Role("engine", 1, 4),)),)), timeout_s=3600)
+def test_an_engine_larger_than_a_node_has_a_worker_on_each_of_its_devices():
+    """The engine itself takes no device. A worker is told the engine's GPUs of its own node."""
+    (slot,) = reserve(Placement("cuda", (Pool((Role("engine", 1, 4),)),)), timeout_s=60)["engine"]
+    node_of = placement_group_table(slot.group)["bundles_to_node_id"]
+    nodes = [node_of[worker.bundle] for worker in slot.workers]
+    assert nodes == sorted(nodes)
+    assert (len(nodes), len({*nodes}), slot.num_gpus, slot.num_cpus) == (4, 2, 0, 0)
+    assert {worker.num_gpus for worker in slot.workers} == {1}
+    for worker, node in zip(slot.workers, nodes, strict=True):
+        assert len({*worker.gpus}) == len(worker.gpus) == nodes.count(node)
+    assert (slot.bundle, slot.gpus) == (slot.workers[0].bundle, slot.workers[0].gpus)
+    remove_placement_group(slot.group)
 
 
-def test_an_engine_whose_ranks_are_on_two_nodes_is_refused():
-    with pytest.raises(RunError, match=r"the 2 devices of an engine must be on one node, because .* got 3, 3 devices"):
+def test_an_engine_on_two_nodes_shares_the_devices_of_ranks():
+    slots = reserve(Placement("cuda", (Pool((Role("actor", 6), Role("engine", 1, 6))),)), timeout_s=60)
+    (slot,), ranks = slots["engine"], slots["actor"]
+    assert [worker.bundle for worker in slot.workers] == [rank.bundle for rank in ranks]
+    assert {worker.num_gpus for worker in slot.workers} == {rank.num_gpus for rank in ranks} == {0.5}
+    remove_placement_group(slot.group)
+
+
+def test_an_engine_larger_than_all_nodes_is_refused_at_once():
+    with pytest.raises(RunError, match="the run needs 7 GPUs, the cluster has 6"):
+        reserve(Placement("cuda", (Pool((Role("engine", 1, 7),)),)), timeout_s=3600)
+
+
+def test_an_engine_that_a_node_could_hold_is_not_spread_over_two():
+    with pytest.raises(RunError, match=r"the 2 devices of an engine would be on two nodes, .* got 3, 3 devices"):
         reserve(Placement("cuda", (Pool(SHARED),)), timeout_s=60)

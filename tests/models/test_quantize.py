@@ -6,14 +6,17 @@ import pytest
 import torch
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig, ServedModelConfig
 from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
+from rlhf_suite.models.chat_model import ChatModel
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.models.lora import adapters_disabled
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.quantize import dequantized
+from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.models.save import save_adapter, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
 
@@ -102,6 +105,29 @@ def test_gradients_are_those_of_the_dequantised_model(base, load, batch, tokeniz
 def test_the_adapter_alone_is_saved_as_usual(base, tokenizer, tmp_path):
     save_adapter(adapted(quantized(base())), tokenizer, tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 200_000
+
+
+def test_a_chat_answers_as_the_dequantised_model(base, tokenizer, tmp_path):
+    path, settings = base(), ChatConfig(temperature=0, max_new_tokens=12, max_len=256)
+    ids = tokenizer("reverse 1234 =")["input_ids"]
+    save_hf(quantized(path), tokenizer, tmp_path / "whole")
+    answers = {}
+    for name, folder, in_4bit in (("4 bits", path, True), ("whole", tmp_path / "whole", False), ("exact", path, False)):
+        talker = ChatModel(str(folder), settings, ChatTextConfig(), "cpu", load_in_4bit=in_4bit)
+        answers[name] = talker.respond(ids, lambda _: None).text
+    assert answers["4 bits"] == answers["whole"] != answers["exact"]
+
+
+def test_a_served_reward_model_scores_as_the_dequantised_one(base, tokenizer, tmp_path):
+    path = base("value")
+    save_hf(quantized(path, "value"), tokenizer, tmp_path / "whole")
+    scores = {}
+    for name, folder, in_4bit in (("4 bits", path, True), ("whole", tmp_path / "whole", False), ("exact", path, False)):
+        ds = ServedModelConfig(param_dtype="fp32", packing_samples=True, load_in_4bit=in_4bit)
+        judge = RewardModel(str(folder), ds, "cpu", None)
+        scores[name] = torch.tensor(judge.scores([judge.encode(text) for text in ("reverse 1234", "sort 31", "yes")]))
+    torch.testing.assert_close(scores["4 bits"], scores["whole"], **CLOSE)
+    assert float((scores["4 bits"] - scores["exact"]).abs().max()) > 1e-2
 
 
 def test_without_the_package_the_error_says_how_to_get_it(folder, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gradients import make_batch
 from reshape import distance, load_and_go_on, save_and_go_on
-from steps import Setup, same, train
+from steps import Setup, build, same, train
 
 from rlhf_suite.config.models import AdamConfig, TrainedModelConfig
 from rlhf_suite.errors import UserError
@@ -51,6 +51,16 @@ def test_its_updates_are_those_of_torch(compiled):
         difference = float((parameter - second.get_parameter(name)).detach().abs().max())
         assert difference <= STEPS * 2 * epsilon * (largest + config.adam.lr), name
     assert float((first.weight - start).detach().abs().max()) > config.adam.lr
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("cpu_adam", "name"), [("torch", "AdamW"), ("deepspeed", "DeepSpeedCPUAdam")])
+def test_the_flag_says_who_updates(ranks, folder, compiled, cpu_adam, name):
+    assert ranks(1).call(updated_by, folder, offloaded(Setup(2), cpu_adam)) == [name]
+
+
+def updated_by(world, folder, setup):
+    return type(build(world, folder, setup).optimizer.optimizer).__name__
 
 
 @pytest.mark.proof

@@ -84,7 +84,22 @@ class ForwardConfig(AttentionConfig, PrecisionConfig):
 
 
 @dataclass
-class ServedModelConfig(AttentionConfig, OwnPrecisionConfig):
+class FourBitConfig:
+    """Quantisation"""
+
+    load_in_4bit: bool = flag(
+        False,
+        "Keep the matrices of the layers in 4 bits (nf4, double quantisation): a quarter of the memory of bf16",
+    )
+
+
+@dataclass
+class LoadedConfig(FourBitConfig, ForwardConfig):
+    """Precision and attention of a model that only runs forward"""
+
+
+@dataclass
+class ServedModelConfig(FourBitConfig, AttentionConfig, OwnPrecisionConfig):
     """Precision and attention"""
 
 

@@ -32,6 +32,7 @@ from rlhf_suite.config.data import (
 )
 from rlhf_suite.config.ds import (
     DeepSpeedConfig,
+    FourBitConfig,
     OwnPrecisionConfig,
     PrecisionConfig,
     RewardModelConfig,
@@ -381,6 +382,7 @@ class ChatRun(Run):
     task: str = flag("chat", "The task; chosen with task=<name>")
     actor: ModelConfig = group(ModelConfig)
     data: ChatTextConfig = group(ChatTextConfig)
+    ds: FourBitConfig = group(FourBitConfig)
     chat: ChatConfig = group(ChatConfig)
 
 

@@ -1,8 +1,8 @@
 """One vLLM engine in one Ray actor: prompts in, tokens and log-probs out, and new weights between two steps.
 
-The engine runs in the actor's own process; with several devices vLLM starts a worker process for each, which holds its
-part of the weights. The actor is asynchronous: while it generates, it takes further requests, and new weights between
-two steps.
+The engine runs in the actor's own process; with several devices there is a worker process for each, which holds its
+part of the weights: started by vLLM, or on several nodes by Ray (`nodes.py`). The actor is asynchronous: while it
+generates, it takes further requests, and new weights between two steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
+from rlhf_suite.launch.placement import Slot
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combined
 
 if TYPE_CHECKING:
@@ -39,15 +40,18 @@ Outbox = asyncio.Queue[tuple[int, Future[Generation]]]  # the finished requests 
 class Engine:
     """A rollout engine: `ray.remote(Engine).options(runtime_env={"env_vars": engine_env(device)}, ...)`.
 
-    `gpus`: the GPUs that it uses, where they are more than those that Ray gives it.
+    `gpus`: the GPUs that it uses, where they are more than those that Ray gives it. `workers`: the slots of its
+    workers, where they are on several nodes.
     """
 
-    def __init__(self, spec: EngineSpec, log: Path | None = None, gpus: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spec: EngineSpec, log: Path | None = None, gpus: Sequence[str] = (), workers: Sequence[Slot] = ()
+    ) -> None:
         if log is not None:
             redirect_output(log)
         if gpus:  # nothing has looked for GPUs yet
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        self._spec = spec
+        self._spec, self._log, self._workers = spec, log, workers
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, partial(_add, spec.image_token), end_with_a_worker)
         self._outboxes: dict[str, Outbox] = {}  # of each client
@@ -154,7 +158,7 @@ class Engine:
     def _build(self) -> LLMEngine:
         """Build the engine and measure how long that takes."""
         began = time.perf_counter()
-        engine = build_engine(self._spec)
+        engine = build_engine(self._spec, self._log, self._workers)
         self._startup_s = time.perf_counter() - began
         return engine
 

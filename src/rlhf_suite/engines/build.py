@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.engines.spec import EngineSpec
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.wait import CAUSE_S
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ VLLM_MEMORY = "/dev/shm/psm_"  # how the names of its shared memory begin: those
 CPU_BLOCK_SIZE = 32  # block size of the KV cache; the default of 128 never caches a short prompt
 
 
-def build_engine(spec: EngineSpec) -> LLMEngine:
-    """Return a vLLM engine in this process. Its workers are processes only if it has several devices.
+def build_engine(spec: EngineSpec, log: Path | None = None, workers: Sequence[Slot] = ()) -> LLMEngine:
+    """Return a vLLM engine in this process. Its workers are processes only if it has several devices: Ray actors where
+    these are on several nodes, in the slots `workers`, with logs beside `log`.
 
     If a worker process ends, this process ends too, so the engine is started again as a whole.
     """
@@ -37,6 +40,11 @@ def build_engine(spec: EngineSpec) -> LLMEngine:
     from rlhf_suite.weight_sync import receiver  # registers the transfer backends
 
     arguments = EngineArgs(**engine_args(spec, receiver.backend_name(spec.sync_backend)))
+    if workers:
+        from rlhf_suite.engines.nodes import NodesExecutor
+
+        NodesExecutor.slots, NodesExecutor.log = workers, log
+        arguments.distributed_executor_backend = NodesExecutor
     try:
         config = arguments.create_engine_config()
         if spec.device == "cpu":
@@ -68,8 +76,12 @@ def unname_shared_memory(worker: Any = None) -> None:
 def end_with_a_worker(engine: LLMEngine, error: BaseException) -> None:
     """End this process if one of the engine's worker processes has ended. The others may report that they lost it a
     moment before its end is known."""
-    workers = [worker.proc.sentinel for worker in getattr(engine.model_executor, "workers", ())]
-    if wait(workers, CAUSE_S):
+    executor: Any = engine.model_executor
+    if hasattr(executor, "has_lost_a_worker"):
+        is_lost = executor.has_lost_a_worker(CAUSE_S)
+    else:
+        is_lost = bool(wait([worker.proc.sentinel for worker in getattr(executor, "workers", ())], CAUSE_S))
+    if is_lost:
         traceback.print_exception(error)
         os._exit(1)
 

@@ -66,7 +66,7 @@ def start(spec: EngineSpec, slots: Sequence[Slot], log_dir: Path, timeout_s: flo
 
     def create(number: int) -> Any:
         engine = ray.remote(Engine).options(**slots[number].options(), runtime_env=environment)
-        return engine.remote(spec, members[number].log.absolute(), slots[number].gpus)
+        return engine.remote(spec, members[number].log.absolute(), slots[number].gpus, slots[number].workers)
 
     handles = [create(number) for number in range(len(slots))]
     return EnginePool(handles, members, timeout_s, create, spec.vllm.max_restarts)

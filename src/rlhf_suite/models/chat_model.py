@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_suite.config.ds import ForwardConfig
+from rlhf_suite.config.ds import LoadedConfig
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.tools import ChatConfig, ChatTextConfig
 from rlhf_suite.errors import UserError
@@ -35,7 +35,9 @@ class ChatModel:
     equal.
     """
 
-    def __init__(self, path: str, config: ChatConfig, text: ChatTextConfig, device: str) -> None:
+    def __init__(
+        self, path: str, config: ChatConfig, text: ChatTextConfig, device: str, *, load_in_4bit: bool = False
+    ) -> None:
         self.tokenizer = load_tokenizer(path, text, FLAG)
         with loading(FLAG, path):
             own = AutoConfig.from_pretrained(model_folder(path, FLAG), trust_remote_code=trusts_code())
@@ -45,9 +47,8 @@ class ChatModel:
                 f"chat.max_len={config.max_len}: {FLAG}={path} was made for {limit} tokens. Write chat.max_len={limit} "
                 "or less"
             )
-        ds = ForwardConfig(
-            param_dtype="fp32" if own.dtype in (None, torch.float32) else "bf16", attn_implementation="sdpa"
-        )
+        precision = "fp32" if own.dtype in (None, torch.float32) else "bf16"
+        ds = LoadedConfig(param_dtype=precision, attn_implementation="sdpa", load_in_4bit=load_in_4bit)
         self.model = load_model(path, head="lm", ds=ds, flag=FLAG).model.to(device).requires_grad_(False)
         # This replaces the model's own settings, which would otherwise fill in the values that are not given here.
         self.model.generation_config = generation(config, self.tokenizer, self.model.generation_config)

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlhf_suite.config.data import RenderConfig
-from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig
+from rlhf_suite.config.ds import DeepSpeedConfig, ForwardConfig, FourBitConfig
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import PREFIX, builtin_folder
@@ -258,7 +258,7 @@ def loading_settings(ds: ForwardConfig, head: Literal["lm", "value"], head_name:
         "trust_remote_code": trusts_code(),
         "output_loading_info": True,
     }
-    if isinstance(ds, DeepSpeedConfig) and ds.load_in_4bit:
+    if isinstance(ds, DeepSpeedConfig | FourBitConfig) and ds.load_in_4bit:
         settings["quantization_config"] = four_bit(DTYPES[ds.param_dtype])
     if head == "value" and head_name != "score":
         settings["key_mapping"] = {rf"^{head_name}\.": "score."}

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_suite.config.data import DataConfig
-from rlhf_suite.config.ds import ForwardConfig, ServedModelConfig, is_flash
+from rlhf_suite.config.ds import LoadedConfig, ServedModelConfig, is_flash
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.config.reward import NormalizationConfig
 from rlhf_suite.data.batch import Example, TokenBatch, collate
@@ -53,7 +53,7 @@ class RewardModel:
         return found.tolist()
 
 
-def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
+def forward_config(path: str, ds: ServedModelConfig) -> LoadedConfig:
     """Return the settings of the model's forward pass. The default precision is that of its checkpoint."""
     precision = ds.param_dtype or checkpoint_precision(path, FLAG)
     if precision == "fp32" and is_flash(ds.attn_implementation):
@@ -61,12 +61,13 @@ def forward_config(path: str, ds: ServedModelConfig) -> ForwardConfig:
             f"ds.attn_implementation={ds.attn_implementation}: it has no fp32 kernels, and {FLAG}={path} is not in "
             "bf16. Write ds.param_dtype=bf16, or ds.attn_implementation=varlen"
         )
-    return ForwardConfig(
+    return LoadedConfig(
         precision,
         ds.attn_implementation,
         experts_implementation=ds.experts_implementation,
         packing_samples=ds.packing_samples,
         value_head_prefix=ds.value_head_prefix,
+        load_in_4bit=ds.load_in_4bit,
     )
 
 

@@ -33,7 +33,8 @@ def run(config: ChatRun, folder: Path) -> dict[str, float]:
         UserError: the system message cannot be used, or the input is not UTF-8.
     """
     path = warm_started(config.actor.model_name_or_path, "teacher")
-    chat_model = ChatModel(path, config.chat, config.data, device_kind(config.launch))
+    device, in_4bit = device_kind(config.launch), config.ds.load_in_4bit
+    chat_model = ChatModel(path, config.chat, config.data, device, load_in_4bit=in_4bit)
     conversation = Conversation(chat_model.tokenizer, config.data, config.chat.max_len - config.chat.max_new_tokens)
     try:
         conversation.set_system(config.chat.system)

@@ -12,7 +12,7 @@ from rlhf_suite.config.formatting import did_you_mean, next_multiple
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import AnyTrainedRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
+from rlhf_suite.config.runs import AnyTrainedRun, ChatRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
 from rlhf_suite.config.train import RLTrainConfig
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
@@ -120,13 +120,11 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def engines_fit_on_nodes(run: PPORun) -> Iterator[Problem]:
-    """Check that no engine that shares the actor's devices would have some of two nodes. vLLM joins nodes only through
-    executors that start its workers elsewhere (Ray, or a server on each node), which know no devices of others."""
+    """Check that no engine that shares the actor's devices, and that a node could hold, would have some of two."""
     wide, per_node = run.vllm.devices, run.actor.num_gpus_per_node
-    if run.train.colocate_all and run.actor.num_nodes > 1 and per_node % wide:
+    if run.train.colocate_all and run.actor.num_nodes > 1 and wide < per_node and per_node % wide:
         key = "vllm.pipeline_parallel_size" if run.vllm.tensor_parallel_size == 1 else "vllm.tensor_parallel_size"
-        what = f"an engine of {wide} devices would not be on one node of {per_node}, and its workers are processes "
-        what += "of one machine"
+        what = f"an engine of {wide} devices would be on two nodes of {per_node}, and wait for their network"
         fix = "make vllm.tensor_parallel_size x vllm.pipeline_parallel_size a divisor of "
         yield Problem(key, what, f"{fix}actor.num_gpus_per_node={per_node}")
 
@@ -179,7 +177,18 @@ def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
     elif run.ds.zero_stage == 3:
         what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
         yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
-    elif find_spec("bitsandbytes") is None:
+    else:
+        yield from without_bitsandbytes(key)
+
+
+@rule
+def four_bits_can_be_loaded(run: ServeRMRun | ChatRun) -> Iterator[Problem]:
+    if run.ds.load_in_4bit:
+        yield from without_bitsandbytes("ds.load_in_4bit")
+
+
+def without_bitsandbytes(key: str) -> Iterator[Problem]:
+    if find_spec("bitsandbytes") is None:
         yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
 
 
