@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image as Pillow
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from rlhf_suite.cli.inspections.models import IMAGE_FAMILIES
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
@@ -165,3 +166,27 @@ def test_a_text_model_reads_no_images(folder):
 
 def test_the_preflight_knows_the_families():
     assert set(IMAGE_FAMILIES) == FAMILIES.keys()
+
+
+def test_qwen_2_5_vl_with_one_position_per_token_computes_other_log_probs_without_a_word():
+    """Why the preflight refuses models whose tokens have positions along several axes: nothing else would."""
+    image, start = 90, 92
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+    tiny = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = tiny | {"vocab_size": 100, "num_key_value_heads": 2, "rope_parameters": rope, "max_position_embeddings": 64}
+    tower = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    config = Qwen2_5_VLConfig(
+        text_config=text, vision_config=tower, image_token_id=image, video_token_id=91, vision_start_token_id=start
+    )
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        parameter.data = 0.08 * torch.randn_like(parameter) + (parameter.dim() == 1)
+    ids = torch.tensor([[5, 6, start, *[image] * 8, 7, 8, 9]])
+    pixels = {"pixel_values": torch.randn(32, 3 * 2 * 14 * 14), "image_grid_thw": torch.tensor([[1, 4, 8]])}
+    with torch.no_grad():
+        right, wrong = (
+            model(input_ids=ids, **pixels, **more).logits.log_softmax(-1)
+            for more in ({"mm_token_type_ids": (ids == image).int()}, {"position_ids": torch.arange(14)[None]})
+        )
+    assert (right - wrong).abs().max() > 1e-2
