@@ -82,7 +82,7 @@ def test_an_engine_on_two_nodes_samples_proves_its_weights_and_is_started_again(
 
     def send_again() -> None:
         meet()
-        pool.stream(2, lambda: [publish()], [member])
+        pool.stream(3, lambda: [trainer.publish.remote(3, weights)], [member])
 
     pool.send_again = send_again
     os.kill(ray.get(handle.workers.remote())[1], signal.SIGKILL)
