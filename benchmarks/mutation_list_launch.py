@@ -62,8 +62,8 @@ LAUNCH = [
     Mutation(
         "an engine is told the first of its GPUs alone",
         "launch/placement.py",
-        "gpus=tuple(names[i : i + wide])",
-        "gpus=tuple(names[i : i + 1])",
+        "return replace(first, gpus=here)",
+        "return first",
         ("tests/launch/test_reserve_gpus.py",),
     ),
     Mutation(
