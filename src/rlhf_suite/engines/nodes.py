@@ -58,7 +58,7 @@ class NodesExecutor(Executor):
     def _log(self, rank: int) -> Path | None:
         return None if self.log is None else self.log.with_name(f"{self.log.stem}-worker-{rank}{self.log.suffix}")
 
-    def collective_rpc(  # type: ignore[override]
+    def collective_rpc(
         self,
         method: str | Callable[..., Any],
         timeout: float | None = None,
