@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.config.runs import DPORun, PPORun, RMRun, SFTRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.planner import memory
-from rlhf_suite.planner.devices import DEVICES, device_named
-from rlhf_suite.planner.estimate import DeviceUse, Process, Target, estimate
+from rlhf_suite.planner.devices import DEVICES, cpu_flops, device_named
+from rlhf_suite.planner.estimate import BYTES_PER_ROLLOUT_TOKEN, DeviceUse, Process, Target, estimate
 from rlhf_suite.planner.memory import BUCKET, GIB, MIB, Memory, Shares
+from rlhf_suite.planner.remedies import remedies
 from rlhf_suite.planner.trace import Live, Parameters, Tokens, Trace, Use, parameters, traced
 
 FLAG = "actor.model_name_or_path"
@@ -96,6 +99,13 @@ def test_experts_count_as_matrices_by_how_many_a_token_visits(folder):
     norms = 3 * 64 + 2 * 16
     assert found.matrices_trained == found.trained - norms - experts * 6 // 8
     assert traced(used(path), Tokens(1, 64)).training > 0
+
+
+def test_adapters_of_experts_can_be_planned(folder):
+    """They switch autocast off for the device of the weights, and torch has no autocast for tensors without content."""
+    moe = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    path = folder(**FEW, **moe, num_experts_per_tok=2, num_hidden_layers=1, num_key_value_heads=4)
+    assert traced(used(path, lora=(4, ("all-linear",))), Tokens(1, 64)).training > 0
 
 
 def test_a_rank_of_the_tensor_axis_has_half_of_each_matrix_of_a_layer(folder):
@@ -217,10 +227,54 @@ def test_a_reference_is_held_once_more_but_not_beside_adapters():
     assert "weights of ref" not in lora
 
 
+HERE = Target(None, 16 * GIB, 1e9)
+SFT = {FLAG: "builtin:tiny", "data.max_len": 64}
+
+
+def test_the_rollouts_of_all_steps_stay_on_disk():
+    """Of each step batch_size x n_samples_per_prompt x max_len tokens."""
+    flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4}
+    step = 8 * 4 * 64 * BYTES_PER_ROLLOUT_TOKEN
+    assert estimate(with_defaults(PPORun, flags), HERE).disk["rollouts of each step"] == step
+    assert estimate(with_defaults(PPORun, flags | {"train.max_steps": 30}), HERE).disk["rollouts of 30 steps"] == 30 * step
+
+
+def test_a_checkpoint_may_hold_the_model_once_more():
+    """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
+    kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}
+    plain, with_model = (estimate(with_defaults(SFTRun, kept | {"ckpt.save_hf": hf}), HERE).disk for hf in (False, True))
+    assert sum(with_model.values()) - sum(plain.values()) == 3 * plain["final model"]
+
+
+def test_a_full_disk_and_a_small_shared_memory_are_reasons_not_to_begin():
+    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 64, "ckpt.save_steps": 5})
+    assert estimate(run, replace(HERE, disk=1 << 40, shared_memory=1 << 40)).fits
+    problems = estimate(run, replace(HERE, disk=MIB, shared_memory=MIB)).problems
+    assert [each.rpartition(" ")[2] for each in problems] == ["disk", "/dev/shm"]
+    assert ("ckpt.max_num=1",) in list(remedies(run))
+
+
+def test_ranks_beyond_the_cores_share_them():
+    cores = os.cpu_count()
+    flags = SFT | {"train.batch_size": 4 * cores, "train.micro_batch_size": 1, "ds.zero_stage": 2}
+    times = [
+        estimate(with_defaults(SFTRun, flags | {"actor.num_gpus_per_node": ranks}), HERE).times
+        for ranks in (1, cores, 2 * cores)
+    ]
+    assert times[0]["actor: passes over a step"] == pytest.approx(cores * times[1]["actor: passes over a step"])
+    assert times[1] == times[2]
+
+
 def test_an_unknown_gpu_is_one_message():
     with pytest.raises(UserError, match=r"^--gpu h100-81: .*Did you mean h100-80\? Known are .*rtx-3090$"):
         device_named("h100-81")
     assert all(each.memory > 8 * GIB for each in DEVICES)
+
+
+def test_the_rate_of_a_core_is_measured_on_one_thread():
+    before = torch.get_num_threads()
+    assert cpu_flops("fp32") > 1e6
+    assert torch.get_num_threads() == before
 
 
 def planned(capsys, *words):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.config.problems import report
@@ -54,7 +56,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", help="type of GPU, such as h100-80; without it: processes on the CPUs of this machine")
     parser.add_argument("--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it")
     parser.add_argument("--mfu", type=float, help="share of a GPU's peak that training reaches (default 0.4)")
-    parser.add_argument("--tflops", type=float, help="10^12 operations per second of a device, as you measured them")
+    parser.add_argument("--tflops", type=float, help="10^12 operations per second of a device (GPU or core), as measured")
     return parser
 
 
@@ -74,10 +76,13 @@ def target_of(asked: argparse.Namespace) -> Target:
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = here if device is None else device.memory
     flops = None if device is None else device.flops * (asked.mfu or UTILISATION)
+    shared = Path("/dev/shm")
     return Target(
         device,
         memory if asked.memory is None else round(asked.memory * 2**30),
         flops if asked.tflops is None else asked.tflops * 1e12,
+        disk=None if device else shutil.disk_usage(Path.cwd()).free,
+        shared_memory=None if device or not shared.is_dir() else shutil.disk_usage(shared).free,
     )
 
 
@@ -107,11 +112,14 @@ def only_run(found: Preflight) -> AnyTrainedRun | None:
 
 def planned(line: CommandLine, run: AnyTrainedRun | None, target: Target) -> int:
     """Print the tables, and proposals if the run does not fit."""
-    from rlhf_suite.planner.estimate import estimate
+    from rlhf_suite.planner.devices import cpu_flops
+    from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
     from rlhf_suite.planner.remedies import proposals
     from rlhf_suite.planner.table import show, show_proposals
 
     assert run is not None
+    if target.flops is None:
+        target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
     try:
         found = estimate(run, target)
     except UserError as error:

@@ -12,6 +12,7 @@ all T. What gradient checkpointing computes again is not counted, as there.
 from __future__ import annotations
 
 import difflib
+import time
 from dataclasses import dataclass
 
 from rlhf_suite.errors import UserError
@@ -68,6 +69,25 @@ def peak_flops(device: str) -> float | None:
     """Return the dense bf16 operations per second of a device by the name that torch gives it; None where it is not
     known."""
     return next((each.flops for each in DEVICES if each.mark in device), None)
+
+
+def cpu_flops(dtype: str) -> float:
+    """Return the operations per second of one core of this machine in products of matrices of `dtype` (fp32 or bf16),
+    the best of five measurements of some hundredths of a second each."""
+    import torch
+
+    size, threads = 1024, torch.get_num_threads()
+    matrix = torch.ones(size, size, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+    torch.set_num_threads(1)
+    try:
+        seconds = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            matrix @ matrix
+            seconds.append(time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * size**3 / min(seconds)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,17 +32,21 @@ from rlhf_suite.planner.trace import Parameters, Tokens, Use, parameters, traced
 
 RESERVE = 0.05  # of a device that stays free: what torch cannot use because free memory is in pieces
 UTILISATION = 0.4  # of a GPU's peak, where no rate is given
+CPU_UTILISATION = 0.66  # of the measured rate of matrix products: packed SFT in benchmarks/README.md
 DECODING = 0.6  # of a GPU's bandwidth, likewise
 BYTES_PER_ROLLOUT_TOKEN = 40  # columns of `rollouts/step_<n>.parquet` before compression, and the text
 
 
 @dataclass(frozen=True)
 class Target:
-    """The devices that a run is planned for; `device` is None for processes on CPUs."""
+    """The devices that a run is planned for; `device` is None for processes on CPUs. Bytes that are free on disk and
+    in /dev/shm are known of this machine alone."""
 
     device: Device | None
     memory: int  # bytes: of one GPU, or of the machine
     flops: float | None  # operations per second that training achieves on a device; None: not known
+    disk: int | None = None
+    shared_memory: int | None = None
 
     @property
     def usable(self) -> int:
@@ -107,6 +112,10 @@ class Estimate:
         if self.engine is not None and self.engine.kv_tokens < self.longest:
             what = f"the KV cache of an engine has {self.engine.kv_tokens} tokens"
             found.append(f"{what}, fewer than data.max_len={self.longest}")
+        places = (("disk", self.disk, self.target.disk), ("/dev/shm", self.shared_memory, self.target.shared_memory))
+        for name, terms, free in places:
+            if free is not None and (needed := sum(terms.values())) > free:
+                found.append(f"{gib(needed)} do not fit into {gib(free)} that are free on {name}")
         return found
 
     @property
@@ -290,7 +299,8 @@ class Planner:
         return found
 
     def disk(self) -> dict[str, int]:
-        """Return what a run writes: checkpoints with the one that is being written, the model, rollouts of a step."""
+        """Return what a run writes: checkpoints with the one that is being written, the model, and the rollouts of all
+        steps, or those of each where train.max_steps does not say how many there will be."""
         ckpt, size = self.run.ckpt, memory.SIZES[self.run.ds.param_dtype]
         models = [(model, self.parameters(model)) for model in self.plan.models.values() if self.section(model.name)]
         average = isinstance(self.run, PPORun) and self.run.train.enable_ema
@@ -298,12 +308,15 @@ class Planner:
             memory.checkpoint(found, with_optimizer=not ckpt.disable_ds, average=average and model.name == ACTOR)
             for model, found in models
         )
-        exported = sum(size * found.total for model, found in models if model.name == ACTOR)
+        exported = sum(size * found.total for model, found in models if model.name == ACTOR) * (2 if average else 1)
+        one += exported if ckpt.save_hf else 0
         kept = ckpt.max_num + 2 if ckpt.save_steps > 0 else 0  # the best one, and the one that is being written
         found = {"final model": exported, f"checkpoints ({kept} of {gib(one)})": kept * one}
         if isinstance(self.run, PPORun):
             samples = self.run.rollout.batch_size * self.run.rollout.n_samples_per_prompt
-            found["rollouts of a step"] = samples * self.run.data.max_len * BYTES_PER_ROLLOUT_TOKEN
+            step = samples * self.run.data.max_len * BYTES_PER_ROLLOUT_TOKEN
+            steps = self.run.train.max_steps
+            found[f"rollouts of {steps} steps" if steps else "rollouts of each step"] = step * (steps or 1)
         return found
 
     def times(self) -> dict[str, float]:
@@ -313,6 +326,7 @@ class Planner:
         if self.target.flops is not None:
             for name, model in self.plan.models.items():
                 ranks = num_ranks(self.run.actor) if name != CRITIC else model.ranks
+                ranks = ranks if self.on_gpu else min(ranks, os.cpu_count() or 1)
                 found[f"{name}: passes over a step"] = self.operations(model) / (self.target.flops * ranks)
         if isinstance(self.run, PPORun) and self.target.device is not None:
             found["generation"] = self.generation(self.target.device, longest)

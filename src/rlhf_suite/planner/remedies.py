@@ -16,6 +16,7 @@ MAX_RANKS = 64  # of a model, on one node that is as large as it needs
 
 def remedies(run: AnyTrainedRun) -> Iterator[Words]:
     """Yield changes, the mildest first. Those of the same flag follow each other, the strongest last."""
+    yield from disk_remedies(run)
     yield from engine_remedies(run)
     yield from batch_remedies(run)
     if isinstance(run, PPORun):
@@ -31,6 +32,15 @@ def remedies(run: AnyTrainedRun) -> Iterator[Words]:
     yield from rank_remedies(run)
     yield ("ds.lora.rank=16",)
     yield "ds.lora.rank=16", "ds.load_in_4bit=true"
+
+
+def disk_remedies(run: AnyTrainedRun) -> Iterator[Words]:
+    """Yield fewer and smaller checkpoints."""
+    if run.ckpt.save_steps > 0:
+        if run.ckpt.max_num > 1:
+            yield ("ckpt.max_num=1",)
+        yield ("ckpt.disable_ds=true",)
+        yield ("ckpt.save_steps=-1",)
 
 
 def engine_remedies(run: AnyTrainedRun) -> Iterator[Words]:

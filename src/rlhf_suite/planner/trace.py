@@ -9,6 +9,8 @@ gradient of a parameter only until it is complete: `memory.py` knows where it go
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -214,13 +216,13 @@ def traced(use: Use, tokens: Tokens) -> Trace:
     """
     module = meta_model(use)
     try:
-        with torch.no_grad(), Live(module) as inference:
+        with torch.no_grad(), no_autocast_of_meta(), Live(module) as inference:
             compute(module, tokens, use.entropy)
         if not use.trained:
             return Trace(0, inference.peak)
         hooks = [p.register_post_accumulate_grad_hook(drop) for p in module.parameters() if p.requires_grad]
         try:
-            with Live(module) as training:
+            with no_autocast_of_meta(), Live(module) as training:
                 torch.autograd.backward([compute(module, tokens, use.entropy)])
         finally:
             for hook in hooks:
@@ -252,6 +254,21 @@ def compute(module: LanguageModel | ScalarModel, tokens: Tokens, entropy: bool) 
     total: Tensor = log_probs.sum()
     total = total if entropies is None else total + entropies.sum()
     return sum((each.float().sum() for each in routers), total)
+
+
+@contextmanager
+def no_autocast_of_meta() -> Iterator[None]:
+    """Let adapters of experts switch autocast off for a tensor without content: torch knows none for its device."""
+    known = torch.autocast
+
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if device_type == META.type else known(device_type, *args, **kwargs)
+
+    torch.autocast = autocast  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.autocast = known  # type: ignore[misc]
 
 
 def ids(count: int) -> Tensor:
