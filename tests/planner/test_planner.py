@@ -294,13 +294,6 @@ def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
     assert "optimiser moments" in out
 
 
-@pytest.mark.parametrize(("words", "is_reported"), [((), True), (("--gpu", "h200"), False)])
-def test_memory_that_adapters_keep_on_a_cpu_is_reported(capsys, folder, words, is_reported):
-    lora = ("ds.lora.rank=8", "train.micro_batch_size=1", f"{FLAG}={folder()}")
-    _, out, _ = planned(capsys, *words, *TRAINING, *lora)
-    assert ("MALLOC_MMAP_THRESHOLD_" in out) == is_reported
-
-
 @pytest.mark.stack  # each proposal is a whole plan
 def test_every_proposal_fits_when_it_is_planned_again(capsys, folder):
     words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=32")

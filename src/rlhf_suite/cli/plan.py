@@ -25,9 +25,6 @@ ABOUT = """Says what memory each process of a run takes, and what disk and time 
 needs no weights, only its config.json, and the GPUs need not be here. The exit code is 0 if the run fits, 1 if it does
 not (then with changes that make it fit), and 2 if the command line is wrong."""
 
-ADAPTERS_ON_CPU = """On a CPU a run with adapters may take twice its plan: the C library does not give freed memory
-back. With MALLOC_MMAP_THRESHOLD_=1048576 in the environment it does (docs/planner.md)."""
-
 FITS, TOO_LARGE, REFUSED = 0, 1, 2
 
 
@@ -126,8 +123,6 @@ def planned(line: CommandLine, run: AnyTrainedRun | None, target: Target) -> int
         print(error, file=sys.stderr)
         return REFUSED
     show(found)
-    if target.device is None and run.ds.lora.rank:
-        print(ADAPTERS_ON_CPU)
     if found.fits:
         return FITS
 

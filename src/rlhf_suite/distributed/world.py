@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import resource
@@ -21,6 +22,8 @@ from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric, Quantile, Ranking
 
 T = TypeVar("T")
+M_MMAP_THRESHOLD = -3  # of malloc.h
+LARGE_TENSOR = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,18 @@ class World:
         scores = torch.tensor(self.gather(metric.scores.tolist()), dtype=torch.float64)
         positive = torch.tensor(self.gather(metric.positive.tolist()), dtype=torch.bool)
         return Ranking(scores, positive).auc()
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library give back the memory of each tensor of a MiB or more when it is freed, in this process.
+
+    glibc raises that limit by itself, up to 32 MiB, whenever a larger one is freed. Tensors below it lie side by side,
+    and those that live on keep the memory of freed ones between them: runs with adapters or ZeRO-3 took up to twice as
+    much on a CPU (docs/planner.md). A limit of the user's, MALLOC_MMAP_THRESHOLD_, stays; so do other C libraries.
+    """
+    library = ctypes.CDLL(None)
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, LARGE_TENSOR)
 
 
 def seed_process(config: TrainConfig, world: World) -> None:

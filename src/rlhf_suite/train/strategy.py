@@ -20,7 +20,7 @@ from rlhf_suite.config.ds import DeepSpeedConfig
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
 from rlhf_suite.distributed.mesh import Rank
-from rlhf_suite.distributed.world import World
+from rlhf_suite.distributed.world import World, give_back_freed_memory
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import LanguageModel, ScalarModel, check_layout
 from rlhf_suite.models.load import load_model
@@ -54,6 +54,8 @@ def join_world(rank: Rank, zero_stage: int | None = 0) -> World:
     """
     on_gpu = rank.device == "cuda"
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    if not on_gpu:
+        give_back_freed_memory()
     if zero_stage is None:
         assert rank.mesh.size == 1, "several ranks need DeepSpeed"
         return World.of(rank.number, rank.mesh, device)
