@@ -42,6 +42,7 @@ class Usage:
     times: list[float] = field(default_factory=list)
     looks: list[dict[int, float]] = field(default_factory=list)  # at these times: CPU seconds of every process so far
     names: dict[int, str] = field(default_factory=dict)  # what each process calls itself
+    rss_mb_of: dict[str, float] = field(default_factory=dict)  # the most that one process of each name held
     peak_rss_mb: float = 0.0  # a page that two processes share counts twice
     peak_pss_mb: float = 0.0  # it counts half for each
     peak_gpu_mb: float = 0.0  # what the driver says is in use on all visible GPUs, above what was before the run
@@ -152,8 +153,10 @@ def _follow(process: subprocess.Popen[bytes], usage: Usage, gpu_before: float) -
             with _may_be_gone():
                 times = one.cpu_times()
                 cpu[one.pid] = times.user + times.system
-                usage.names[one.pid] = _name(one)
-                resident += one.memory_info().rss
+                usage.names[one.pid] = name = _name(one)
+                own = one.memory_info().rss
+                resident += own
+                usage.rss_mb_of[name] = max(usage.rss_mb_of.get(name, 0.0), own / 2**20)
         usage.times.append(now)
         usage.looks.append(cpu)
         usage.peak_processes = max(usage.peak_processes, len(tree))

@@ -236,13 +236,17 @@ def test_the_rollouts_of_all_steps_stay_on_disk():
     flags = {FLAG: "builtin:tiny", "data.max_len": 64, "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4}
     step = 8 * 4 * 64 * BYTES_PER_ROLLOUT_TOKEN
     assert estimate(with_defaults(PPORun, flags), HERE).disk["rollouts of each step"] == step
-    assert estimate(with_defaults(PPORun, flags | {"train.max_steps": 30}), HERE).disk["rollouts of 30 steps"] == 30 * step
+    assert (
+        estimate(with_defaults(PPORun, flags | {"train.max_steps": 30}), HERE).disk["rollouts of 30 steps"] == 30 * step
+    )
 
 
 def test_a_checkpoint_may_hold_the_model_once_more():
     """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
     kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}
-    plain, with_model = (estimate(with_defaults(SFTRun, kept | {"ckpt.save_hf": hf}), HERE).disk for hf in (False, True))
+    plain, with_model = (
+        estimate(with_defaults(SFTRun, kept | {"ckpt.save_hf": hf}), HERE).disk for hf in (False, True)
+    )
     assert sum(with_model.values()) - sum(plain.values()) == 3 * plain["final model"]
 
 

@@ -53,7 +53,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", help="type of GPU, such as h100-80; without it: processes on the CPUs of this machine")
     parser.add_argument("--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it")
     parser.add_argument("--mfu", type=float, help="share of a GPU's peak that training reaches (default 0.4)")
-    parser.add_argument("--tflops", type=float, help="10^12 operations per second of a device (GPU or core), as measured")
+    parser.add_argument(
+        "--tflops", type=float, help="10^12 operations per second of a device (GPU or core), as measured"
+    )
     return parser
 
 
