@@ -29,6 +29,7 @@ SFT = (
     "data.dataset={folder}/text.jsonl",
     "data.input_key=text",
     "actor.pretrain_mode_enable=true",
+    "data.cache_enable=false",  # encoding takes memory, so every run does it
     "ds.param_dtype=fp32",
 )
 ALONE = (*SFT, "ds.zero_stage=null")
@@ -71,6 +72,8 @@ SHAPES = (
         (
             "task=rm",
             "data.dataset={folder}/pairs.jsonl",
+            "data.prompt_key=prompt",
+            "data.cache_enable=false",
             "eval.dataset=null",
             "ds.zero_stage=2",
             "ds.param_dtype=fp32",
@@ -84,10 +87,10 @@ SHAPES = (
 
 def write_data(folder: Path) -> None:
     """Write rows that are nearly as long as LENGTH: the tokenizer has one token for each letter."""
-    text = "abcdefg " * (LENGTH // 8)
+    text = "abcdefg " * (LENGTH // 8 - 1)
     half = text[: LENGTH // 2 - 24]
     rows = {
-        "text": {"text": text * 2},
+        "text": {"text": text},
         "pairs": {"prompt": half, "chosen": half[:-8] + " yes", "rejected": half[:-8] + " no"},
         "prompts": {"text": half},
     }
