@@ -23,7 +23,7 @@ from rlhf_suite.config.runs import AnyTrainedRun, SFTRun
 from rlhf_suite.planner.memory import GIB, GPU_PROCESS
 
 PAGE, HEADING = ROOT / "docs" / "planner.md", "## Against measured memory"
-LENGTH, NUM_ROWS = 512, 8
+LENGTH, NUM_ROWS = 256, 8
 SFT = (
     "task=sft",
     "data.dataset={folder}/text.jsonl",
