@@ -162,6 +162,14 @@ def test_zero_divides_what_its_stage_says():
     assert terms == {1: (2400, 1000, 2000, 6000), 2: (2400, 1000, 2000, 1000), 3: (600, 1000, 2000, 1000)}
 
 
+def test_gathered_weights_are_held_twice_on_their_way():
+    """Up to a billion of them whole, and up to 50 million in the flat tensor that they are copied from."""
+    large = replace(SMALL, trained=3_000_000_000, frozen=0)
+    assert memory.gathered(SMALL, shares(zero_stage=3)) == 2 * (1200 + 1200)
+    assert memory.gathered(large, shares(zero_stage=3)) == 2 * (1_000_000_000 + 50_000_000)
+    assert memory.gathered(SMALL, shares(1, zero_stage=3)) == memory.gathered(SMALL, shares(zero_stage=2)) == 0
+
+
 def test_torch_alone_keeps_masters_of_bf16_weights_only():
     alone, exact = shares(1, zero_stage=None), shares(1, zero_stage=None, param_dtype="fp32")
     assert (memory.weights(SMALL, alone, four_bit=False), memory.master_weights(SMALL, alone)) == (2400, 4000)

@@ -21,6 +21,7 @@ Bytes = dict[str, int]
 MIB, GIB = 1 << 20, 1 << 30
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size
 GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+PREFETCHED = 50_000_000  # elements: stage3_prefetch_bucket_size
 FOUR_BITS = 0.516  # bytes per weight in nf4: half a byte, 8 bits for each 64 weights, and the scales of those scales
 SIZES = {"bf16": 2, "fp32": 4}
 # Resident memory of processes that have imported their libraries and hold no model. That of a rank is measured
@@ -127,10 +128,11 @@ def backward_buffers(found: Parameters, shares: Shares) -> int:
 
 
 def gathered(found: Parameters, shares: Shares) -> int:
-    """w times the whole weights that a rank has at one time in ZeRO-3."""
+    """w times the whole weights that a rank has at one time in ZeRO-3, and those on their way to it: they come as one
+    flat tensor, and each is copied out of it (`AllGatherCoalescedHandle` of `partition_parameters.py`)."""
     if shares.stage != 3 or shares.replicas == 1:
         return 0
-    return shares.weight * min(found.total, max(GATHERED, found.largest))
+    return shares.weight * sum(min(found.total, max(limit, found.largest)) for limit in (GATHERED, PREFETCHED))
 
 
 def update_buffers(found: Parameters, shares: Shares) -> int:
