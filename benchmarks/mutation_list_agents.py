@@ -280,8 +280,8 @@ AGENTS = [
     Mutation(
         "evaluations by allowed calls draw other random numbers",
         "rl/evaluation.py",
-        "samples, settings, (EVALUATION, 0))",
-        "samples, settings, (EVALUATION, len(folder.name)))",
+        "samples, settings, (EVALUATION, 0), shown",
+        "samples, settings, (EVALUATION, len(folder.name)), shown",
         RUNS,
     ),
     Mutation(

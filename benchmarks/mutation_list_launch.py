@@ -60,6 +60,20 @@ LAUNCH = [
         PLACEMENT,
     ),
     Mutation(
+        "ranks of all nodes are packed on the first ones",
+        "launch/placement.py",
+        "for _ in range(pool.num_nodes or 1):",
+        "for _ in range(1):",
+        ("tests/launch/test_reserve_nodes.py",),
+    ),
+    Mutation(
+        "the ranks of the next node may be on the same one",
+        "launch/placement.py",
+        "if taken else None",
+        "if taken and False else None",
+        ("tests/launch/test_reserve_nodes.py",),
+    ),
+    Mutation(
         "an engine is told the first of its GPUs alone",
         "launch/placement.py",
         "return replace(first, gpus=here)",
@@ -88,10 +102,10 @@ LAUNCH = [
         PLACEMENT,
     ),
     Mutation(
-        "an actor on several nodes sends weights through one node's memory",
+        "a run of several nodes sends weights through one node's memory",
         "config/plan.py",
-        "run.actor.num_nodes == 1",
-        "run.actor.num_nodes >= 1",
+        '"gloo" if machine.num_gpus is None else "shm"',
+        '"shm"',
         PLACEMENT,
     ),
     Mutation(

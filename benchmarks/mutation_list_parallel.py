@@ -232,8 +232,8 @@ PARALLEL = [
     Mutation(
         "an engine on nodes: a worker is told the GPUs of all nodes",
         "launch/placement.py",
-        "gpus=gpus[node_of[slot.bundle]]) for slot in slots)",
-        "gpus=sum(gpus.values(), ())) for slot in slots)",
+        "gpus=gpus[node]) for slot, node in zip(",
+        "gpus=sum(gpus.values(), ())) for slot, node in zip(",
         PLACES,
     ),
     Mutation(

@@ -191,3 +191,12 @@ def test_the_jobs_of_a_sweep_write_different_models(checked, here):
     assert "2 jobs of the sweep would write" in refused.what and "${train.seed}" in refused.fix
     assert isinstance(for_sweep(checked("-m task=sft ckpt.output_dir='out-${train.seed}' train.seed=1,2")), Path)
     assert isinstance(for_sweep(checked("-m task=sft train.seed=1,2")), Path)
+
+
+def test_a_run_is_refused_more_nodes_than_it_has(checked, here):
+    line = "task=sft demo=sft actor.num_nodes=2 train.micro_batch_size=1"
+    refused = for_run(checked(line))
+    assert isinstance(refused, Problem)
+    assert (refused.key, refused.what) == ("actor.num_nodes", "2 nodes, but the run has 1")
+    assert isinstance(for_run(checked(f"{line} launch.ray_address=auto")), Place)
+    assert isinstance(for_run(checked(f"{line} hydra/launcher=slurm hydra.launcher.nodes=2")), Place)

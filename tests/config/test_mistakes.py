@@ -120,6 +120,27 @@ MISTAKES = [
     ("task=sft hydra/launcher=slrm", "hydra/launcher", "did you mean hydra/launcher=slurm?"),
     ("task=sft hydra.run.folder=x", "hydra.run.folder", "Could not override"),
     ("task=sft hydra/launcher=local hydra.launcher.paralel=2", "hydra.launcher.paralel", "Could not override"),
+    (
+        SLURM + SFT + "hydra.launcher.tasks_per_node=8",
+        "hydra.launcher.tasks_per_node",
+        "write hydra.launcher.tasks_per",
+    ),
+    (SLURM + SFT + "hydra.launcher.slurm_array_parallelism=0", "hydra.launcher.slurm_array_parallelism", "is not >= 1"),
+    (SLURM + SFT + "hydra.launcher.timeout_min=2", "hydra.launcher.slurm_signal_delay_s", "raise hydra.launcher.timeo"),
+    (
+        SFT + "actor.num_nodes=2 train.micro_batch_size=1 hydra/launcher=slurm",
+        "actor.num_nodes",
+        "write actor.num_nodes=1 actor.num_gpus_per_node=2",
+    ),
+    (
+        PPO + "train.colocate_all=true actor.num_gpus_per_node=4 vllm.num_engines=4 ref.num_nodes=2 "
+        "ref.num_gpus_per_node=2 critic.num_gpus_per_node=4",
+        "train.colocate_all",
+        "make num_nodes equal",
+    ),
+    (SFT + "hydra/launcher=slurm hydra.launcher.mem_gb=0", "hydra.launcher.mem_gb", "is not >= 1"),
+    (SFT + "hydra/launcher=slurm train.seed=1,2", "train.seed", "a sweep needs -m"),
+    ("-m " + SFT + "hydra.launcher.parallel=0", "hydra.launcher.parallel", "is not >= 1"),
     ("task=sft --config-dir /nowhere", "--config-dir", "is not a folder"),
     # tools
     (MERGE, "lora.path", "add lora.path=<folder of a LoRA adapter>"),

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 GENERATED = ("flags.md", "mutations.md")  # test_docs.py and tests/benchmarks/test_mutations.py check these
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
-FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments")
+FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments", "docker")
 # `path/to/` and `presets/` stand for folders of the reader.
 FILE = re.compile(r"(?<![\w/.<-])(?!path/to/|presets/)((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
 TEST = re.compile(r"`(test_\w+)`")

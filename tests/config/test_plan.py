@@ -44,7 +44,7 @@ def test_separate_placement_adds_devices_up(config):
     placed = placement(config)
     assert placed.num_devices == 2 * 4 + 3 * 2
     assert placed.num_actors == 8 + 3
-    assert placed.lines() == ["8 x GPU: actor x 8", "6 x GPU: engine x 3 of 2"]
+    assert placed.lines() == ["8 x GPU on 2 nodes: actor x 8", "6 x GPU: engine x 3 of 2"]
 
 
 def test_colocation_of_all_puts_every_role_on_the_same_devices(config):
@@ -140,14 +140,15 @@ def test_the_ranks_of_all_nodes_count_for_every_role(config):
 
 
 @pytest.mark.parametrize(
-    ("device", "nodes", "colocate", "backend"),
-    [("cpu", 1, False, "shm"), ("cpu", 2, False, "gloo"), ("cuda", 1, False, "nccl"), ("cuda", 2, True, "ipc")],
+    ("device", "num_gpus", "colocate", "backend"),
+    [("cpu", 0, False, "shm"), ("cpu", None, False, "gloo"), ("cuda", 1, False, "nccl"), ("cuda", None, True, "ipc")],
 )
-def test_weights_go_through_memory_only_where_trainer_and_engines_share_it(config, device, nodes, colocate, backend):
-    config.actor.num_nodes, config.vllm.num_engines, config.train.colocate_all = nodes, nodes, colocate
-    assert resolved(config, device).engines.sync_backend == backend
+def test_weights_go_through_memory_only_where_trainer_and_engines_share_it(config, device, num_gpus, colocate, backend):
+    """Where the run has more than this machine, an engine may be on another node than a trainer of one node."""
+    config.train.colocate_all = colocate
+    assert resolved(config, device, num_gpus).engines.sync_backend == backend
     config.vllm.sync_backend = "gloo"
-    assert resolved(config, device).engines.sync_backend == "gloo"
+    assert resolved(config, device, num_gpus).engines.sync_backend == "gloo"
 
 
 def test_reference_and_critic_start_where_nothing_else_is_said(config):
@@ -200,7 +201,7 @@ def test_a_supervised_run_has_a_plan_of_its_models_and_their_ranks():
     run.actor.model_name_or_path, run.actor.num_nodes, run.actor.num_gpus_per_node = "org/policy", 2, 4
     run.ref.offload, run.ds.load_in_4bit = True, True
     plan = resolve(run, Machine("cuda", 8))
-    assert plan.placement.lines() == ["8 x GPU: actor x 8"]
+    assert plan.placement.lines() == ["8 x GPU on 2 nodes: actor x 8"]
     assert plan.models["ref"] == ModelPlan("ref", "org/policy", ranks=8, offload=True, load_in_4bit=True)
     run.algo.loss = "simpo"
     assert list(resolve(run, Machine("cuda", 8)).models) == ["actor"], "a loss without a reference"

@@ -18,6 +18,7 @@ from rlhf_suite.polling import poll_until
 
 POLL_S = 0.1
 NODES = ("n1", "n2")
+FEATURES = ("small", "large")
 
 CONFIGURATION = """
 ClusterName=tests
@@ -61,8 +62,8 @@ class Slurm:
         self.environment = os.environ | {"SLURM_CONF": str(self.configuration)}
         host, ports = socket.gethostname().split(".")[0], free_ports(1 + len(NODES))
         nodes = "\n".join(
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN"
-            for name, port in zip(NODES, ports[1:], strict=True)
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 Features={feature}"
+            for name, port, feature in zip(NODES, ports[1:], FEATURES, strict=True)
         )
         for part in ("state", "log", *(f"spool/{name}" for name in NODES)):
             (folder / part).mkdir(parents=True)
@@ -109,6 +110,12 @@ class Slurm:
         for process in [*steps, psutil.Process(pid)]:
             process.kill()
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+    def revive(self, node: str) -> None:
+        """Start a lost node again."""
+        self.ask("slurmd", "-f", str(self.configuration), "-N", node)
+        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        wait_for(lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%T", f"--nodes={node}"), node, 60)
 
     def jobs(self) -> dict[str, str]:
         """Job id -> state of all jobs that are known."""

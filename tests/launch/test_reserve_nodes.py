@@ -10,7 +10,7 @@ from rlhf_suite.errors import RunError
 from rlhf_suite.launch.placement import reserve
 
 NODE = {"num_cpus": 2, "num_gpus": 3, "object_store_memory": 80 << 20}
-SHARED = (Role("actor", 6), Role("engine", 3, 2))
+SHARED = (Role("actor", 6, num_nodes=2), Role("engine", 3, 2))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,3 +64,28 @@ def test_an_engine_larger_than_all_nodes_is_refused_at_once():
 def test_an_engine_that_a_node_could_hold_is_not_spread_over_two():
     with pytest.raises(RunError, match=r"the 2 devices of an engine would be on two nodes, .* got 3, 3 devices"):
         reserve(Placement("cuda", (Pool(SHARED),)), timeout_s=60)
+
+
+def test_ranks_are_spread_over_as_many_nodes_as_the_flag_says():
+    """Two devices would fit on one of the nodes, and four on three of one and one of the other."""
+    pools = (Pool((Role("ref", 2, num_nodes=2),)), Pool((Role("actor", 4, num_nodes=2),)))
+    slots = reserve(Placement("cuda", pools), timeout_s=60)
+    nodes = {name: [node_of(slot) for slot in each] for name, each in slots.items()}
+    assert nodes["ref"][0] != nodes["ref"][1]
+    assert nodes["actor"][0] == nodes["actor"][1] != nodes["actor"][2] == nodes["actor"][3]
+    for group in {slot.group.id: slot.group for each in slots.values() for slot in each}.values():
+        remove_placement_group(group)
+
+
+def node_of(slot) -> str:
+    return placement_group_table(slot.group)["bundles_to_node_id"][slot.bundle]
+
+
+def test_ranks_of_one_node_are_on_one_and_more_than_it_has_are_refused_at_once():
+    slots = reserve(Placement("cuda", (Pool((Role("actor", 3, num_nodes=1),)),)), timeout_s=60)["actor"]
+    assert len({node_of(slot) for slot in slots}) == 1
+    remove_placement_group(slots[0].group)
+    with pytest.raises(RunError, match=r"actor needs 4 GPUs on each of 1 nodes, .*, and 0 of the cluster's 2 nodes"):
+        reserve(Placement("cuda", (Pool((Role("actor", 4, num_nodes=1),)),)), timeout_s=3600)
+    with pytest.raises(RunError, match=r"actor needs 1 GPUs on each of 3 nodes"):
+        reserve(Placement("cuda", (Pool((Role("actor", 3, num_nodes=3),)),)), timeout_s=3600)

@@ -1,21 +1,28 @@
 """Curves and the before/after table of a run folder."""
 
 import io
+import json
+import shlex
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from rlhf_suite.cli.arguments import parse
+from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.logger import LoggerConfig
+from rlhf_suite.config.runs import TASKS, LoopRun, PPORun, TrainedRun
 from rlhf_suite.errors import UserError
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
 from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
-from rlhf_suite.report.summary import before_and_after, changes, time_spent
+from rlhf_suite.report.summary import before_and_after, best_checkpoint, changes, next_command, time_spent
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.run_folder import RunFolder
 
 PNG = b"\x89PNG"
+MODEL = "runs/a 1,2/model"
+USES = {"rm": "serve_rm", "prm": "score"}
 
 
 def record(folder: RunFolder, rows: list[tuple[int, dict[str, float]]]) -> None:
@@ -152,3 +159,33 @@ def test_samples_before_and_after_are_of_the_same_prompts_where_an_evaluation_la
     found = [(each.prompt, each.before, each.after) for each in before_and_after(tmp_path)]
     end = "<|im_end|>"  # answers are shown as rewards saw them
     assert found == [("p3", f"r0{end}", f"r6{end}"), ("p0", f"r0{end}", f"r0{end}")]
+
+
+@pytest.mark.parametrize("task", [name for name, root in TASKS.items() if issubclass(root, TrainedRun | LoopRun)])
+def test_the_next_command_is_one_that_the_preflight_accepts(task, tmp_path):
+    """Whatever the texts around a prompt and the length that the model was trained with."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "response": "2"}\n')
+    run = TASKS[task]()
+    if hasattr(run.data, "input_template"):
+        run.data.max_len, run.data.input_template = 64, 'Q="{}"\nA: '
+    words = shlex.split(next_command(run, MODEL).replace("<file>", str(rows)))
+    found = preflight(parse(words[2:]))
+    assert found.problems == []
+    assert found.runs[0].task == USES.get(task, "chat")
+    if task not in USES:
+        chat = found.runs[0]
+        assert (chat.actor.model_name_or_path, chat.chat.max_len) == (MODEL, run.data.max_len)
+        assert chat.data.input_template == run.data.input_template
+
+
+def test_the_best_checkpoint_is_named_with_its_metric(tmp_path):
+    assert best_checkpoint(RunFolder(tmp_path), PPORun()) == []
+    best = tmp_path / "checkpoints" / "best_000004"
+    best.mkdir(parents=True)
+    written = {"metric.json": {"best": {"metric": "eval/pass1", "best_so_far": 0.75}}, "state.json": {}}
+    for name, content in written.items():
+        (best / name).write_text(json.dumps(content))
+    files = {name: {"bytes": (best / name).stat().st_size, "sha256": "0"} for name in written}
+    (best / "manifest.json").write_text(json.dumps({"step": 4, "files": files}))
+    assert best_checkpoint(RunFolder(tmp_path), PPORun()) == [f"Best checkpoint: {best} (eval/pass1 0.75 at step 4)"]

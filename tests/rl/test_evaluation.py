@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
@@ -15,6 +17,8 @@ from rlhf_suite.engines.requests import LoopThread
 from rlhf_suite.rl.evaluation import Evaluator, table_of_calls
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.sampling import Sampler
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 
 TRAINING = [Prompt([9], "t", "", "math", "t:1")]
 HELD_OUT = [
@@ -42,6 +46,8 @@ class Engines:
 
 class Scores:
     """In place of a reward."""
+
+    journal = Journal(LoggerConfig(progress=False), RunFolder(Path("none")), "ppo")
 
     def score(self, trajectories):
         scores = np.array([SCORES[t.prompt][t.sample] for t in trajectories], np.float32)

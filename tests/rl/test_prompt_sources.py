@@ -9,12 +9,15 @@ import pytest
 
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.models.builtin import byte_tokenizer
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.tracking.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -73,6 +76,8 @@ def test_training_metrics_tell_prompt_files_apart():
 def test_every_evaluation_set_has_its_own_pass_rate(tmp_path):
     class Samples:
         """In place of engines and reward."""
+
+        journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
 
         def settings(self, temperature):
             return temperature

@@ -2,8 +2,11 @@
 
 import io
 import json
+import time
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -25,10 +28,23 @@ def rows(folder: RunFolder) -> list[dict]:
 
 
 def log_steps(folder: RunFolder, start: int, stop: int, value: float, config: LoggerConfig | None = None) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    save(SFTRun(actor=replace(SFTRun().actor, model_name_or_path="some/model")), folder.config)
     logger = MetricLogger(config or LoggerConfig(), folder, start)
     for step in range(start + 1, stop + 1):
         logger.log(step, {"train/loss": value + step})
+        logger.log_samples(step)
     logger.close()
+
+
+def evaluate(folder: RunFolder) -> None:
+    """The samples of an evaluation after step 2: two of one prompt."""
+    rows = [
+        {"prompt": "2 | 1 =", "response": response, "label": "1", "reward": 0.5, "sample": n, "prompt_index": 7}
+        for n, response in enumerate(("3\nno, 1", "2"))
+    ]
+    folder.evaluations.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder.evaluation(2))
 
 
 def test_each_call_writes_a_row_at_once(tmp_path):
@@ -76,9 +92,20 @@ def test_values_that_are_not_finite_are_null_and_named(tmp_path):
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     folder = RunFolder(tmp_path / "my-run")
+    evaluate(folder)
     log_steps(folder, 0, 3, 0.5, LoggerConfig(tensorboard_dir=str(tmp_path / "tb")))
     events = EventAccumulator(str(tmp_path / "tb" / "my-run")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+    assert "model_name_or_path: some/model" in text(events, "configuration")[0]
+    assert text(events, "eval/samples") == {
+        2: "| prompt | response | label | reward |\n| --- | --- | --- | --- |\n| 2 \\| 1 = | 3 no, 1 | 1 | 0.5 |"
+    }
+
+
+def text(events: EventAccumulator, name: str) -> dict[int, str]:
+    """The texts of a name by their steps."""
+    found = events.Tensors(f"{name}/text_summary")
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in found}
 
 
 def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_behind_it(tmp_path):
@@ -95,13 +122,17 @@ def test_tensorboard_keeps_the_step_that_a_resume_begins_after_and_hides_those_b
 def test_wandb_without_a_key_is_stored_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     folder = RunFolder(tmp_path / "my-run")
-    folder.path.mkdir()
-    save(SFTRun(actor=replace(SFTRun().actor, model_name_or_path="some/model")), folder.config)
+    evaluate(folder)
     log_steps(folder, 0, 2, 0.5, LoggerConfig(wandb=WandbConfig(enable=True, project="demo")))
     (record,) = (folder.path / "wandb").glob("offline-run-*/run-*.wandb")
     assert poll_until(lambda: b"train/loss" in record.read_bytes(), 60), "a process of W&B's own writes the file"
     assert b"my-run" in record.read_bytes()
     assert b"some/model" in record.read_bytes()  # the configuration goes with the run
+    (table,) = (folder.path / "wandb").rglob("samples_*.table.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["prompt", "response", "label", "reward"],
+        "data": [["2 | 1 =", "3\nno, 1", "1", "0.5"]],
+    }
 
 
 def test_runs_of_two_sweeps_share_no_folder_of_tensorboard(tmp_path):
@@ -194,3 +225,27 @@ def test_the_only_evaluation_set_is_not_shown_twice():
     assert results({"eval/a/b.jsonl/acc": 0.5, "eval/acc": 0.5, "eval/reward_p05": 0.1}) == "acc 0.5"
     two = {"eval/a/acc": 0.25, "eval/b/acc": 0.75, "eval/acc": 0.5}
     assert results(two) == "a/acc 0.25  b/acc 0.75  acc 0.5"
+
+
+def test_a_long_phase_shows_how_far_it_is_and_how_long_it_takes():
+    """Without a terminal now and then, and never of its last part, with which it ends."""
+    shown, out = progress()
+    began = time.monotonic() - 60
+    for done in (30, 31, 120):
+        shown.part("evaluated prompts", done, 120, began)
+    shown.close()
+    assert out.getvalue() == "ppo: evaluated prompts 30/120  3:00 left\n"
+    out = io.StringIO()
+    shown = Progress(LoggerConfig(), "ppo", 4, 0, console=Console(file=out, force_terminal=True, width=200))
+    shown.part("prompts", 1, 2, time.monotonic() - 65)
+    shown.close()
+    assert "prompts 1/2, 1:05 left" in out.getvalue()
+
+
+def test_a_journal_counts_what_comes_and_passes_it_on(tmp_path):
+    journal, out = Journal(LoggerConfig(), RunFolder(tmp_path), "ppo"), io.StringIO()
+    assert list(journal.counted(iter("ab"), 2, "letters")) == ["a", "b"], "before the run begins"
+    journal.progress = Progress(LoggerConfig(), "ppo", 1, 0, console=Console(file=out, force_terminal=True, width=200))
+    assert list(journal.counted(iter("ab"), 2, "letters")) == ["a", "b"]
+    journal.progress.close()
+    assert "letters 2/2, 0:00 left" in out.getvalue()

@@ -157,25 +157,28 @@ def single(line: CommandLine, found: Preflight) -> int:
         place = for_run(found)
         if isinstance(place, Problem):
             return refuse([place])
+        if place.note:
+            say(place.note)
+        if found.is_submitted:  # the machine that it will run on is not known yet
+            return launched(line, found, place.folder, f"Run folder: {place.folder.absolute()}")
         if problems := inspect(found.runs, place.folder):
             place.give_up()
             return refuse(problems)
-        if place.note:
-            say(place.note)
         return run_in(place.folder, line, found)
 
 
 def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
-    """Execute a run in a folder that no other run may use meanwhile."""
+    """Execute a run in a folder that no other run may use meanwhile, and in which the first node alone writes."""
     from rlhf_suite.cli.execute import run_with
     from rlhf_suite.cli.explain import origins
-    from rlhf_suite.cli.folders import working_in
+    from rlhf_suite.cli.folders import is_first_node, working_in
     from rlhf_suite.cli.run_log import recorded
     from rlhf_suite.locks import InUse
 
     (run,) = found.runs
     try:
-        with working_in(folder, run), recorded(folder / "run.log"):
+        log = recorded(folder / "run.log") if is_first_node() else contextlib.nullcontext()
+        with working_in(folder, run), log:
             say(f"Run folder: {folder.absolute()}")
             setters = {key: who for key, _, _, who in origins(run, line, found)}
             return run_with(run, folder, found.hydra, setters)
@@ -189,27 +192,33 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
 def sweep(line: CommandLine, found: Preflight) -> int:
     """Execute many runs, each a process of its own, then print their table."""
     from rlhf_suite.cli.folders import for_sweep
-    from rlhf_suite.cli.launchers import launch
-    from rlhf_suite.cli.sweep import finish
-    from rlhf_suite.errors import UserError
     from rlhf_suite.launch.environment import limited_rights
 
     with limited_rights(found.runs[0].launch):
         folder = for_sweep(found)
         if isinstance(folder, Problem):
             return refuse([folder])
-        say(f"Sweep folder: {folder.absolute()}")
-        code = 0
-        try:
-            launch(line, found, folder)
-        except UserError as error:
-            say(str(error))
-            return REFUSED
-        except SystemExit as end:  # SIGTERM has ended the jobs
-            code = int(end.code or 0)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        return finish(folder) or code
+        return launched(line, found, folder, f"Sweep folder: {folder.absolute()}")
+
+
+def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> int:
+    """Have the launcher start the jobs in `folder`; print the table of how they are or ended."""
+    from rlhf_suite.cli.launchers import launch
+    from rlhf_suite.cli.sweep import finish
+    from rlhf_suite.errors import UserError
+
+    say(remark)
+    code = 0
+    try:
+        launch(line, found, folder)
+    except UserError as error:
+        say(str(error))
+        return REFUSED
+    except SystemExit as end:  # SIGTERM has ended the jobs
+        code = int(end.code or 0)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    return finish(folder) or code
 
 
 def hydra(line: CommandLine) -> int:

@@ -6,7 +6,6 @@ import pickle
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf_suite.cli.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
 from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
@@ -30,43 +30,6 @@ COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 MENU = "config"  # conf/config.yaml
 REORDERED = "menu"  # the same in another order
 NAMES_A_MODEL = ("model_name_or_path", "prompt_dataset", "dataset")
-
-
-@dataclass
-class LocalSettings:
-    """hydra.launcher.* of hydra/launcher=local"""
-
-    parallel: int = 1  # jobs at a time
-    gpus_per_job: int | None = None  # null: each job sees all GPUs
-
-
-@dataclass
-class SlurmSettings:
-    """hydra.launcher.* of hydra/launcher=slurm; the names are those of submitit"""
-
-    wait: bool = True  # false: return after the submission
-    poll_s: float = 10.0  # seconds between two queries of squeue
-    max_num_timeout: int = 20  # how often a job is queued again at its time limit
-    name: str = "rlhf_suite"
-    timeout_min: int = 60
-    nodes: int = 1
-    tasks_per_node: int = 1
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    mem_gb: int | None = None
-    slurm_partition: str | None = None
-    slurm_account: str | None = None
-    slurm_qos: str | None = None
-    slurm_constraint: str | None = None
-    slurm_gres: str | None = None
-    slurm_array_parallelism: int = 256  # jobs at a time
-    slurm_signal_delay_s: int = 120  # warning before the time limit
-    slurm_setup: list[str] | None = None  # shell lines before srun
-    slurm_srun_args: list[str] | None = None
-    slurm_additional_parameters: dict[str, Any] = field(default_factory=dict)  # any other #SBATCH line
-
-
-LAUNCHERS: dict[str, type] = {"local": LocalSettings, "slurm": SlurmSettings}
 
 
 class Shared(dict[str, Any]):
@@ -178,7 +141,8 @@ def blame(word: str, reason: str, task: str | None) -> Problem:
     if "group override must be a string" in reason:
         return no_such_preset(key, value, task)
     if key not in group_names():
-        return Problem(key, one_line(reason), "see --info config and --cfg hydra")
+        help_of = f"see --help {PREFIX}" if key.startswith(PREFIX) else "see --info config and --cfg hydra"
+        return Problem(key, one_line(reason), help_of)
     section = key.replace("/", ".")
     owners = [name for name in TASKS if any(flag.startswith(f"{section}.") for flag in flags_of(name))]
     if owners and task not in (None, *owners):

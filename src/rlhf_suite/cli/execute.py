@@ -17,7 +17,7 @@ from pathlib import Path
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 
-from rlhf_suite.cli.folders import finished, how_to_continue, keep_other_config
+from rlhf_suite.cli.folders import finished, how_to_continue, is_first_node, keep_other_config
 from rlhf_suite.config.plan import PlannedRun, resolve
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
@@ -40,7 +40,8 @@ def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, st
     run = replace(run, run_dir=None)
     if (end := finished(run, folder)) is not None:
         return tell(end, 0)
-    write_json(RunFolder(folder).origins, origins, durable=False)
+    if is_first_node():
+        write_json(RunFolder(folder).origins, origins, durable=False)
     return execute(run, folder)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_suite.cli.inspections.outputs import targets
-from rlhf_suite.cli.preflight import Preflight, node_problem
+from rlhf_suite.cli.preflight import Preflight, node_problem, too_few_nodes
 from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
@@ -58,7 +58,10 @@ def for_run(found: Preflight) -> Place | Problem:
     (run,) = found.runs
     here = allocation()
     nodes = 1 if here is None else here.num_nodes
-    if (problem := node_problem(run, "task", nodes, "start it on one of them: srun --nodes=1 --ntasks=1")) is not None:
+    problem = node_problem(run, "task", nodes, "start it on one of them: srun --nodes=1 --ntasks=1")
+    if problem is None and not found.is_submitted:
+        problem = too_few_nodes(run, nodes)
+    if problem is not None:
         return problem
     if found.chosen_folder:
         return chosen(found.folder, run)

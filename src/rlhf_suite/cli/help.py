@@ -11,6 +11,7 @@ from rlhf_suite.cli.arguments import CommandLine
 from rlhf_suite.cli.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, by_section
 from rlhf_suite.config.formatting import described, did_you_mean, spelled
+from rlhf_suite.config.launchers import LAUNCHERS, settings_of
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 
@@ -31,6 +32,7 @@ Options:
   --config-dir <folder>         presets of your own, in the same folders as those above
   -m                            sweep: a flag may have several values, a=1,2; each job is a process
                                 hydra/launcher=local hydra.launcher.parallel=2, or hydra/launcher=slurm
+  hydra/launcher=slurm          a job of Slurm; --help hydra.launcher lists its settings (docs/slurm.md)
   explain=true                  print batch arithmetic, placement and the origin of each value; run nothing
   -sc install=bash              completion: eval "$(rlhf-suite -sc install=bash)"
 
@@ -45,7 +47,8 @@ def print_help(line: CommandLine) -> int:
     if task is None and not line.words:
         print(introduction(line.own_presets))
         return 0
-    infos = flags_of(task)
+    settings = [info for name in LAUNCHERS for info in settings_of(name)] if line.words else []
+    infos = flags_of(task) | {info.key: info for info in settings}
     for prefix in line.words or [""]:
         found = [info for key, info in infos.items() if key.startswith(prefix)]
         if not found:

@@ -27,7 +27,8 @@ NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hyd
 
 
 def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
-    """Start the jobs of a sweep and record them in `folder`. Wait for their ends, unless hydra.launcher.wait=false.
+    """Start the jobs of a sweep, or a single run on Slurm, and record them in `folder`. Wait for their ends, unless
+    hydra.launcher.wait=false.
 
     A job that continues its run (ckpt.load_enable=true) is not started if the run is done.
 
@@ -44,16 +45,18 @@ def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
 
 
 def jobs_of(line: CommandLine, found: Preflight, folder: Path) -> Iterator[Job]:
-    """Yield the jobs of a sweep in `folder`, each with a command line of its own."""
+    """Yield the jobs of a sweep in `folder`, each with a command line of its own; a single run is in `folder`
+    itself."""
     every = [set(words) for words, _ in found.jobs]
     common = set.intersection(*every) if len(every) > 1 else set()
     own = [word for word in line.overrides if key_of(word).startswith(("hydra.", "hydra/"))]
     settings = [word for word in own if not word.startswith(NOT_FOR_JOBS)]
     if line.own_presets is not None:
         settings.append(f"--config-dir={line.own_presets.resolve()}")
-    for run, (words, _), (number, place) in zip(found.runs, found.jobs, places(found, folder), strict=True):
+    here = places(found, folder) if found.is_sweep else [(0, folder)]
+    for run, (words, _), (number, place) in zip(found.runs, found.jobs, here, strict=True):
         varied = " ".join([str(number), *(word for word in words if word not in common)])
-        names = names_for_loggers(run, folder.name, varied[:MAX_NAME])
+        names = names_for_loggers(run, folder.name, varied[:MAX_NAME]) if found.is_sweep else ()
         own = [f"hydra.run.dir={quoted(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
         yield Job(number, words, str(place), [*settings, *words, *names, *own])
 

@@ -24,10 +24,8 @@ def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | N
     `job.log` in its folder.
 
     Raises:
-        UserError: `parallel` is below 1, or fewer GPUs are visible than the jobs need.
+        UserError: fewer GPUs are visible than the jobs need.
     """
-    if parallel < 1:
-        raise UserError(f"hydra.launcher.parallel={parallel}: write 1 or more jobs at a time")
     slots: list[list[str] | None] = [*gpu_slots(parallel, gpus_per_job)]
     waiting = list(jobs)
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}

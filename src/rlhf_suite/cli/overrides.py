@@ -23,6 +23,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.validate import example
 
 Value = tuple[str, Any]
+FREE_SETTINGS = "hydra.launcher.slurm_additional_parameters"  # a table whose names are Slurm's
 
 
 @dataclass
@@ -62,7 +63,8 @@ def sort(words: Sequence[str]) -> Overrides:
     presets = group_names()
     for word in words:
         if key_of(word).startswith(("hydra.", "hydra/")):
-            result.settings.append(word)
+            is_new = key_of(word).startswith(FREE_SETTINGS)  # a key that Hydra adds only if it is asked to
+            result.settings.append(f"++{word.lstrip('+')}" if is_new else word)
             continue
         override = parsed(word)
         if isinstance(override, Problem):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -23,12 +23,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlhf_suite.cli import overrides as words
 from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import LAUNCHERS, compose_blaming, hydra_ready, search_path
+from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
 from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
 from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
+from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
-from rlhf_suite.config.plan import is_on_ray
+from rlhf_suite.config.plan import PlannedRun, is_on_ray, roles
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, leaves, to_run
@@ -42,7 +43,8 @@ class Preflight:
     runs: list[Run] = field(default_factory=list)
     jobs: list[tuple[list[str], str]] = field(default_factory=list)  # the words of each, its folder in the sweep's
     is_sweep: bool = False
-    is_job: bool = False  # of a sweep
+    is_job: bool = False  # of a sweep, or of Slurm
+    is_submitted: bool = False  # a single run, as a job of Slurm
     given: frozenset[str] = frozenset()  # keys set on the command line
     chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
     presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
@@ -70,7 +72,8 @@ def preflight(line: CommandLine) -> Preflight:
         first = compose_job(next(given.choice_sets(), []), given)
         settings = first.config.hydra
         result.is_sweep = "--multirun" in line.options or settings.mode == RunMode.MULTIRUN
-        result.problems += settings_problems(settings, result.is_sweep)
+        result.is_submitted = on_slurm(settings) and not (result.is_sweep or result.is_job)
+        result.problems += settings_problems(settings, result)
         is_one_job = not (result.is_sweep or given.sweeps)
         if result.is_sweep:
             given = with_sweep_params(given, settings)
@@ -84,6 +87,8 @@ def preflight(line: CommandLine) -> Preflight:
             nodes = OmegaConf.select(settings, "launcher.nodes") or 1
             key = "hydra.launcher.nodes"
             result.problems += filter(None, (node_problem(run, key, nodes, f"write {key}=1") for run in result.runs))
+            if on_slurm(settings) and not result.is_job:
+                result.problems += filter(None, (too_few_nodes(run, nodes) for run in result.runs))
     result.problems = distinct(result.problems)
     return result
 
@@ -112,11 +117,19 @@ def hidden_presets(line: CommandLine) -> list[Problem]:
     return problems
 
 
-def settings_problems(hydra: DictConfig, is_sweep: bool) -> list[Problem]:
+def on_slurm(hydra: DictConfig) -> bool:
+    """Return whether Slurm starts what the command line asks for."""
+    return bool(hydra.runtime.choices["hydra/launcher"] == "slurm")
+
+
+def settings_problems(hydra: DictConfig, found: Preflight) -> list[Problem]:
     """Return a problem for each setting of Hydra that a run or a sweep does not follow."""
-    problems = []
+    problems, is_sweep = list[Problem](), found.is_sweep
     launcher, sweeper = (hydra.runtime.choices[f"hydra/{name}"] for name in ("launcher", "sweeper"))
-    if is_sweep and launcher not in LAUNCHERS:
+    if (is_sweep and launcher in LAUNCHERS) or found.is_submitted:
+        values = cast(dict[str, Any], OmegaConf.to_container(hydra.launcher, resolve=True))
+        problems += launcher_problems(launcher, values)
+    elif is_sweep:
         what = f"{launcher} does not start the jobs of a sweep here"
         problems.append(Problem("hydra/launcher", what, f"write hydra/launcher={' or '.join(LAUNCHERS)}"))
     if is_sweep and sweeper != "basic":
@@ -310,3 +323,16 @@ def node_problem(run: Run, key: str, num_nodes: int, fix: str) -> Problem | None
         fix = f"{fix}; or run the stages one by one, each a job that may have several nodes (docs/sampling.md)"
         return Problem(key, what, fix)
     return Problem(key, f"{num_nodes} nodes, but this run is one process, and would leave the others idle", fix)
+
+
+def too_few_nodes(run: Run, num_nodes: int) -> Problem | None:
+    """Return the problem of a model that wants more nodes than the run has; those of a joined cluster are not known."""
+    if not isinstance(run, PlannedRun) or run.launch.ray_address is not None:
+        return None
+    most = max(roles(run), key=lambda role: role.num_nodes or 1, default=None)
+    if most is None or (most.num_nodes or 1) <= num_nodes:
+        return None
+    name, what = most.name, f"{most.num_nodes} nodes, but the run has {num_nodes}"
+    fix = f"use hydra/launcher=slurm hydra.launcher.nodes={most.num_nodes}, or join a cluster with launch.ray_address, "
+    fix += f"or write {name}.num_nodes={num_nodes} {name}.num_gpus_per_node={most.num_actors // num_nodes}"
+    return Problem(f"{name}.num_nodes", what, fix)

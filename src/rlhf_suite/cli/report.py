@@ -32,7 +32,7 @@ def report(words: Sequence[str]) -> int:
     places, file = [Path(each).expanduser() for each in folders], Path(target).expanduser() if target else None
     try:
         sweep = read(places[0]) if len(places) == 1 else None
-        path = write_report(places, file) if sweep is None else write_sweep_page(sweep, file)
+        path = write_report(places, file) if sweep is None or sweep.is_single else write_sweep_page(sweep, file)
     except UserError as error:
         print(error, file=sys.stderr)
         return REFUSED

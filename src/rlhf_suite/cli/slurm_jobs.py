@@ -1,4 +1,5 @@
-"""Submit the jobs of a sweep as one Slurm array, and watch them by squeue and by the status of their runs.
+"""Submit the jobs of a sweep as one Slurm array, or a single run, and watch them by squeue and by the status of their
+runs.
 
 The status.json of a run says how it ended. squeue only says whether Slurm still has the job. So accounting (sacct) is
 not needed, and a job that was killed before it could write its status is noticed too.
@@ -23,6 +24,7 @@ from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 
 GONE_POLLS = 3  # squeue may not list a job for a moment while it is queued again
+UNKNOWN = "UNKNOWN"  # squeue gives no answer
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -78,16 +80,18 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
 
     folder = sweep.folder / ".submitit" / "%j"
     resources = dict(resources)
-    retries = resources.pop("max_num_timeout")
+    retries, python = resources.pop("max_num_timeout"), resources.pop("slurm_python", None)
     try:
-        executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=retries)
+        executor = submitit.AutoExecutor(
+            folder=folder, cluster="slurm", slurm_max_num_timeout=retries, slurm_python=python
+        )
         executor.update_parameters(**resources)
         with executor.batch():
             submitted = [executor.submit(Command(job.words)) for job in jobs]
     except (RuntimeError, submitit.core.utils.FailedJobError) as error:
         raise UserError(f"hydra/launcher=slurm: nothing was submitted: {error}") from error
     for job, slurm in zip(jobs, submitted, strict=True):
-        job.log = str(slurm.paths.stderr)
+        job.log, job.slurm = str(slurm.paths.stderr), slurm.job_id
         sweep.begin(job, f"submitted as {slurm.job_id}")
     return {slurm.job_id: job for job, slurm in zip(jobs, submitted, strict=True)}
 
@@ -95,29 +99,47 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
 def watch(
     sweep: Sweep, submitted: dict[str, Job], poll_s: float, states: Callable[[list[str]], dict[str, str]]
 ) -> None:
-    """Wait for all jobs. A job is over when its run says that it is done, or Slurm has ended or forgotten it."""
+    """Wait for all jobs. A job is over when its run says that it is done and Slurm does not run it any more, or when
+    Slurm has ended or forgotten it."""
     missing = dict.fromkeys(submitted, 0)
     answers = True
     while missing:
         now = states(list(missing))
-        if answers != (answers := "UNKNOWN" not in now.values()):
+        if answers != (answers := UNKNOWN not in now.values()):
             print("squeue answers again" if answers else "squeue does not answer, waiting on", flush=True)
         for number in list(missing):
             job = submitted[number]
-            is_done = RunFolder(Path(job.folder)).status()["state"] == "done"
+            is_running = now.get(number) == "RUNNING"  # it writes its page after it has said that it is done
+            is_done = not is_running and RunFolder(Path(job.folder)).status()["state"] == "done"
             gone = now.get(number, "COMPLETED") in ENDED
             missing[number] = missing[number] + 1 if gone else 0
             if is_done or missing[number] >= GONE_POLLS:
                 del missing[number]
-                sweep.end(job, "" if is_done else last_words(number, now, job))
+                sweep.end(job, "" if is_done else last_words(now.get(number), job))
         if missing:
             time.sleep(poll_s)
 
 
-def last_words(number: str, states: dict[str, str], job: Job) -> str:
-    """Return the state in which Slurm left a job, and the last lines of its log."""
+def last_words(state: str | None, job: Job) -> str:
+    """Return the state in which Slurm left a job (None: it has forgotten it), and the last lines of its log."""
     tail = "\n".join(f"    {line}" for line in tail_lines(Path(job.log), 5))
-    return f"Slurm job {number} {states.get(number, 'is gone')}\n{tail}"
+    return f"Slurm job {job.slurm} {state or 'is gone'}\n{tail}"
+
+
+def look(sweep: Sweep) -> None:
+    """Record the states that the jobs have now, also of those for whose end nobody waited. A job of Slurm is over when
+    Slurm says so: a run that was stopped may be queued again, and one of another node cannot be asked."""
+    numbers = [job.slurm for job in sweep.jobs if job.slurm]
+    states = squeue(numbers) if numbers else {}
+    for job in sweep.jobs:
+        status, state = RunFolder(Path(job.folder)).status(), states.get(job.slurm)
+        if status["state"] == "done" or not job.slurm or state == UNKNOWN:
+            job.look(status)
+        elif state is not None and state not in ENDED:
+            job.state = f"{state.lower()} as {job.slurm}"
+        else:
+            job.end(status, last_words(state, job))
+    sweep.save()
 
 
 def is_preempted() -> bool:
@@ -132,7 +154,10 @@ def squeue(numbers: list[str]) -> dict[str, str]:
     """Return the states of the jobs that Slurm remembers, by id; UNKNOWN for all of them if squeue gets no answer."""
     arrays = ",".join(sorted({number.split("_")[0] for number in numbers}))
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", "--format=%i %T"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # there is no squeue here, or it hangs
+        return dict.fromkeys(numbers, UNKNOWN)
     if answer.returncode and "Invalid job id" not in answer.stderr:
-        return dict.fromkeys(numbers, "UNKNOWN")
+        return dict.fromkeys(numbers, UNKNOWN)
     return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())

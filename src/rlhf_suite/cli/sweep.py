@@ -25,8 +25,8 @@ REFUSED = 2
 USAGE = """usage: rlhf-suite sweep status <folder>
 
 Prints the table of a sweep with the states that its runs have now, and writes it to summary.md in the folder. It is for
-sweeps that nobody waits for (hydra.launcher.wait=false). The exit code is 1 if a job failed, and 2 if the folder has no
-sweep."""
+sweeps that nobody waits for (hydra.launcher.wait=false), and for a single run that was submitted to Slurm. The exit
+code is 1 if a job failed, and 2 if the folder has no sweep."""
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
@@ -43,6 +43,7 @@ class Job:
     metric: str = ""
     value: float | None = None
     log: str = ""
+    slurm: str = ""  # its id, where it is a job of Slurm
     started: float = 0.0
     seconds: float = 0.0
 
@@ -52,13 +53,25 @@ class Job:
         self.error = "" if self.state == "done" else status["error"] or reason or "ended without an error message"
         self.metric, self.value = chosen_metric(status.get("metrics") or {})
 
+    def look(self, status: dict[str, Any]) -> None:
+        """Take over the status that the run has now; a run that does not exist yet leaves the state as it is."""
+        if status["state"] == "running" and is_alive(status):
+            self.state = "running"
+        elif status["state"] != "new":
+            self.end(status, "it was killed" if status["state"] == "running" else "")
+
 
 @dataclass
 class Sweep:
-    """All jobs of a sweep. The file `folder`/summary.json always holds their present states."""
+    """All jobs of a sweep, or a single run on Slurm. `folder`/summary.json always holds their present states."""
 
     folder: Path
     jobs: list[Job]
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether this is a single run on Slurm, whose folder has a page of its own."""
+        return [Path(job.folder).name for job in self.jobs] == [self.folder.name]
 
     def save(self) -> None:
         """Write summary.json."""
@@ -81,17 +94,6 @@ class Sweep:
         """Record that a job is not started, because its run is done."""
         job.end(RunFolder(Path(job.folder)).status())
         print(f"#{job.number} is done already: {' '.join(job.overrides)}", flush=True)
-        self.save()
-
-    def look(self) -> None:
-        """Record the states that the runs of the jobs have now, also of those for whose end nobody waited."""
-        for job in self.jobs:
-            status = RunFolder(Path(job.folder)).status()
-            if status["state"] == "running" and is_alive(status):
-                job.state = "running"
-            elif status["state"] != "new":
-                killed = "it was killed" if status["state"] == "running" else ""
-                job.end(status, killed)
         self.save()
 
 
@@ -123,11 +125,13 @@ def show(words: Sequence[str]) -> int:
         asked = words[:1] in (["-h"], ["--help"])
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else REFUSED
+    from rlhf_suite.cli.slurm_jobs import look
+
     try:
         sweep = read(Path(words[1]).expanduser())
         if sweep is None:
             raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
-        sweep.look()
+        look(sweep)
         return finish(sweep.folder)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -158,7 +162,7 @@ def finish(folder: Path) -> int:
         table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
     Console().print(table)
     write_text(folder / "summary.md", markdown(rows))
-    if any((folder_of(sweep, job) / "metrics.jsonl").exists() for job in sweep.jobs):
+    if not sweep.is_single and any((folder_of(sweep, job) / "metrics.jsonl").exists() for job in sweep.jobs):
         from rlhf_suite.report.html import tried
 
         print(tried(lambda: write_sweep_page(sweep)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf_suite.config.flags import FlagInfo, by_section, walk
 from rlhf_suite.config.formatting import described, spelled
+from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.registry import KINDS, Kind
 
@@ -20,6 +21,7 @@ JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 OWN = r"^[^:]+:\w+$"  # <file.py>:<function>
 INTERPOLATION = {"type": "string", "pattern": r"^\$\{"}
+HEADER = ("| flag | default | type | meaning |", "| --- | --- | --- | --- |")
 NOTE = "<!-- Generated from src/rlhf_suite/config: python -m rlhf_suite.config.export -->"
 
 
@@ -29,7 +31,9 @@ def markdown() -> str:
     for (key, rows), tasks in sorted(sections().items(), key=lambda item: item[0][0]):
         names = ", ".join(f"task={task}" for task in tasks)
         lines += ["", f"## `{key}` ({names})" if key else f"## The run itself ({names})", ""]
-        lines += ["| flag | default | type | meaning |", "| --- | --- | --- | --- |", *rows]
+        lines += [*HEADER, *rows]
+    for name, settings in LAUNCHERS.items():
+        lines += ["", f"## `{PREFIX}`: {settings.__doc__}", "", *HEADER, *map(row, settings_of(name))]
     for algorithm in KINDS.values():
         lines += algorithms(algorithm)
     return "\n".join(lines) + "\n"

@@ -320,6 +320,8 @@ class FlagType:
     @property
     def name(self) -> str:
         """As users read it, e.g. `list[float] or null`."""
+        if self.base is dict and not dataclasses.is_dataclass(self.item):
+            return "{name: value}"
         if self.base is dict:
             return f"{{name: {{{', '.join(field.name for field in fields(self.section))}}}}}"
         name = self.base.__name__ if self.item is None else f"list[{self.item.__name__}]"

@@ -6,7 +6,7 @@ holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -96,11 +96,13 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Role:
-    """A kind of actor: how many of them, and how many devices each one drives by itself (engines that are split)."""
+    """A kind of actor: how many of them, how many devices each one drives by itself (engines that are split), and on
+    how many nodes there are equally many of them (None: wherever there are devices)."""
 
     name: str
     num_actors: int
     devices_per_actor: int = 1
+    num_nodes: int | None = None
 
     @property
     def num_devices(self) -> int:
@@ -115,6 +117,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         assert len({role.num_devices for role in self.roles}) == 1, self.roles
+        assert len(nodes_of(self.roles)) <= 1, self.roles
 
     @property
     def name(self) -> str:
@@ -123,6 +126,11 @@ class Pool:
     @property
     def num_devices(self) -> int:
         return self.roles[0].num_devices
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Return over how many nodes the devices are spread evenly; None: wherever there are any."""
+        return next(iter(nodes_of(self.roles)), None)
 
     @property
     def bundle(self) -> int:
@@ -158,8 +166,18 @@ class Placement:
         shared = f"; {self.sequence} ranks split the tokens of a batch" if self.sequence > 1 else ""
         shared += f"; {self.tensor} ranks split the matrices of a model" if self.tensor > 1 else ""
         return [
-            f"{pool.num_devices} x {unit}: " + ", ".join(map(described, pool.roles)) + shared for pool in self.pools
+            f"{pool.num_devices} x {unit}{spread(pool)}: " + ", ".join(map(described, pool.roles)) + shared
+            for pool in self.pools
         ]
+
+
+def nodes_of(roles: Iterable[Role]) -> set[int]:
+    """Return the numbers of nodes that roles ask for."""
+    return {role.num_nodes for role in roles if role.num_nodes is not None}
+
+
+def spread(pool: Pool) -> str:
+    return f" on {pool.num_nodes} nodes" if (pool.num_nodes or 1) > 1 else ""
 
 
 def described(role: Role) -> str:
@@ -210,7 +228,7 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     return Plan(
         models=models(run),
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
-        engines=EnginePlan(together, memory, sync_backend(run, machine.device, together)),
+        engines=EnginePlan(together, memory, sync_backend(run, machine, together)),
         rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) and not run.replays else 0,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
@@ -311,7 +329,11 @@ def recipe_of(path: str, recipe: str | None) -> str | None:
 
 def roles(run: PlannedRun) -> list[Role]:
     """Return the kinds of actors of a run: its models that have ranks, and the engines."""
-    found = [Role(name, num_ranks(each)) for name, each in sections_of_models(run).items() if isinstance(each, Ranked)]
+    found = [
+        Role(name, num_ranks(each), num_nodes=each.num_nodes)
+        for name, each in sections_of_models(run).items()
+        if isinstance(each, Ranked)
+    ]
     if isinstance(run, GenerateRun) or (isinstance(run, PPORun) and not run.replays):
         found.insert(1, Role(ENGINE, run.vllm.num_engines, run.vllm.devices))
     return found
@@ -336,7 +358,7 @@ def shares_all(run: PPORun, machine: Machine) -> bool:
         return False
     needed = sum(pool.num_devices for pool in pools(run, together=False))
     sizes = {role.num_devices for role in roles(run)}
-    return machine.num_gpus < needed and len(sizes) == 1
+    return machine.num_gpus < needed and len(sizes) == 1 and len(nodes_of(roles(run))) == 1
 
 
 def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
@@ -356,11 +378,11 @@ def pools(run: PPORun, together: bool) -> tuple[Pool, ...]:
     return (*found, *(Pool((role,)) for role in left))
 
 
-def sync_backend(run: PPORun, device: str, together: bool) -> str:
+def sync_backend(run: PPORun, machine: Machine, together: bool) -> str:
     """Return how weights travel. vllm.sync_backend=auto stands for memory that trainer and engines share, where they
     do."""
     if run.vllm.sync_backend != "auto":
         return run.vllm.sync_backend
-    if device == "cpu":
-        return "shm" if run.actor.num_nodes == 1 else "gloo"
+    if machine.device == "cpu":
+        return "gloo" if machine.num_gpus is None else "shm"
     return "ipc" if together else "nccl"

@@ -22,7 +22,7 @@ import ray
 
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.launch.actor_log import Member, redirect_output
-from rlhf_suite.launch.placement import Slot
+from rlhf_suite.launch.placement import Slot, show_own_gpus
 from rlhf_suite.launch.wait import wait_for
 
 
@@ -104,6 +104,7 @@ class _Host:
 
     def __init__(self, log: str, timeout_s: float) -> None:
         redirect_output(Path(log))
+        show_own_gpus()
         self._dump_after_s = 0.9 * timeout_s
 
     def open_store(self) -> tuple[str, int]:

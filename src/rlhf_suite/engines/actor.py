@@ -8,7 +8,6 @@ generates, it takes further requests, and new weights between two steps.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,7 +26,7 @@ from rlhf_suite.engines.spec import EngineInfo, EngineSpec
 from rlhf_suite.engines.step_loop import Job, StepLoop
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.launch.placement import Slot
+from rlhf_suite.launch.placement import Slot, show_own_gpus
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport, combined
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class Engine:
     ) -> None:
         if log is not None:
             redirect_output(log)
-        if gpus:  # nothing has looked for GPUs yet
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        show_own_gpus(gpus)
         self._spec, self._log, self._workers = spec, log, workers
         self._has_weights = spec.load_weights
         self._loop = StepLoop(self._build, partial(_add, spec.image_token), end_with_a_worker)

@@ -7,7 +7,6 @@ with ranks of the trainer.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,7 +23,7 @@ from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.launch.placement import Slot
+from rlhf_suite.launch.placement import Slot, show_own_gpus
 
 
 class NodesExecutor(Executor):
@@ -115,8 +114,7 @@ class NodeWorker:
     def __init__(self, log: Path | None, gpus: Sequence[str]) -> None:
         if log is not None:
             redirect_output(log)
-        if gpus:  # nothing has looked for GPUs yet
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        show_own_gpus(gpus)
 
     def node(self) -> str:
         """Return the name of the node that this worker is on."""

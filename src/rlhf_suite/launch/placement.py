@@ -9,8 +9,9 @@ engine with more devices than a node has a worker actor on each of them, to whic
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # Small, so that tens of actors fit on a few cores: on a CPU they take turns anyway, and on a GPU cores are plenty.
 CPUS_PER_DEVICE = 0.25
+NODE_ID = "ray.io/node-id"  # the label that Ray gives each node
+NOSET = "RAY_EXPERIMENTAL_NOSET_"
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 RESOURCE_STEPS = 10_000  # Ray counts resources in ten-thousandths
 
 
@@ -60,28 +64,64 @@ def reserve(placement: Placement, timeout_s: float) -> dict[str, list[Slot]]:
         of an engine that one node could hold are on two.
     """
     import ray
-    from ray.util import placement_group, remove_placement_group
+    from ray.util import remove_placement_group
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     _check_size(placement, nodes)
     sizes = [_bundle(placement.device, pool, nodes) for pool in placement.pools]
-    groups = [
-        placement_group([resources(placement.device, size)] * (pool.num_devices // size), "PACK")
-        for pool, size in zip(placement.pools, sizes, strict=True)
-    ]
-    for pool, group in zip(placement.pools, groups, strict=True):
+    held: list[PlacementGroup] = []
+    try:
+        places = [
+            _places(placement, pool, size, held, timeout_s) for pool, size in zip(placement.pools, sizes, strict=True)
+        ]
+        return {
+            role.name: _slots(placement.device, pool, role, size, found, timeout_s)
+            for pool, size, found in zip(placement.pools, sizes, places, strict=True)
+            for role in pool.roles
+        }
+    except RunError:
+        for group in held:
+            remove_placement_group(group)
+        raise
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A reserved bundle, and the id of its node."""
+
+    group: PlacementGroup
+    bundle: int
+    node: str
+
+
+def _places(placement: Placement, pool: Pool, size: int, held: list[PlacementGroup], timeout_s: float) -> list[_Place]:
+    """Reserve the devices of a pool in bundles of `size` and return them node by node; `held` gets what was reserved,
+    also in vain.
+
+    A pool that is spread over nodes gets a group of bundles on each, the next on a node that the earlier are not on.
+    """
+    import ray
+    from ray.util import placement_group, placement_group_table
+
+    strategy = "PACK" if pool.num_nodes is None else "STRICT_PACK"
+    found = list[_Place]()
+    num_bundles = pool.num_devices // size // (pool.num_nodes or 1)
+    for _ in range(pool.num_nodes or 1):
+        bundles = [resources(placement.device, size)] * num_bundles
+        taken = sorted({place.node for place in found})
+        elsewhere = [{NODE_ID: f"!in({','.join(taken)})"}] * num_bundles if taken else None
+        group = placement_group(bundles, strategy, bundle_label_selector=elsewhere)
+        held.append(group)
         if not group.wait(timeout_s):
-            for reserved in groups:
-                remove_placement_group(reserved)
             raise RunError(
                 f"no devices for {pool.name} within {timeout_s:g} s (launch.timeout_s): "
                 f"it needs {_need(placement, pool)}, free now: {_have(placement, [ray.available_resources()])}"
             )
-    return {
-        role.name: _slots(placement.device, pool, role, size, group, timeout_s)
-        for pool, size, group in zip(placement.pools, sizes, groups, strict=True)
-        for role in pool.roles
-    }
+        node_of = placement_group_table(group)["bundles_to_node_id"]
+        found += [
+            _Place(group, bundle, node) for node, bundle in sorted((node, each) for each, node in node_of.items())
+        ]
+    return found
 
 
 def _bundle(device: str, pool: Pool, nodes: list[dict[str, float]]) -> int:
@@ -92,39 +132,36 @@ def _bundle(device: str, pool: Pool, nodes: list[dict[str, float]]) -> int:
     return pool.bundle if fits else 1
 
 
-def _slots(device: str, pool: Pool, role: Role, size: int, group: PlacementGroup, timeout_s: float) -> list[Slot]:
+def _slots(device: str, pool: Pool, role: Role, size: int, places: Sequence[_Place], timeout_s: float) -> list[Slot]:
     """Return the slots of a role, one for each of its actors, in bundles of `size` devices."""
-    from ray.util import placement_group_table
-
-    node_of = placement_group_table(group)["bundles_to_node_id"]
-    order = sorted(node_of, key=lambda bundle: (node_of[bundle], bundle))
     share = resources(device, pool.share * size)
-    slots = [Slot(share["CPU"], share.get("GPU", 0.0), group, bundle) for bundle in order]
+    slots = [Slot(share["CPU"], share.get("GPU", 0.0), place.group, place.bundle) for place in places]
     wide = role.devices_per_actor // size
     if wide == 1:
         return slots
     if device == "cuda":
         slots = [replace(s, gpus=(name,)) for s, name in zip(slots, _gpu_names(slots, timeout_s), strict=True)]
-    return [_wide_slot(pool, slots[i : i + wide], node_of) for i in range(0, len(slots), wide)]
+    nodes = [place.node for place in places]
+    return [_wide_slot(pool, slots[i : i + wide], nodes[i : i + wide], nodes) for i in range(0, len(slots), wide)]
 
 
-def _wide_slot(pool: Pool, slots: Sequence[Slot], node_of: Mapping[int, str]) -> Slot:
-    """Return the slot of an engine with a device of each of `slots`, each of which has the name of its GPU."""
+def _wide_slot(pool: Pool, slots: Sequence[Slot], nodes: Sequence[str], all_nodes: Sequence[str]) -> Slot:
+    """Return the slot of an engine with a device of each of `slots`, which are on `nodes` and have the names of their
+    GPUs. `all_nodes`: those of each device of the pool."""
     gpus = dict[str, tuple[str, ...]]()
-    for slot in slots:
-        node = node_of[slot.bundle]
+    for slot, node in zip(slots, nodes, strict=True):
         gpus[node] = gpus.get(node, ()) + slot.gpus
-    first, here = slots[0], gpus[node_of[slots[0].bundle]]
+    first, here = slots[0], gpus[nodes[0]]
     if len(gpus) == 1:
         return replace(first, gpus=here)
-    per_node = Counter(node_of.values())
+    per_node = Counter(all_nodes)
     if len(slots) <= max(per_node.values()):
         raise RunError(
             f"the {len(slots)} devices of an engine would be on two nodes, and wait for their network: "
             f"{pool.name} got {', '.join(map(str, per_node.values()))} devices of the nodes. Make the devices of "
             "each node a multiple of vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
         )
-    workers = tuple(replace(slot, gpus=gpus[node_of[slot.bundle]]) for slot in slots)
+    workers = tuple(replace(slot, gpus=gpus[node]) for slot, node in zip(slots, nodes, strict=True))
     return replace(first, num_cpus=0.0, num_gpus=0.0, gpus=here, workers=workers)
 
 
@@ -138,6 +175,21 @@ def _gpu_names(slots: Sequence[Slot], timeout_s: float) -> list[str]:
         return ray.get(asked, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise RunError(f"Ray did not say within {timeout_s:g} s (launch.timeout_s) which GPUs are reserved") from None
+
+
+def show_own_gpus(gpus: Sequence[str] = ()) -> None:
+    """Have this actor see the GPUs that it uses: `gpus`, or (none given) those that Ray gives it. To be called before
+    anything looks for GPUs.
+
+    Ray does the latter itself, unless RAY_EXPERIMENTAL_NOSET_<variable> tells it to leave the variable alone, as some
+    clusters do. Then all actors of a node would use its first GPU.
+    """
+    import ray
+
+    left = [name for name in GPU_VARIABLES if os.environ.get(f"{NOSET}{name}", "0").lower() in ("1", "true")]
+    own = gpus or (ray.get_gpu_ids() if left else ())
+    for name in (left or GPU_VARIABLES[:1]) if own else ():
+        os.environ[name] = ",".join(map(str, own))
 
 
 def _own_gpu() -> str:
@@ -159,6 +211,23 @@ def _check_size(placement: Placement, nodes: list[dict[str, float]]) -> None:
         )
         raise RunError(
             f"the run needs {_need(placement)}, the cluster has {_have(placement, nodes)} ({pools}): {remedy}"
+        )
+    for pool in placement.pools:
+        _check_nodes(placement, pool, [node.get(unit, 0.0) for node in nodes])
+
+
+def _check_nodes(placement: Placement, pool: Pool, each_has: list[float]) -> None:
+    """Refuse a pool that is spread over more nodes than have enough devices."""
+    if pool.num_nodes is None:
+        return
+    unit = _unit(placement.device)
+    need = resources(placement.device, pool.num_devices / pool.num_nodes)[unit]
+    able = sum(count + 1e-9 >= need for count in each_has)
+    if able < pool.num_nodes:
+        raise RunError(
+            f"{pool.name} needs {need:g} {unit}s on each of {pool.num_nodes} nodes, as num_nodes and num_gpus_per_node "
+            f"say, and {able} of the cluster's {len(each_has)} nodes have them: change these flags, or give the run "
+            "more nodes (hydra.launcher.nodes, or launch.ray_address of a larger cluster)"
         )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from rlhf_suite.config.runs import LoopRun, TrainedRun
+from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, TrainedRun
+from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
 from rlhf_suite.tracking.console import HEADLINES, evaluation_results
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.train.checkpoint import store_of
 
 SAMPLES = 8
 PASS_AT_K = re.compile(r"pass\d+")
@@ -36,8 +41,41 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
         if run.logger.progress:
             show_samples(samples)
         places.append(f"Samples: {folder.path / 'samples.md'}")
-    model = folder.status().get("outputs", {}).get("actor", run.ckpt.output_dir or folder.model)
-    return [*time_spent(found), *changes(found), *places, f"Model: {model}"]
+    outputs = folder.status().get("outputs", {})
+    model = outputs.get("actor", run.ckpt.output_dir or folder.model)
+    places += [*best_checkpoint(folder, run), f"Model: {model}"]
+    places += [f"Best model: {outputs['best']}"] if "best" in outputs else []
+    return [*time_spent(found), *changes(found), *places, f"Next: {next_command(run, outputs.get('best', model))}"]
+
+
+def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
+    """Return the line about the checkpoint of the best evaluation, if one is kept."""
+    found = store_of(run.ckpt, folder).all("best") if isinstance(run, TrainedRun) else []
+    if not found:
+        return []
+    best = json.loads((found[-1].path / "metric.json").read_text())["best"]
+    return [f"Best checkpoint: {found[-1].path} ({best['metric']} {best['best_so_far']:.4g} at step {found[-1].step})"]
+
+
+def next_command(run: TrainedRun | LoopRun, model: str | Path) -> str:
+    """Return a command that uses what a run has made, with the texts around a prompt that it was trained with."""
+    if isinstance(run, RMRun):
+        return f"python run.py task=serve_rm {word('reward.model_name_or_path', model)}"
+    if isinstance(run, PRMRun):
+        judge = word("reward.process.model_name_or_path", model)
+        return f"python run.py task=score reward.process.enable=true {judge} data.dataset=<file>"
+    assert isinstance(run, AnyTrainedRun | LoopRun), "every run that trains"
+    data, words = run.data, [word("actor.model_name_or_path", model)]
+    if not data.apply_chat_template:
+        words += ["data.apply_chat_template=false", word("data.input_template", data.input_template)]
+    if data.max_len < ChatConfig().max_len:
+        words += [f"chat.max_len={data.max_len}", f"chat.max_new_tokens={data.max_len // 2}"]
+    return f"python run.py task=chat {' '.join(words)}"
+
+
+def word(key: str, value: str | Path | None) -> str:
+    """Return a flag and its value as one writes them in a shell."""
+    return f"{key}=null" if value is None else shlex.quote(f"{key}={quoted(str(value))}")
 
 
 def changes(found: dict[str, Points]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,8 @@ class Evaluator:
         """Return the scored episodes of every prompt, and how many tokens the model wrote in each."""
         samples, settings = self.config.n_samples_per_prompt, sampler.settings(self.config.temperature)
         # the same seeds every time: what changes between evaluations is the policy, or the number of allowed calls
-        trajectories = sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0))
+        shown = partial(self.scorer.journal.counted, what="evaluated prompts")
+        trajectories = sampler.sample(self.prompts, range(len(self.prompts)), samples, settings, (EVALUATION, 0), shown)
         scored, _ = self.scorer.score(trajectories)
         write_evaluation(folder, step, scored)
         return scored.episodes(), response_lengths(scored.trajectories)

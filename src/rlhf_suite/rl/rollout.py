@@ -78,7 +78,7 @@ class RolloutBuilder:
         self.equal_rewards = EqualRewards(algo, journal.warn)
         self.algo, self.config, self.order = algo, config, order
         self.phase = journal.background if in_background else journal.phase
-        self.background = journal.background
+        self.background, self.counted, self.in_background = journal.background, journal.counted, in_background
         self.wait = journal.phase  # of the driver, for rollouts that are made in the background
         self.sampler, self.scorer, self.shaper = sampler, scorer, shaper
         size = config.vllm_generate_batch_size or config.batch_size
@@ -114,7 +114,8 @@ class RolloutBuilder:
         with ThreadPoolExecutor(1, "rewards") as thread:
             parts, samples = [], 0
             with self.phase("generation", None):
-                for group in self.sampler.sample_rollout(indices, stream):
+                groups = self.sampler.sample_rollout(indices, stream)
+                for group in groups if self.in_background else self.counted(groups, len(indices), "prompts"):
                     waiting.append(group)
                     samples += sum(t.fork == 0 for t in group)
                     if self.scorer.reads_text_alone:

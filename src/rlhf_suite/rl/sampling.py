@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from copy import copy
 from dataclasses import replace
@@ -94,11 +94,13 @@ class Sampler:
         samples: int,
         sampling: SamplingSettings,
         stream: tuple[int, int],
+        shown: Callable[[Iterator[list[Trajectory]], int], Iterator[list[Trajectory]]] = lambda groups, total: groups,
     ) -> list[Trajectory]:
-        """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other."""
+        """Return `samples` trajectories of each of `prompts[indices]`, those of one prompt next to each other. `shown`
+        passes the groups on and may show how many there are, of their number."""
         started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
         groups = [self.engines.start(self.write(prompts, [(t, sampling) for t in group], stream)) for group in started]
-        return list(chain.from_iterable(group.result() for group in groups))
+        return list(chain.from_iterable(shown((group.result() for group in groups), len(groups))))
 
     def limited(self, max_turns: int) -> Sampler:
         """Return a sampler of the same episodes with at most so many turns of the model."""

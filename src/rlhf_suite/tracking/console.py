@@ -31,6 +31,7 @@ HEADLINES = (
 )
 SHOWN = 4
 LINES_PER_RUN = 20
+PART_S = 30.0  # between two lines about a long phase where there is no terminal
 # Endings of the names of evaluation metrics that describe the evaluation, or that are too many for one line.
 NOT_RESULTS = ("_stderr", "/num_samples", *QUANTILES)
 
@@ -59,6 +60,7 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._began = time.monotonic()
         self._printed = -1  # the last step that was printed
+        self._said = 0.0  # when a line about a long phase was printed
         self._bar: Bar | None = None
         self._visible = config.progress and visible
         if self._visible and self._console.is_terminal:
@@ -78,6 +80,17 @@ class Progress:
         """Show the current phase of the step (on a terminal)."""
         if self._bar is not None:
             self._bar.update(self._id, phase=name)
+
+    def part(self, what: str, done: int, total: int, began: float) -> None:
+        """Show how far a phase is that began at `began` (time.monotonic): on a terminal with each part, elsewhere in a
+        line every PART_S seconds."""
+        now = time.monotonic()
+        left = clock((now - began) / done * (total - done))
+        if self._bar is not None:
+            self._bar.update(self._id, phase=f"{what} {done}/{total}, {left} left")
+        elif self._visible and done < total and now - max(began, self._said) >= PART_S:
+            self._said = now
+            self._console.print(f"{self._task}: {what} {done}/{total}  {left} left", highlight=False, markup=False)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that optimiser step `step` (from 1) is done."""
@@ -114,13 +127,17 @@ class Progress:
         done = step - self._start
         if done <= 0:
             return ""
-        seconds = (time.monotonic() - self._began) / done * (self._total - step)
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"
+        return f"{clock((time.monotonic() - self._began) / done * (self._total - step))} left"
 
     def close(self) -> None:
         """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def clock(seconds: float) -> str:
+    """Return a time in minutes and seconds, as `1:05`."""
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
 def headline(metrics: Mapping[str, float]) -> str:

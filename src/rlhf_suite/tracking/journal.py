@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.tracking.console import Progress, show_line
@@ -15,6 +16,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Timeline
 from rlhf_suite.waits import waiting
 
+T = TypeVar("T")
 ROWS_PER_LINE = 50_000  # encoded rows between two console lines
 
 
@@ -79,6 +81,14 @@ class Journal:
         if hasattr(self, "progress"):
             self.progress.phase(name)
 
+    def counted(self, items: Iterable[T], total: int, what: str) -> Iterator[T]:
+        """Yield `total` items as they come, and show how many have come and how long the others may take."""
+        began = time.monotonic()
+        for done, item in enumerate(items, start=1):
+            if hasattr(self, "progress"):
+                self.progress.part(what, done, total, began)
+            yield item
+
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Write the metrics of a step with the seconds of every phase since the last call.
 
@@ -93,6 +103,7 @@ class Journal:
         if always or step % self.config.logging_steps == 0:
             self.logger.log(step, metrics | timings)
         if always:
+            self.logger.log_samples(step)
             self.progress.evaluated(step, metrics)
         else:
             self.progress.update(step, metrics)

@@ -21,7 +21,11 @@ from typing import Any, Protocol
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import load
 from rlhf_suite.disk import write_text, writing
+from rlhf_suite.foreign_text import printable
 from rlhf_suite.tracking.run_folder import RunFolder
+
+SAMPLES, SAMPLE_LIMIT = 32, 10_000  # of an evaluation in W&B and TensorBoard, and the characters of each text
+SAMPLE_COLUMNS = ("prompt", "response", "label", "reward")
 
 
 class Sink(Protocol):
@@ -32,21 +36,37 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+class Service(Sink, Protocol):
+    """A destination that also shows samples."""
+
+    def log_samples(self, step: int, rows: list[list[str]]) -> None:
+        """Show rows of SAMPLE_COLUMNS."""
+
+
 class MetricLogger:
     """All sinks of one run that continues after step `start`. What they hold of later steps is dropped."""
 
     def __init__(self, config: LoggerConfig, folder: RunFolder, start: int) -> None:
-        self._sinks: list[Sink] = [JsonLines(folder.metrics, start)]
+        self._folder = folder
+        self._services = list[Service]()
         if config.tensorboard_dir is not None:
             name = (config.wandb.run_name or folder.path.name).replace("/", "_")
-            self._sinks.append(TensorBoard(Path(config.tensorboard_dir) / (config.wandb.group or "") / name, start))
+            path = Path(config.tensorboard_dir) / (config.wandb.group or "") / name
+            self._services.append(TensorBoard(path, start, folder.config))
         if config.wandb.enable:
-            self._sinks.append(Wandb(config.wandb, folder))
+            self._services.append(Wandb(config.wandb, folder))
+        self._sinks: list[Sink] = [JsonLines(folder.metrics, start), *self._services]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step to every sink."""
         for sink in self._sinks:
             sink.log(step, metrics)
+
+    def log_samples(self, step: int) -> None:
+        """Show the first samples of the evaluation after a step, if it wrote any, to the services."""
+        if self._services and (rows := evaluated_samples(self._folder.evaluation(step))):
+            for service in self._services:
+                service.log_samples(step, rows)
 
     def close(self) -> None:
         """Close every sink."""
@@ -77,16 +97,22 @@ class JsonLines:
 
 
 class TensorBoard:
-    """TensorBoard event files below `path`. Events of steps after `start` are hidden."""
+    """TensorBoard event files below `path`, with the run's resolved configuration. Events of steps after `start` are
+    hidden."""
 
-    def __init__(self, path: Path, start: int) -> None:
+    def __init__(self, path: Path, start: int, config: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(path), purge_step=start + 1 if start > 0 else None)
+        self._writer.add_text("configuration", f"```yaml\n{config.read_text()}\n```", start)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+
+    def log_samples(self, step: int, rows: list[list[str]]) -> None:
+        lines = [list(SAMPLE_COLUMNS), ["---"] * len(SAMPLE_COLUMNS), *([*map(one_line, row)] for row in rows)]
+        self._writer.add_text("eval/samples", "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
 
     def close(self) -> None:
         self._writer.close()
@@ -120,8 +146,29 @@ class Wandb:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
+    def log_samples(self, step: int, rows: list[list[str]]) -> None:
+        import wandb
+
+        self._run.log({"step": step, "eval/samples": wandb.Table(columns=[*SAMPLE_COLUMNS], data=rows)})
+
     def close(self) -> None:
         self._run.finish()
+
+
+def evaluated_samples(path: Path) -> list[list[str]]:
+    """Return the first sample of the first prompts in the file of an evaluation; none if there is no such file."""
+    if not path.exists():
+        return []
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=[*SAMPLE_COLUMNS], filters=[("sample", "=", 0)])
+    rows = table.slice(0, SAMPLES).to_pylist()
+    return [[printable(str(row[name]), SAMPLE_LIMIT, keep_lines=True) for name in SAMPLE_COLUMNS] for row in rows]
+
+
+def one_line(text: str) -> str:
+    """Return a text as a cell of a table in Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -71,6 +71,10 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.path / "evaluations"
 
+    def evaluation(self, step: int) -> Path:
+        """Return the path of the samples of the evaluation after a step."""
+        return self.evaluations / f"step_{step:06d}.parquet"
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"

@@ -116,6 +116,11 @@ def shared_devices_match(run: PPORun) -> Iterator[Problem]:
             if "vllm" in members:
                 fix += ", and vllm.num_engines x vllm.tensor_parallel_size x vllm.pipeline_parallel_size"
             yield Problem(f"train.{name}", f"shared devices need equal numbers: {said}", fix)
+            continue
+        nodes = {member: each.num_nodes for member, each in ranked(run).items() if member in members}
+        if is_on and len(set(nodes.values())) > 1:
+            said = ", ".join(f"{member} {count}" for member, count in nodes.items())
+            yield Problem(f"train.{name}", f"shared devices need equal nodes: {said}", "make num_nodes equal")
 
 
 @rule
