@@ -146,7 +146,7 @@ AGENTS = [
     ),
     Mutation(
         "dynamic filtering counts ledgers",
-        "rl/rollout.py",
+        "rl/filtering.py",
         "episodes = group.episodes()",
         "episodes = group",
         FORKS,

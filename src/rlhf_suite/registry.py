@@ -199,13 +199,15 @@ reward_rule = Kind("reward_rule", "reward rule", RULES, ("row", "config"), CHECK
 step_aggregate = Kind("step_aggregate", "aggregate of step scores", ("algo.scores",), ("scores",))
 dataset = Kind("dataset", "built-in data set", ("data.builtin",), ("number",))
 row_format = Kind("row_format", "row format", (), ("row",))
+group_filter = Kind("group_filter", "filter of groups", (), ("group",))
+prompt_filter = Kind("prompt_filter", "filter of prompts", (), ("candidates", "generator"))
 tool_parser = Kind("tool_parser", "parser of tool calls", ("agents.parsing",), ("written", "tools"))
 
 KINDS = {
     each.name: each
     for each in (
         *(estimator, policy_loss, aggregation, preference_loss, reward_loss, divergence, kl_estimator, schedule),
-        *(reward_rule, step_aggregate, dataset, row_format, tool_parser),
+        *(reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, tool_parser),
     )
 }
 

@@ -16,7 +16,8 @@ from rlhf_suite.registry import estimator, policy_loss, preference_loss, reward_
 pytestmark = pytest.mark.stack
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "experiments" / "own_code" / "own.py"
+FOLDER = ROOT / "experiments" / "own_code"
+EXAMPLE = FOLDER / "own.py"
 PPO, DPO = "task=ppo demo=ppo", "task=dpo demo=dpo"
 
 
@@ -35,10 +36,12 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_every_function_of_the_example_is_accepted_where_its_page_says(checked, own):
-    page = EXAMPLE.read_text().split('"""')[1]
+@pytest.mark.parametrize(("file", "functions"), [("own.py", 6), ("async_fork.py", 8)])
+def test_every_function_of_the_examples_is_accepted_where_its_page_says(checked, own, file, functions):
+    shutil.copy(FOLDER / file, own.parent)
+    page = (FOLDER / file).read_text().split('"""')[1]
     lines = [line.strip().removeprefix("python run.py ") for line in page.splitlines() if "python run.py" in line]
-    assert len(lines) == 6
+    assert len(lines) == functions
     for line in lines:
         task = line.split()[0].removeprefix("task=")
         assert checked(f"{line} demo={task}").problems == []
@@ -61,6 +64,23 @@ def test_a_changed_file_is_a_change_of_the_run(checked, own, tmp_path):
     own.write_text(own.read_text() + "# another file\n")
     assert [change.key for change in changes(before, run)] == ["own_code"]
     assert fingerprint(run) != was
+
+
+@pytest.mark.parametrize("flag", ["algo.group_filter", "algo.prompt_filter"])
+def test_a_changed_filter_is_a_change_of_the_run(checked, tmp_path, flag):
+    file = tmp_path / "mine.py"
+    file.write_text("def of_group(group): ...\ndef of_prompt(candidates, generator): ...\n")
+    function = {"algo.group_filter": "of_group", "algo.prompt_filter": "of_prompt"}[flag]
+    run = checked(f"{PPO} {flag}={file}:{function}").runs[0]
+    save(run, tmp_path / "config.yaml")
+    before, was = load(tmp_path / "config.yaml"), fingerprint(run)
+    assert before.own_code[0].startswith(f"{file} sha256:")
+    file.write_text(file.read_text() + "# another file\n")
+    assert [change.key for change in changes(before, run)] == ["own_code"] and fingerprint(run) != was
+    (problem,) = checked(f"{PPO} {flag}={file}:gone").problems
+    assert problem.key == flag and "defines no gone" in problem.what
+    (problem,) = checked(f"{PPO} {flag}={file}:{({'of_group', 'of_prompt'} - {function}).pop()}").problems
+    assert problem.key == flag and "arguments, not" in problem.what
 
 
 def test_a_changed_reward_file_is_a_change_of_the_run(checked, own):

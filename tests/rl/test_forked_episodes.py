@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import load_model, load_tokenizer
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.objectives import PolicyObjective
 from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.sample_metrics import sample_metrics
@@ -176,8 +178,8 @@ def test_dynamic_filtering_counts_episodes(tmp_path):
     folder = RunFolder(tmp_path)
     order = BatchOrder(1, 1, 0)
     parts = (Shaper(RLRewardConfig(), lambda prompt: 10), Journal(LoggerConfig(progress=False), folder, "ppo"))
-    builder = RolloutBuilder(algo, RolloutConfig(batch_size=1), order, None, None, *parts)
-    assert builder.is_accepted(group)
+    builder = RolloutBuilder(Filters(algo, [], 0), RolloutConfig(batch_size=1), order, None, None, *parts)
+    assert builder.objection(group, Counter()) is None
 
 
 def test_penalties_are_those_of_episodes():

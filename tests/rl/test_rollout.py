@@ -16,6 +16,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
+from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, joined
@@ -174,7 +175,7 @@ def builder(tmp_path):
         journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
         answers = Answers(journal, waits)
         return RolloutBuilder(
-            config.algo,
+            Filters(config.algo, [], 0),
             config.rollout,
             BatchOrder(PROMPTS, 3, 0),
             answers,
@@ -279,8 +280,9 @@ def test_groups_are_kept_by_the_scores_of_the_samples_that_are_trained_on(builde
     one = builder()
     samples = [trajectory(sample=s, greedy=s == 2) for s in range(3)]
     group = replace(scored(samples, [0.0, 1.0, 1.0]), rewards=np.array([-3, 5, 5], np.float32))
-    assert one.is_accepted(group)
-    assert not one.is_accepted(replace(group, scores=np.array([1, 1, 0], np.float32)))
+    assert one.filters.objection(group) is None
+    objection = one.filters.objection(replace(group, scores=np.array([1, 1, 0], np.float32)))
+    assert objection is not None and objection.reason == "scores [1.0, 1.0]"
 
 
 def test_the_spread_inside_a_group_is_the_unbiased_deviation():

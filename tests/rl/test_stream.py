@@ -123,7 +123,7 @@ def streamed_run(world, folder, config) -> None:
 
     def make(config, plan, builder, steps, folder) -> Stream:
         builder.phase = builder.background
-        return Stream(builder, GroupOrder(builder.order, steps, config.algo.dynamic_filtering_enable), 0, 0, folder)
+        return Stream(builder, GroupOrder(builder.order, steps, config.algo.filters), 0, 0, folder)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "make_schedule", make)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_positive, is_set, is_true
+from rlhf_suite.config.flags import FIXED, flag, group, is_not, is_null, is_positive, is_set, is_true
 
 IS_LEVELS = ("off", "token", "seq", "geo")
 IS_MODES = ("mask", "clip")
 CORRECTED = is_not(".is_correction_level", "off", "token")
 FILTERED = is_true(".dynamic_filtering_enable")
+OWN = "<file.py>:<function>"
 IS_GATINGS = ("ratio", "binary_kl", "tv")
 
 
@@ -119,7 +120,21 @@ class AlgoConfig:
         10,
         "Rounds of sampling per step at most; after them the step trains on the groups that it has",
         ge=1,
-        when=FILTERED,
+        when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN),
+    )
+    group_filter: str | None = flag(
+        None,
+        "A function of your own, file.py:function, that says why a group is not trained on, or None for one that is; "
+        "others are sampled in place of those that are left out",
+        algorithms=registry.group_filter,
+        when=is_null("rollout.replay"),
+    )
+    prompt_filter: str | None = flag(
+        None,
+        "A function of your own, file.py:function, that says which prompts of a round are sampled, by what earlier "
+        "groups of each scored",
+        algorithms=registry.prompt_filter,
+        when=is_null("rollout.replay"),
     )
     mismatch_max: float | None = flag(
         None,
@@ -127,6 +142,11 @@ class AlgoConfig:
         "(1e-2 on GPUs), 0.1 in bf16",
         gt=0,
     )
+
+    @property
+    def filters(self) -> bool:
+        """Whether prompts or groups are left out, and a step samples until it has enough groups."""
+        return self.dynamic_filtering_enable or self.group_filter is not None or self.prompt_filter is not None
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_true
+from rlhf_suite.config.flags import FIXED, FREE, SHAPE, flag, is_null, is_set, is_true
 
 SAMPLED = is_null(".replay")  # in a task that has this flag
 
@@ -64,7 +64,12 @@ class RolloutConfig(SamplingConfig):
         None,
         "Prompts per round of sampling; null: rollout.batch_size",
         ge=1,
-        when=(is_true("algo.dynamic_filtering_enable"), SAMPLED),
+        when=(
+            is_true("algo.dynamic_filtering_enable")
+            | is_set("algo.group_filter", "<file.py>:<function>")
+            | is_set("algo.prompt_filter", "<file.py>:<function>"),
+            SAMPLED,
+        ),
     )
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
     token_entropy: bool = flag(

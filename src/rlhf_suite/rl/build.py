@@ -22,6 +22,7 @@ from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.filtering import Filters
 from rlhf_suite.rl.mismatch import mismatch_limit
 from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.pipeline import Pipeline, total_steps
@@ -130,7 +131,8 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     )
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)
     parts = (order, sampler, scorer, shaper, journal, prompts.train_sources)
-    builder = RolloutBuilder(config.algo, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
+    filters = Filters(config.algo, prompts.train, config.train.seed)
+    builder = RolloutBuilder(filters, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
     return Sampling(
         make_schedule(config, plan, builder, steps, folder.rollouts),
         connected_weight_sync(config, plan, policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
@@ -171,7 +173,7 @@ def make_schedule(config: PPORun, plan: Plan, builder: RolloutBuilder, steps: in
         return Synchronous(builder)
     if not config.train.partial_rollout_enable:
         return Ahead(builder, plan.rollouts_ahead, steps)
-    order = GroupOrder(builder.order, steps, config.algo.dynamic_filtering_enable)
+    order = GroupOrder(builder.order, steps, config.algo.filters)
     pauses = not config.train.async_enable
     return Stream(builder, order, plan.rollouts_ahead, config.train.async_run_ahead, folder, pauses)
 

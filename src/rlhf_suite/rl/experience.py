@@ -45,7 +45,7 @@ class ExperienceMaker:
             or bool(frozen)
             or steps_per_rollout > 1
             or algo.advantage.is_correction_level != "off"
-            or algo.dynamic_filtering_enable  # groups may wait for their step, and grow old
+            or algo.filters  # groups may wait for their step, and grow old
             or critic_warm_up > 0  # the policy does not train at every step
         )
 

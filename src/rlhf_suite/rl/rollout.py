@@ -1,10 +1,10 @@
-"""The samples of a step: sample, score, and with dynamic filtering go on until enough groups are worth training on."""
+"""The samples of a step: sample, score, and with filters go on until enough groups are worth training on."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlhf_suite.algo.scores import teaches
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError
+from rlhf_suite.rl.filtering import LEFT_OUT, Filters, History, Objection
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories, has_samples, joined, read_samples, write_samples
 from rlhf_suite.rl.sampling import Sampler
@@ -31,18 +31,19 @@ EQUAL_STEPS = 3  # in a row, after which the user is told
 
 @dataclass
 class BuilderState:
-    """What dynamic filtering carries from one step to the next."""
+    """What filters carry from one step to the next."""
 
     rounds: int = 0  # of sampling, over the whole run
     waiting: list[ScoredTrajectories] = field(default_factory=list)  # accepted groups that no step has taken yet
+    history: History = field(default_factory=History)  # of the groups so far, for a filter of prompts
 
     def copy(self) -> BuilderState:
         """Return a state that does not change with this one."""
-        return BuilderState(self.rounds, [*self.waiting])
+        return BuilderState(self.rounds, [*self.waiting], self.history.copy())
 
     def save(self, folder: Path) -> None:
         """Write the state into the folder of a checkpoint."""
-        (folder / "rounds.json").write_text(json.dumps(self.rounds))
+        (folder / "rounds.json").write_text(json.dumps({"rounds": self.rounds, "history": self.history.rows()}))
         if self.waiting:
             write_samples(folder, joined(self.waiting))
 
@@ -50,20 +51,21 @@ class BuilderState:
     def load(cls, folder: Path) -> BuilderState:
         """Read what `save` wrote."""
         waiting = read_samples(folder).by_group() if has_samples(folder) else []
-        return cls(json.loads((folder / "rounds.json").read_text()), waiting)
+        saved = json.loads((folder / "rounds.json").read_text())
+        return cls(saved["rounds"], waiting, History.of(saved["history"]))
 
 
 class RolloutBuilder:
     """Turns prompts into the shaped samples of a step.
 
-    With `algo.dynamic_filtering_enable` a round samples the next `rollout.vllm_generate_batch_size` prompts; groups in
-    which all answers are right, or all wrong, are left out. Accepted groups beyond what the step needs stay for the
-    next steps, oldest first: none is dropped. They and the number of rounds are `state`.
+    With filters (`filtering.py`) a round samples the next `rollout.vllm_generate_batch_size` prompts, or those of them
+    that the filter of prompts takes; groups that a filter objects to are left out. Accepted groups beyond what the step
+    needs stay for the next steps, oldest first: none is dropped. They and the number of rounds are `state`.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - one part of the story each
         self,
-        algo: AlgoConfig,
+        filters: Filters,
         config: RolloutConfig,
         order: BatchOrder,
         sampler: Sampler,
@@ -75,8 +77,8 @@ class RolloutBuilder:
         in_background: bool = False,
     ) -> None:
         self.sources = sources  # the source of each prompt; empty if there is only one
-        self.equal_rewards = EqualRewards(algo, journal.warn)
-        self.algo, self.config, self.order = algo, config, order
+        self.filters, self.algo, self.config, self.order = filters, filters.algo, config, order
+        self.equal_rewards = EqualRewards(self.algo, journal.warn)
         self.phase = journal.background if in_background else journal.phase
         self.background, self.counted, self.in_background = journal.background, journal.counted, in_background
         self.wait = journal.phase  # of the driver, for rollouts that are made in the background
@@ -87,7 +89,7 @@ class RolloutBuilder:
 
     def build(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the samples of a step (0-based), whole groups."""
-        if self.algo.dynamic_filtering_enable:
+        if self.algo.filters:
             scored, metrics = self.filtered()
         else:
             scored, metrics = self.sample(self.order.indices(step), step)
@@ -142,9 +144,11 @@ class RolloutBuilder:
         while len(state.waiting) < wanted and rounds < algo.dynamic_filtering_max_rounds:
             if rounds:
                 self.sampler.wake()
-            scored, found = self.sample(self.rounds_order.indices(state.rounds), state.rounds)
+            candidates = self.rounds_order.indices(state.rounds)
+            chosen = [candidates[place] for place in self.chosen(candidates, state.rounds, counts)]
+            scored, found = self.sample(chosen, state.rounds)
             fresh = scored.by_group()
-            kept = [group for group in fresh if self.is_accepted(group)]
+            kept = [group for group in fresh if self.objection(group, counts) is None]
             state.waiting += kept
             counts.update(found)
             sampled, accepted = sampled + len(fresh), accepted + len(kept)
@@ -152,23 +156,42 @@ class RolloutBuilder:
         if rounds == 0:
             self.sampler.sleep()
         if not state.waiting:
-            raise RunError(
-                f"{rounds} rounds of {self.rounds_order.batch_size} prompts gave no group with a mean score inside "
-                f"algo.dynamic_filtering_range={algo.dynamic_filtering_range} and scores that differ: the prompts are "
-                "too hard or too easy. Widen the range, raise rollout.n_samples_per_prompt, or take other prompts"
-            )
+            raise RunError(nothing_left(algo, rounds, self.rounds_order.batch_size, counts))
         taken, state.waiting = state.waiting[:wanted], state.waiting[wanted:]
         metrics = {"rollout/filter_rounds": float(rounds), "rollout/waiting_groups": float(len(state.waiting))}
         if sampled:
             metrics["rollout/filter_pass_rate"] = accepted / sampled
         return joined(taken), dict(counts) | metrics
 
-    def is_accepted(self, group: ScoredTrajectories) -> bool:
-        """Return whether a group is trained on, by the scores of its samples that would be."""
-        episodes = group.episodes()
-        scores = [float(s) for s, t in zip(episodes.scores, episodes.trajectories, strict=True) if not t.greedy]
-        low, high = self.algo.dynamic_filtering_range
-        return teaches(scores, low, high, self.algo.dynamic_filtering_min_std)
+    def chosen(self, indices: Sequence[int], number: int, counts: Counter[str]) -> list[int]:
+        """Return the places of the candidates that are sampled, of the prompts `indices` of the round `number`, and
+        count the others."""
+        places = self.filters.chosen(indices, self.state.history, number)
+        if self.algo.prompt_filter is not None:
+            counts["rollout/prompts_not_chosen"] += len(indices) - len(places)
+        return places
+
+    def objection(self, group: ScoredTrajectories, counts: Counter[str]) -> Objection | None:
+        """Return why a group is not trained on, None for one that is; count it, and take note of its scores."""
+        self.filters.observe(group, self.state.history)
+        found = self.filters.objection(group)
+        if found is not None and found.metric is not None:
+            counts[found.metric] += 1
+        return found
+
+
+def nothing_left(algo: AlgoConfig, rounds: int, size: int, counts: Mapping[str, float]) -> str:
+    """Return why a step has no group to train on."""
+    what = f"{rounds} rounds of {size} prompts gave no group"
+    if algo.group_filter is None:
+        return (
+            f"{what} with a mean score inside algo.dynamic_filtering_range={algo.dynamic_filtering_range} and scores "
+            "that differ: the prompts are too hard or too easy. Widen the range, raise rollout.n_samples_per_prompt, "
+            "or take other prompts"
+        )
+    reasons = [f"{name.removeprefix(LEFT_OUT)}: {n:g}" for name, n in counts.items() if name.startswith(LEFT_OUT)]
+    listed = ", ".join(reasons) or "dynamic filtering left out all of them"
+    return f"{what} that algo.group_filter={algo.group_filter} accepts ({listed}). Change it, or take other prompts"
 
 
 def is_of_rewards(name: str) -> bool:

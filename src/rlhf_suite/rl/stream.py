@@ -13,7 +13,7 @@ A weight sync falls between two steps of the engines: unfinished responses go on
 has its version. Where engines and models share their devices, the engines pause as soon as a batch can be selected, and
 unfinished responses are continued from their tokens after the sync: all else is the same.
 
-No group is dropped but those that dynamic filtering or a failed reward rejects, and `rejected.jsonl` in the folder of
+No group is dropped but those that a filter or a failed reward rejects, and `rejected.jsonl` in the folder of
 rollouts has those. Selection always finds a batch: the groups due by d that are left never exceed what the steps up to
 d take, since what begins at version t + 1 is due at t + 1 + S, and by then all outstanding groups fit (D <= S).
 """
@@ -35,6 +35,7 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import EpisodeRows, Trajectory
 from rlhf_suite.disk import write_text
 from rlhf_suite.errors import RunError
+from rlhf_suite.rl.filtering import History
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
 from rlhf_suite.rl.schedules import CLOSING_S, Rollout
@@ -78,7 +79,7 @@ class GroupOrder:
 
     order: BatchOrder
     total_steps: int
-    whole_batches: bool  # with dynamic filtering: the last step of an epoch is not short
+    whole_batches: bool  # with filters: the last step of an epoch is not short
 
     def prompt(self, index: int) -> tuple[int, int]:
         """Return (index of the prompt, stream of random numbers) of the group `index`."""
@@ -113,7 +114,10 @@ class Stream:
         self.rejected_file = folder / REJECTED
         self.changed = threading.Condition()
         self.step = 0  # the step that is trained now, and the version of the weights
-        self.next = self.rejected = 0  # groups that began; of them those that were rejected
+        self.next = 0  # groups that began, and those whose prompts the filter of prompts did not choose
+        self.rejected = self.skipped = 0  # of them those that were rejected, and those that did not begin
+        self.round_end = 0  # behind the candidates that the filter of prompts has seen
+        self.chosen: set[int] = set()  # of the last round of candidates
         self.begun: dict[int, int] = {}  # index -> version, of groups that are neither trained nor rejected
         self.unscored: list[list[Trajectory]] = []
         self.finished: dict[int, ScoredTrajectories] = {}  # in the order in which they ended
@@ -143,9 +147,26 @@ class Stream:
 
     def dispatch(self) -> None:
         """Begin groups as far as admission allows."""
-        while self.next - self.rejected < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed:
-            self.next += 1
-            self.start(self.next - 1)
+        while self.outstanding < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed:
+            index, self.next = self.next, self.next + 1
+            if self.is_chosen(index):
+                self.start(index)
+            else:
+                self.skipped += 1
+
+    @property
+    def outstanding(self) -> int:
+        """The groups that are trained, or will be unless they are rejected."""
+        return self.next - self.rejected - self.skipped
+
+    def is_chosen(self, index: int) -> bool:
+        """Return whether the filter of prompts takes a group; it is asked for a whole round of candidates at once."""
+        if index >= self.round_end:
+            size = self.builder.rounds_order.batch_size
+            candidates = [self.order.prompt(index + place)[0] for place in range(size)]
+            places = self.builder.chosen(candidates, index // size, self.counts)
+            self.round_end, self.chosen = index + size, {index + place for place in places}
+        return index in self.chosen
 
     def measure(self) -> None:
         """Keep the record of whether the engines work."""
@@ -200,7 +221,6 @@ class Stream:
     ) -> None:
         """Keep the groups that are trained on, and reject the others."""
         by_index = {group.trajectories[0].group: group for group in scored.by_group()}
-        filtered = self.builder.algo.dynamic_filtering_enable
         with self.changed:
             self.counts.update(counts)
             for index, trajectories in groups.items():
@@ -208,8 +228,8 @@ class Stream:
                     assert (np.diff(trajectory.version[trajectory.model_mask]) >= 0).all(), "versions fall in a ledger"
                 if index not in by_index:
                     self.reject(index, "the reward failed")
-                elif filtered and not self.builder.is_accepted(by_index[index]):
-                    self.reject(index, f"scores {by_index[index].scores.tolist()}")
+                elif (objection := self.builder.objection(by_index[index], self.counts)) is not None:
+                    self.reject(index, objection.reason)
                 else:
                     self.finished[index] = by_index[index]
             self.dispatch()
@@ -242,7 +262,7 @@ class Stream:
             for index in chosen:
                 del self.begun[index]
             trained = self.order.before(step + 1)
-            assert self.next == trained + self.rejected + len(self.begun), "a group was lost, or trained on twice"
+            assert self.outstanding == trained + len(self.begun), "a group was lost, or trained on twice"
             counts, self.counts = self.counts, Counter()
             rejected, self.rejected_since = self.rejected_since, 0
         for trajectory in (t for group in groups for t in group.trajectories):
@@ -265,7 +285,7 @@ class Stream:
         if self.rejected_since > algo.dynamic_filtering_max_rounds * size:
             raise RunError(
                 f"{self.rejected_since} groups were rejected since the last step, too many for a batch (the reasons "
-                f"are in {self.rejected_file}). Widen algo.dynamic_filtering_range, raise "
+                f"are in {self.rejected_file}). Widen algo.dynamic_filtering_range or change algo.group_filter, raise "
                 "rollout.n_samples_per_prompt, or take other prompts"
             )
 
@@ -291,7 +311,16 @@ class Stream:
         """Write the finished groups that are not trained on yet, and the indices of those that are running."""
         with self.changed:
             begun, finished = dict(self.begun), dict(self.finished)
-            state = {"next": self.next, "rejected": self.rejected, "begun": [*begun.items()], "finished": [*finished]}
+            state = {
+                "next": self.next,
+                "rejected": self.rejected,
+                "begun": [*begun.items()],
+                "finished": [*finished],
+                "skipped": self.skipped,
+                "round_end": self.round_end,
+                "chosen": sorted(self.chosen),
+                "history": self.builder.state.history.rows(),
+            }
         if finished:
             write_samples(folder, joined([*finished.values()]))
         (folder / "stream.json").write_text(json.dumps(state))
@@ -299,5 +328,7 @@ class Stream:
     def load(self, folder: Path) -> None:
         state = json.loads((folder / "stream.json").read_text())
         self.next, self.rejected, self.begun = state["next"], state["rejected"], dict(state["begun"])
+        self.skipped, self.round_end, self.chosen = state["skipped"], state["round_end"], {*state["chosen"]}
+        self.builder.state.history = History.of(state["history"])
         if state["finished"]:
             self.finished = dict(zip(state["finished"], read_samples(folder).by_group(), strict=True))

@@ -1,0 +1,139 @@
+"""Which prompts are sampled and which groups are trained on: dynamic filtering, and filters of the user's own.
+
+A round of sampling takes the next prompts as candidates. `algo.prompt_filter` says which of them are sampled, by what
+earlier groups of each scored; `algo.group_filter` and dynamic filtering say which groups are trained on. Others are
+sampled in place of those that are left out. A filter keeps nothing itself: what it knows is handed to it, and the
+record of scores is in checkpoints, so a continued run filters as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlhf_suite.algo.scores import teaches
+from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.errors import UserError
+from rlhf_suite.registry import group_filter, prompt_filter
+from rlhf_suite.rl.samples import ScoredTrajectories
+
+PROMPTS = 2  # a stream of random numbers beside those of training and evaluation
+LEFT_OUT = "rollout/left_out/"  # metrics that count groups by the reason of the user's filter
+Scores = list[float]  # of the samples of a group
+
+
+@dataclass
+class History:
+    """The scores of each group that was sampled, by the number of its prompt, the oldest group first."""
+
+    scores: dict[int, list[Scores]] = field(default_factory=dict)
+
+    def add(self, prompt: int, scores: Scores) -> None:
+        self.scores.setdefault(prompt, []).append(scores)
+
+    def copy(self) -> History:
+        """Return a history that does not change with this one."""
+        return History({prompt: [*groups] for prompt, groups in self.scores.items()})
+
+    def rows(self) -> list[tuple[int, list[Scores]]]:
+        """Return the history as JSON has it."""
+        return [*self.scores.items()]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, list[Scores]]]) -> History:
+        """Return the history that `rows` wrote."""
+        return cls({prompt: groups for prompt, groups in rows})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A prompt that may be sampled, and the scores of the samples of each earlier group of it, the oldest first."""
+
+    prompt: Prompt
+    history: Sequence[Sequence[float]]
+
+
+class Filters:
+    """The filters of a run. `prompts` are those that it samples from."""
+
+    def __init__(self, algo: AlgoConfig, prompts: Sequence[Prompt], seed: int) -> None:
+        self.algo, self.prompts, self.seed = algo, prompts, seed
+        self.of_groups = None if algo.group_filter is None else group_filter.load(algo.group_filter)
+        self.of_prompts = None if algo.prompt_filter is None else prompt_filter.load(algo.prompt_filter)
+
+    def chosen(self, indices: Sequence[int], history: History, number: int) -> list[int]:
+        """Return the places of the candidates that are sampled, of the prompts `indices` of the round `number`.
+
+        Raises:
+            UserError: the user's function raised an error, or did not return places of candidates.
+        """
+        if self.of_prompts is None:
+            return [*range(len(indices))]
+        candidates = [Candidate(self.prompts[index], history.scores.get(index, [])) for index in indices]
+        generator = np.random.Generator(np.random.PCG64([self.seed, PROMPTS, number]))
+        flag = f"algo.prompt_filter={self.algo.prompt_filter}"
+        found = called(flag, self.of_prompts, candidates, generator)
+        try:
+            places = sorted({int(place) for place in found})
+        except (TypeError, ValueError):
+            places = []
+        if not places or places[0] < 0 or places[-1] >= len(indices):
+            raise UserError(f"{flag} returned {found!r}; return places of one or more of the {len(indices)} candidates")
+        return places
+
+    def observe(self, group: ScoredTrajectories, history: History) -> None:
+        """Take note of the scores of a group, if the filter of prompts reads them."""
+        if self.of_prompts is not None:
+            history.add(group.trajectories[0].prompt, scores_of(sampled(group)))
+
+    def objection(self, group: ScoredTrajectories) -> Objection | None:
+        """Return why a group is not trained on, by the samples of it that would be; None for one that is.
+
+        Raises:
+            UserError: the user's function raised an error, or returned neither a reason nor None.
+        """
+        trained = sampled(group)
+        scores = scores_of(trained)
+        if self.algo.dynamic_filtering_enable:
+            low, high = self.algo.dynamic_filtering_range
+            if not teaches(scores, low, high, self.algo.dynamic_filtering_min_std):
+                return Objection(f"scores {scores}")
+        if self.of_groups is None:
+            return None
+        flag = f"algo.group_filter={self.algo.group_filter}"
+        reason = called(flag, self.of_groups, trained)
+        if reason is None:
+            return None
+        if not isinstance(reason, str) or not reason.strip():
+            raise UserError(f"{flag} returned {reason!r}; return a reason in a few words, or None to keep the group")
+        return Objection(reason, f"{LEFT_OUT}{'_'.join(reason.split())}")
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a group is not trained on, and the metric that counts such groups; none for dynamic filtering."""
+
+    reason: str
+    metric: str | None = None
+
+
+def sampled(group: ScoredTrajectories) -> ScoredTrajectories:
+    """Return one row for each episode of a group, without the greedy response."""
+    episodes = group.episodes()
+    return episodes.take([place for place, t in enumerate(episodes.trajectories) if not t.greedy])
+
+
+def scores_of(group: ScoredTrajectories) -> Scores:
+    return [float(score) for score in group.scores]
+
+
+def called(flag: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a user's function says; an error in it names the flag."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise UserError(f"{flag} raised {type(error).__name__}: {error}") from error
