@@ -47,6 +47,19 @@ def test_a_tokenizers_chat_template_is_used_where_there_is_one(tokenizer):
     assert tokenizer.decode(ids) == "User: one\nAssistant: "
 
 
+def test_the_last_message_asks_for_a_reward_and_what_is_saved_does_not(tokenizer):
+    """As in a row of training: the reward is in the last user message alone."""
+    config = ChatTextConfig(apply_chat_template=False, target_reward=4.0, reward_template="{prompt} [{reward:.1f}]")
+    talk = with_turns(tokenizer, config=config)
+    ids, _ = talk.add_message("three")
+    text = "Be brief.\nUser: one\nAssistant: 1\nUser: two\nAssistant: 2\nUser: three [4.0]\nAssistant: "
+    assert tokenizer.decode(ids) == text and talk.turns[-1]["content"] == "three"
+    templated = with_turns(tokenizer, config=ChatTextConfig(target_reward=4.0))
+    ids, _ = templated.add_message("three")
+    asked = [*templated.messages[:-1], {"role": "user", "content": "three <rm_score>: 4.00 "}]
+    assert ids == tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+
+
 @pytest.mark.parametrize(("spared", "dropped"), [(0, 0), (1, 1), (len("User: one\nAssistant: 1\n") + 1, 2)])
 def test_the_oldest_turns_are_dropped_to_make_room_but_never_the_system_message(tokenizer, spared, dropped):
     whole = len(with_turns(tokenizer).add_message("three")[0])

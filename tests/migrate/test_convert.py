@@ -78,6 +78,8 @@ def test_an_rl_command_with_its_own_defaults():
         ("openrlhf.cli.train_kto --pretrain m --beta 0.2", "algo.beta=0.2"),
         ("openrlhf.cli.interactive_chat --pretrain m --greedy_sampling", "chat.temperature=0"),
         ("openrlhf.cli.interactive_chat --pretrain m", "chat.temperature=0.2"),
+        ("openrlhf.cli.interactive_chat --pretrain m", "chat.repetition_penalty=1.2"),
+        ("openrlhf.cli.interactive_chat --pretrain m --repetition_penalty 1.1", "chat.repetition_penalty=1.1"),
         ("openrlhf.cli.batch_inference --eval_task rm --pretrain m --dataset d", "reward.model_name_or_path=m"),
         ("openrlhf.cli.batch_inference --eval_task generate --pretrain m --dataset d", "data.prompt_dataset=d"),
         ("openrlhf.cli.lora_combiner --model_path m --lora_path a --output_path o --is_rm", "ckpt.output_dir=o"),
@@ -101,6 +103,65 @@ def test_clips_and_centred_rewards_of_the_fork():
     assert not any(word.startswith("critic.") for word in words)
     words, _, lost = words_of(f"{RL} --reward_pretrain r --normalize_mean")
     assert {"reward.normalize_enable=true", "reward.normalize_mean_only=true"} <= words and lost == []
+
+
+FORK = """
+advantage_estimator dpg_beta use_filter_sample use_adv_mask_before use_adv_mask_after use_adv_mask_skip use_loss_mask
+use_cispo use_dual_policy_loss remove_advantage_whiten advantage_clip_low_high drop_samples sample_strategy
+use_positive_gamma use_adv_shaping entropy_shape_alpha entropy_shape_kappa use_reward_smooth use_length_acc_balance
+use_exp_norm_by_length use_exp_before_queue use_mopps use_outlier_mask reward_key ref_pretrain use_prefetch
+use_critic_prefetch use_env_mask use_acc_filter use_length_filter use_eval_filter reuse_offline dump_data global_shuffle
+sft_loss_coef eps_clip_high value_clip_high normalize_mean use_global_token_level_loss use_seq_balancing use_dynamic_bz
+"""
+NONE_HERE = ("use_filter_sample", "remove_advantage_whiten", "sft_loss_coef", "eps_clip_high")
+
+
+@pytest.mark.parametrize("flag", FORK.split())
+def test_every_flag_of_the_asynchronous_fork_ends_somewhere(flag):
+    given = {"advantage_clip_low_high": "1 2", "reward_key": "answer", "advantage_estimator": "dpg"}.get(flag, "1")
+    _, remarks, lost = words_of(f"{RL} --{flag} {given}")
+    known, _, _ = words_of(RL)
+    assert (not any("no counterpart is known" in text for text in lost)) and bool(lost) == (flag in NONE_HERE)
+    assert lost or remarks or words_of(f"{RL} --{flag} {given}")[0] != known
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--advantage_estimator dpg", "algo.advantage.estimator=FILE:dpg"),
+        ("--advantage_estimator reinforce_baseline_nomean", "algo.advantage.estimator=FILE:no_mean"),
+        ("--advantage_estimator reinforce_global", "algo.advantage.estimator=flash_reinforce"),
+        ("--use_positive_gamma --advantage_estimator reinforce --gamma 0.9", "algo.advantage.gamma=0.9"),
+        ("--advantage_estimator reinforce --use_positive_gamma", "algo.advantage.estimator=FILE:positive_gamma"),
+        ("--use_exp_norm_by_length", "algo.advantage.estimator=FILE:whitened_by_length"),
+        ("--use_adv_shaping --advantage_estimator group_norm", "algo.advantage.estimator=FILE:entropy_shaped"),
+        ("--use_outlier_mask", "algo.group_filter=FILE:outliers"),
+        ("--use_length_filter", "algo.group_filter=FILE:too_long"),
+        ("--use_mopps", "algo.prompt_filter=FILE:mopps"),
+    ],
+)
+def test_estimators_and_filters_of_the_fork_are_functions_in_a_file(flags, expected):
+    words, _, lost = words_of(f"{RL} {flags}")
+    assert expected.replace("FILE", "experiments/own_code/async_fork.py") in words and lost == []
+
+
+def test_there_is_one_filter_of_groups():
+    _, _, lost = words_of(f"{RL} --use_outlier_mask --use_length_filter")
+    assert len(lost) == 1 and "write one that calls both" in lost[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "template"),
+    [
+        ("--enable_csft", "5.00", "{prompt} <rm_score>: {reward:.2f} "),
+        ("--enable_csft --csft_prompt '<rm_score>: 3.5 '", "3.5", "{prompt} <rm_score>: {reward:.1f} "),
+        ("--csft_prompt 'quality 7!'", "7", "{prompt} quality {reward:.0f}! "),
+    ],
+)
+def test_the_prompt_of_conditional_sft_is_a_target_in_a_template(flags, target, template):
+    words, _, lost = words_of(f"python -m openrlhf.cli.interactive_chat --pretrain m {flags}")
+    assert f"data.target_reward={target}" in words and lost == []
+    assert any(word.startswith("data.reward_template=") and template in word for word in words)
 
 
 def test_old_rollouts_are_corrected_for_and_engines_have_their_own_devices():

@@ -120,6 +120,23 @@ def test_conditional_sft_asks_the_trained_model_for_the_highest_reward_it_has_se
     assert [row["score"] for row in rows_of(tmp_path / "iter_0/rows.jsonl")] == [0.75, 0.25]
 
 
+def test_rewards_of_conditional_sft_may_be_standardised_over_all_answers_of_the_iteration(tmp_path):
+    """Of 3, 1, 0 and 0 the mean is 1 and the unbiased deviation the root of 2."""
+    config = ConditionalSFTRun(
+        **SECTIONS,
+        eval=LoopEvalConfig(dataset="builtin:reverse_eval"),
+        loop=ConditionalLoopConfig(1, standardize_enable=True),
+    )
+    done(tmp_path / "evaluate_0", evaluate_run(config, "org/first"), answers=[[0.0]])
+    done(tmp_path / "iter_0/generate", generate_run(config, "org/first", 0, Share(0, 2048)), [[3.0, 1.0], [0.0, 0.0]])
+    tuned = sft_run(config, "org/first", tmp_path / "iter_0/rows.jsonl", str(tmp_path / "model"))
+    done(tmp_path / "iter_0/sft", tuned)
+    written = [2 / 2**0.5, 0, -1 / 2**0.5, -1 / 2**0.5]
+    done(tmp_path / "evaluate_1", evaluate_run(config, str(tmp_path / "model"), written[0]), answers=[[0.0]])
+    assert conditional_sft.run(config, tmp_path)["loop/rows"] == 4, "the evaluation asks for the highest of them"
+    assert [row["score"] for row in rows_of(tmp_path / "iter_0/rows.jsonl")] == pytest.approx(written)
+
+
 def test_a_reward_model_scores_in_a_stage_of_its_own(tmp_path):
     sections = SECTIONS | {"reward": RewardConfig(model_name_or_path="org/rm"), "data": replace(DATA, max_len=20_000)}
     config = RejectionSamplingRun(

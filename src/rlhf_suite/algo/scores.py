@@ -23,6 +23,13 @@ def normalize_scores(scores: Tensor, mean: float, std: float) -> Tensor:
     return (scores - mean) / max(std, 1e-8)
 
 
+def standardized(scores: Sequence[float]) -> list[float]:
+    """(score - mean) / deviation over all of them, with the unbiased deviation; scores that agree are all 0."""
+    mean = math.fsum(scores) / len(scores)
+    variance = math.fsum((score - mean) ** 2 for score in scores) / max(len(scores) - 1, 1)
+    return [(score - mean) / max(math.sqrt(variance), ROUNDING) for score in scores]
+
+
 def clip_scores(scores: Tensor, clip_range: Sequence[float]) -> Tensor:
     """Clamp to `reward.clip_range` [low, high].
 

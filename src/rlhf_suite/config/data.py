@@ -188,12 +188,17 @@ class RewardTextConfig:
 
 
 @dataclass
-class GenerateDataConfig(RowRangeConfig, RewardTextConfig):
-    """Prompts to answer, as they are or with a reward to aim at"""
+class TargetRewardConfig(RewardTextConfig):
+    """Prompts that ask for a reward"""
 
     target_reward: float | None = flag(
         None, "Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"
     )
+
+
+@dataclass
+class GenerateDataConfig(RowRangeConfig, TargetRewardConfig):
+    """Prompts to answer, as they are or with a reward to aim at"""
 
 
 @dataclass

@@ -41,6 +41,11 @@ class ConditionalLoopConfig(LoopConfig):
     target_reward: float | None = flag(
         None, "Reward that the trained model is asked for; null: the highest of the answers it was trained on"
     )
+    standardize_enable: bool = flag(
+        False,
+        "Write rewards as (reward - mean) / deviation over all answers of the iteration; loop.target_reward is then in "
+        "these units too",
+    )
 
 
 @dataclass

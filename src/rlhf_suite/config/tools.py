@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.config.data import RenderConfig, TargetRewardConfig
 from rlhf_suite.config.flags import flag, is_false, is_positive
 from rlhf_suite.config.reward import NormalizationConfig
 
@@ -12,7 +12,7 @@ SAMPLED = is_positive(".temperature", "1")
 
 
 @dataclass
-class ChatTextConfig(RenderConfig):
+class ChatTextConfig(RenderConfig, TargetRewardConfig):
     """How turns become text"""
 
     apply_chat_template: bool = flag(True, "Render the conversation with the tokenizer's chat template, if it has one")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.config.tools import ChatTextConfig
 from rlhf_suite.data.messages import Message
-from rlhf_suite.data.render import begin_ids, fill, tokens
+from rlhf_suite.data.render import RewardText, begin_ids, fill, tokens
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.template import ChatTemplate
 
@@ -27,6 +27,7 @@ class Conversation:
         self.is_templated = config.apply_chat_template and tokenizer.chat_template is not None
         self.begin = [] if self.is_templated else begin_ids(tokenizer)
         self.template = ChatTemplate(tokenizer, config)
+        self.rewards = RewardText(config.reward_template)
         self.system: str | None = None
         self.turns: list[Message] = []
 
@@ -89,14 +90,19 @@ class Conversation:
         return tokens(self.tokenizer, self._text(turns), self.begin)
 
     def _text(self, turns: list[Message]) -> str:
-        """Return the prompt for a response to the last of `turns`.
+        """Return the prompt for a response to the last of `turns`, which asks for data.target_reward as the rows did
+        that the model was trained on.
 
         Without a chat template each part has a line of its own: the system message, and each question in its template
         with its response after it.
         """
         if self.is_templated:
-            return self.template.text(self._with_system(turns), Row({}, HERE, 1), generation_prompt=True)
-        questions = [fill(self.config.input_template, str(turn["content"])) for turn in turns[::2]]
+            row = Row({}, HERE, 1)
+            messages = self.rewards.messages(self._with_system(turns), self.config.target_reward, row)
+            return self.template.text(messages, row, generation_prompt=True)
+        *earlier, last = [str(turn["content"]) for turn in turns[::2]]
+        asked = [*earlier, self.rewards.prompt(last, self.config.target_reward)]
+        questions = [fill(self.config.input_template, text) for text in asked]
         responses = [*(str(turn["content"]) for turn in turns[1::2]), ""]
         lines = [question + response for question, response in zip(questions, responses, strict=True)]
         return "\n".join([self.system, *lines] if self.system else lines)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 
 from rlhf_suite.migrate.command import Migrated, Old
+from rlhf_suite.migrate.fork import SWITCHES
 
+WITH_GAMMA = ("gae", "reinforce", SWITCHES["use_positive_gamma"])
 GPUS_OF_A_NODE = "8"  # OpenRLHF's default for each model of its RL command
 
 
@@ -93,7 +95,12 @@ DEFAULTS = {
     "train_kto": (("algo.beta", "0.01"),),
     "train_kd": (("data.output_key", "output"),),
     "serve_rm": (("serve.max_len", "2048"),),
-    "interactive_chat": (("chat.temperature", "0.2"), ("chat.top_p", "0.9"), ("chat.max_len", "4096")),
+    "interactive_chat": (
+        ("chat.temperature", "0.2"),
+        ("chat.top_p", "0.9"),
+        ("chat.max_len", "4096"),
+        ("chat.repetition_penalty", "1.2"),
+    ),
 }
 # Why flags are left out, the flags (or how their names begin), and when.
 IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
@@ -101,7 +108,7 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
     (
         "OpenRLHF ignores it with this estimator",
         ("algo.advantage.gamma", "algo.advantage.lambd"),
-        lambda new: new.task == "ppo" and estimator(new) not in ("gae", "reinforce"),
+        lambda new: new.task == "ppo" and estimator(new) not in WITH_GAMMA,
     ),
     (
         "it has no effect with this estimator",

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from rlhf_suite.config.names import flags_of, renamed
+from rlhf_suite.migrate import fork
 from rlhf_suite.migrate.combinations import COMBINATIONS
 from rlhf_suite.migrate.command import Migrated, Old, joined
 from rlhf_suite.migrate.handlers import HANDLERS
@@ -71,7 +72,7 @@ def task_of(entry: str, flags: Mapping[str, Sequence[str]]) -> str:
 def convert(new: Migrated, old: Old, name: str, values: Sequence[str]) -> None:
     """Convert one flag."""
     known = flags_of(old.task)
-    handler = HANDLERS.get(name)
+    handler = HANDLERS.get(name) or fork.HANDLERS.get(name)
     if handler is not None:
         handler(new, old, values)
         return

@@ -3,6 +3,7 @@ they have no counterpart."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from rlhf_suite.config.names import flags_of
@@ -151,24 +152,31 @@ def post_processor(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.lost.append(f"--post_processor {kind}: no counterpart is known")
 
 
+def conditional(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """OpenRLHF's prompt of conditional SFT asks for a reward of 5."""
+    if not old.has("csft_prompt"):
+        conditional_prompt(new, old, ["<rm_score>: 5.00"])
+
+
+def conditional_prompt(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The text behind the prompt says a reward, which is a number here, in a template."""
+    text = " ".join(values).strip()
+    number = re.search(r"-?\d+(?:\.(\d+))?", text)
+    if number is None or "data.target_reward" not in flags_of(old.task):
+        new.lost.append(f"--csft_prompt {text}: write data.target_reward and data.reward_template")
+        return
+    digits = len(number[1] or "")
+    new.add("data.target_reward", number[0])
+    said = f"{text[: number.start()]}{{reward:.{digits}f}}{text[number.end() :]}"
+    new.add("data.reward_template", f"{{prompt}} {said} ")
+
+
 def freezing(new: Migrated, old: Old, values: Sequence[str]) -> None:
     """OpenRLHF freezes one step more; -1 is never."""
     steps = int(values[0]) if values and values[0].lstrip("-").isdigit() else -1
     if steps >= 0:
         new.add("critic.freezing_steps", str(steps + 1))
         new.remark("critic.freezing_steps=N trains only the critic in N steps; OpenRLHF did so in N + 1")
-
-
-def advantage_clip(new: Migrated, old: Old, values: Sequence[str]) -> None:
-    """The asynchronous fork clips to [-1 - low, 1 + high]; here the bounds themselves are written."""
-    try:
-        low, high = (float(value) for value in values)
-    except ValueError:
-        new.lost.append(
-            f"--advantage_clip_low_high {' '.join(values)}: write algo.advantage.clip_range=[-1-low,1+high]"
-        )
-        return
-    new.add("algo.advantage.clip_range", f"[{-1 - low:g},{1 + high:g}]")
 
 
 def margin(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -238,8 +246,6 @@ HANDLERS: dict[str, Handler] = {
     "actor_init_on_gpu": nothing("--actor_init_on_gpu: models are always loaded where they are trained"),
     "use_cispo": to(("actor.policy_loss_type", "cispo")),
     "use_dual_policy_loss": to(("actor.dual_clip", "3.0")),
-    "advantage_clip_low_high": advantage_clip,
-    "normalize_mean": to(("reward.normalize_enable", "true"), ("reward.normalize_mean_only", "true")),
     "env_func": to(("train.agent_func_path", None)),
     # preferences and reward models
     "ipo": to(("algo.loss", "ipo")),
@@ -256,7 +262,8 @@ HANDLERS: dict[str, Handler] = {
     "is_rm": nothing("--is_rm: task=merge_lora sees by the adapter whether it is of a reward model"),
     "eval_task": lambda new, old, values: new.remark(f"--eval_task {' '.join(values)} is task={old.task} here"),
     "post_processor": post_processor,
-    "enable_csft": nothing("--enable_csft: a target reward (data.target_reward) switches it on"),
+    "enable_csft": conditional,
+    "csft_prompt": conditional_prompt,
     "ptx_coef": to(("actor.ptx_coef", None)),
     "pretrain_data": to(
         ("data.pretrain_dataset", None), remark="data.pretrain_key=text: name the column of the text of a document"
@@ -285,7 +292,6 @@ HANDLERS: dict[str, Handler] = {
             gone("data.disable_fast_tokenizer", "tokenizers are always fast"),
             gone("iter", "write the part of the rows as generate.shard=<part>/<parts> (score.shard)"),
             gone("ta_prompt", "write the text as chat.system"),
-            gone("use_filter_sample", "write a filter of groups as algo.dynamic_filtering_range"),
             gone("perf", "timings are always in the metrics"),
         )
     ),

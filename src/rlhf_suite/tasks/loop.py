@@ -48,12 +48,14 @@ class Recipe:
         select: returns the rows to train on from the answers to one prompt, or the reason why there are none.
         train: returns the run that trains a model, from the model, the file of rows and the output folder.
         target: returns the reward that prompts of the trained model ask for, from the rows it was trained on.
+        finish: returns the rows to train on, from those that were selected from all prompts of an iteration.
     """
 
     trained: str
     select: Callable[[ResponseGroup], Selected]
     train: Callable[[str, Path, str | None], SupervisedRun]
     target: Callable[[list[dict[str, Any]]], float | None] = lambda rows: None
+    finish: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Loop:
         self.say(iteration, f"{len(rows)} rows to train on{reasons}")
         if not rows:
             raise RunError(f"iteration {iteration} has nothing to train on{reasons}. The answers are in {answers}")
-        return rows
+        return self.recipe.finish(rows)
 
     def train(self, iteration: int, model: str, rows: list[dict[str, Any]], is_last: bool) -> str:
         """Train `model` on the rows. Return the path of the trained model."""

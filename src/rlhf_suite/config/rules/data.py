@@ -12,6 +12,7 @@ from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import (
+    ChatRun,
     CheckRewardRun,
     DistillRun,
     GenerateRun,
@@ -188,7 +189,7 @@ def reward_has_its_place(run: SFTRun | DistillRun) -> Iterator[Problem]:
 
 
 @rule
-def target_has_its_place(run: GenerateRun) -> Iterator[Problem]:
+def target_has_its_place(run: GenerateRun | ChatRun) -> Iterator[Problem]:
     if run.data.target_reward is not None:
         yield from reward_template_problems(run.data)
 

@@ -1,0 +1,116 @@
+"""Flags of OpenRLHF's fork for asynchronous agents, beyond those of OpenRLHF, and what several of them make.
+
+Its estimators and filters are functions in a file beside the suite, which docs/own_code.md describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf_suite.migrate.command import Migrated, Old
+from rlhf_suite.migrate.handlers import Handler, gone, nothing, to
+
+FILE = "experiments/own_code/async_fork.py"
+ESTIMATORS = {
+    "dpg": f"{FILE}:dpg",
+    "reinforce_baseline_nomean": f"{FILE}:no_mean",
+    "reinforce_global": "flash_reinforce",
+}
+SWITCHES = {
+    "use_positive_gamma": f"{FILE}:positive_gamma",
+    "use_exp_norm_by_length": f"{FILE}:whitened_by_length",
+    "use_adv_shaping": f"{FILE}:entropy_shaped",
+}
+
+
+def estimator(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The estimators of the fork are functions in a file; some switches change the estimator."""
+    name = values[0] if values else "gae"
+    chosen = next((function for flag, function in SWITCHES.items() if old.has(flag)), ESTIMATORS.get(name, name))
+    new.add("algo.advantage.estimator", chosen)
+    if name == "reinforce_global":
+        new.remark("reinforce_global whitens its advantages too; flash_reinforce does not")
+
+
+def switched(flag: str) -> Handler:
+    """A switch that changes the estimator, also where none is named."""
+
+    def handler(new: Migrated, old: Old, values: Sequence[str]) -> None:
+        new.add("algo.advantage.estimator", SWITCHES[flag])
+        new.remark(f"--{flag} is an estimator of its own in {FILE}; there is one estimator per run")
+
+    return handler
+
+
+def filter_of_groups(function: str) -> Handler:
+    """A filter of groups. There is one per run."""
+
+    def handler(new: Migrated, old: Old, values: Sequence[str]) -> None:
+        key = "algo.group_filter"
+        if key in new.flags:
+            new.lost.append(f"{FILE}:{function}: {key} is one function; write one that calls both")
+        else:
+            new.add(key, f"{FILE}:{function}")
+
+    return handler
+
+
+def advantage_clip(new: Migrated, old: Old, values: Sequence[str]) -> None:
+    """The fork clips to [-1 - low, 1 + high], but not what gae says; here the bounds themselves are written."""
+    try:
+        low, high = (float(value) for value in values)
+    except ValueError:
+        given = " ".join(values)
+        new.lost.append(f"--advantage_clip_low_high {given}: write algo.advantage.clip_range=[-1-low,1+high]")
+        return
+    new.add("algo.advantage.clip_range", f"[{-1 - low:g},{1 + high:g}]")
+
+
+LEAVES = "what is filtered leaves the batch, and whitening is over what is trained on"
+HANDLERS: dict[str, Handler] = {
+    "advantage_estimator": estimator,
+    "algo.advantage.estimator": estimator,
+    **{flag: switched(flag) for flag in SWITCHES},
+    "advantage_clip_low_high": advantage_clip,
+    "normalize_mean": to(("reward.normalize_enable", "true"), ("reward.normalize_mean_only", "true")),
+    "use_outlier_mask": filter_of_groups("outliers"),
+    "use_length_filter": filter_of_groups("too_long"),
+    "use_acc_filter": to(("algo.dynamic_filtering_enable", "true")),
+    "use_eval_filter": to(("reward.on_error", "drop")),
+    "use_mopps": to(("algo.prompt_filter", f"{FILE}:mopps")),
+    "ref_pretrain": to(("ref.model_name_or_path", None)),
+    **{
+        flag: nothing(f"--{flag}: {reason}")
+        for flag, reason in {
+            "dpg_beta": f"it is BETA at the top of {FILE}, and equals algo.kl.init_coef",
+            "entropy_shape_alpha": f"it is ALPHA at the top of {FILE}",
+            "entropy_shape_kappa": f"it is KAPPA at the top of {FILE}",
+            "use_adv_mask_before": LEAVES,
+            "use_adv_mask_after": LEAVES,
+            "use_adv_mask_skip": LEAVES,
+            "use_loss_mask": LEAVES,
+            "use_env_mask": "tokens of an environment are never trained on",
+            "use_length_acc_balance": "batches are always balanced by length",
+            "use_seq_balancing": "batches are always balanced by length",
+            "use_global_token_level_loss": "actor.loss_agg_mode=token-mean, the default, counts all ranks",
+            "use_prefetch": "token means are always over all micro-batches of a step",
+            "use_critic_prefetch": "token means are always over all micro-batches of a step",
+            "use_exp_before_queue": "train.async_enable keeps train.async_queue_size rollouts",
+            "reuse_offline": "accepted groups that a step does not need are always kept for the next one",
+            "dump_data": "rollouts are always in the run folder",
+            "global_shuffle": "the samples of a rollout are always shuffled over all ranks",
+            "drop_samples": "it has no effect in the fork",
+            "use_reward_smooth": "it has no effect in the fork",
+            "use_dynamic_bz": "it has no effect in the fork; train.dynamic_batch_enable has one",
+            "sample_strategy": "it has no effect in the fork",
+        }.items()
+    },
+    **dict(
+        (
+            gone("use_filter_sample", "write a filter of groups, algo.group_filter (docs/own_code.md)"),
+            gone("remove_advantage_whiten", "take an estimator that is not whitened, such as dr_grpo or rloo"),
+            gone("eps_clip_high", "write actor.eps_clip_low_high=[low,high]"),
+            gone("sft_loss_coef", "train on documents beside samples with data.pretrain_dataset and actor.ptx_coef"),
+        )
+    ),
+}
