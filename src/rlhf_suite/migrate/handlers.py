@@ -147,7 +147,10 @@ def post_processor(new: Migrated, old: Old, values: Sequence[str]) -> None:
     elif kind == "iter_dpo" and old.task == "score":
         new.add("score.pairs", "true")
     elif kind == "csft":
-        new.remark("--post_processor csft: task=conditional_sft samples, scores and trains in one loop")
+        new.remark(
+            "--post_processor csft: task=conditional_sft samples, scores and trains in one loop; "
+            "loop.standardize_enable=true standardises its rewards"
+        )
     else:
         new.lost.append(f"--post_processor {kind}: no counterpart is known")
 
