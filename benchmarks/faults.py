@@ -29,6 +29,7 @@ from rlhf_suite.models.builtin import create_tiny  # noqa: E402
 
 PAGE, HEADING = ROOT / "docs" / "faults.md", "## Measured faults"
 GONE_S = 30.0
+BESIDE = ("Run folder", "In each of the last")  # what is said of every run, and of random weights
 SHOWN = 240  # characters of what the user reads
 SFT = ["task=sft", "demo=sft", "eval.steps=1000", "train.max_steps=100000"]
 PPO = [
@@ -55,7 +56,6 @@ def sent(number: int) -> Callable[[jobs.Job], object]:
 FAULTS = (
     Fault("`task=sft` gets SIGTERM", SFT, sent(signal.SIGTERM)),
     Fault("`task=ppo` gets SIGTERM", PPO, sent(signal.SIGTERM)),
-    Fault("`task=ppo` gets SIGINT (Ctrl-C)", PPO, sent(signal.SIGINT)),
     Fault("the driver of `task=ppo` is killed", PPO, sent(signal.SIGKILL)),
     Fault("a rank of the policy is killed", PPO, lambda job: job.actor("actor-0").kill()),
     Fault(
@@ -84,7 +84,7 @@ def measure(fault: Fault, folder: Path) -> dict[str, object]:
     ended = job.ended()
     seconds = time.monotonic() - began
     left = [*jobs.survivors(family, GONE_S), *(path.name for path in Path(tempfile.gettempdir()).glob("rs-*"))]
-    said = [line for line in ended.err.splitlines() if line.strip() and "Run folder" not in line]
+    said = [line for line in ended.err.splitlines() if line.strip() and not line.startswith(BESIDE)]
     reads = re.sub(r"\s+", " ", " ".join(said)).replace(f"{folder}/", "").replace(f"{ROOT}/", "")
     return {"fault": fault.name, "code": ended.code, "reads": reads, "seconds": round(seconds, 1), "left": left}
 
