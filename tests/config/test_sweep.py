@@ -9,15 +9,26 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.cli import main
+from rlhf_suite.cli.arguments import parse
 from rlhf_suite.cli.folders import for_sweep
-from rlhf_suite.cli.launchers import places
+from rlhf_suite.cli.launchers import jobs_of, places
 from rlhf_suite.cli.local_jobs import gpu_slots, run_here
+from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
 from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended, finish
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.run_folder import RunFolder
+
+SITE = """# @package _global_
+hydra:
+  launcher:
+    slurm_partition: gpu
+    slurm_setup: [module load cuda]
+launch:
+  object_store_mb: 512
+"""
 
 
 def a_job(tmp_path, number, words=("--help",), done=None, error=None):
@@ -196,6 +207,22 @@ def test_the_jobs_of_a_sweep_are_their_words_and_folders(checked):
     words = [["task=sft", "demo=sft", f"ds={ds}", f"train.seed={seed}"] for ds in ("zero2", "zero3") for seed in (1, 2)]
     assert found.jobs == [(each, f"s{number}") for number, each in enumerate(words)]
     assert [(run.ds.zero_stage, run.train.seed) for run in found.runs] == [(2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("sweep", ["-m train.seed=1,2", "train.seed=1"])
+def test_a_job_of_slurm_composes_with_a_preset_of_its_site(tmp_path, sweep):
+    """The preset has settings that no other launcher has; a job is not submitted again."""
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "site.yaml").write_text(SITE)
+    line = parse(f"{sweep} task=sft demo=sft hydra/launcher=slurm launch=site --config-dir {tmp_path}".split())
+    found = preflight(line)
+    assert found.problems == []
+    assert found.is_submitted != found.is_sweep
+    assert found.hydra.launcher.slurm_partition == "gpu"
+    for job in jobs_of(line, found, tmp_path / "sweep"):
+        alone = preflight(parse(job.words))
+        assert alone.problems == [] and not (alone.is_sweep or alone.is_submitted)
+        assert alone.runs[0].launch.object_store_mb == 512
 
 
 def test_the_folder_of_a_job_may_be_named_after_its_words(checked):

@@ -22,8 +22,9 @@ from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.tracking.run_folder import RunFolder
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
-# Settings of the sweep that mean nothing to a single job.
-NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+# Settings of the sweep that mean nothing to a single job. The choice of the launcher is not among them: a preset may
+# hold settings that only this launcher has.
+NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher")
 
 
 def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
