@@ -63,7 +63,7 @@ FAULTS = (
         [*PPO, "vllm.max_restarts=0"],
         lambda job: job.actor("engine-0").kill(),
     ),
-    Fault("an engine hangs", [*PPO, "launch.timeout_s=20"], lambda job: job.actor("engine-0").suspend()),
+    Fault("an engine hangs", [*PPO, "launch.timeout_s=60"], lambda job: job.actor("engine-0").suspend()),
     Fault("the loss diverges", [*SFT, "actor.adam.lr=1e30"]),
     Fault("a reward function raises an error", [*PPO, "reward.rule=null", "reward.remote_url={reward}"]),
     Fault("a flag is misspelt", ["task=ppo", "algo.advantage.lamda=0.9"]),
