@@ -184,7 +184,7 @@ def section(rows: list[dict[str, Any]], published: list[dict[str, Any]]) -> str:
         "32 MiB between those that live on. With sequences of 512 tokens the run with adapters measured 6.00 GiB so,",
         "and ZeRO-3 4.84; with a limit of 1 MiB they measured 2.52 and 3.25. So ranks on a CPU tell it to give back",
         "all that has a MiB or more (`give_back_freed_memory` in `distributed/world.py`; `MALLOC_MMAP_THRESHOLD_` of",
-        "the environment wins). The loss and the gradient norm of the run with adapters stayed the same in every digit,",
+        "the environment wins). The loss and the gradient norm of the run with adapters were the same in every digit,",
         "and a step of a model with such tensors took 1.57 CPU seconds with a limit of 1 MiB and 1.56 with 32",
         "(medians of 12 in one process, in turn).",
         "",
