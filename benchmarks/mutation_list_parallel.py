@@ -216,13 +216,6 @@ PARALLEL = [
         ON_NODES,
     ),
     Mutation(
-        "an engine on nodes: its answer is that of the last worker",
-        "engines/nodes.py",
-        "found[self._only]",
-        "found[-1]",
-        ON_NODES,
-    ),
-    Mutation(
         "an engine on nodes: the engine takes the device of its first worker",
         "launch/placement.py",
         "replace(first, num_cpus=0.0, num_gpus=0.0, gpus=here, workers=workers)",

@@ -95,15 +95,9 @@ class ProbedEngine(Engine):
             lambda engine: engine.collective_rpc(lambda worker: ray.get_runtime_context().get_node_id())
         )
 
-    async def talks_by_shared_memory(self) -> list[bool]:
-        """Whether each worker sums with the others through memory of one machine."""
-
-        def talks(worker) -> bool:
-            from vllm.distributed.parallel_state import get_tp_group
-
-            return get_tp_group().device_communicator.supports_tensor_dict
-
-        return await self._call(lambda engine: engine.collective_rpc(talks))
+    async def names_of_memory(self) -> list[str]:
+        """What vLLM calls the memory through which workers of one machine may sum."""
+        return await self._call(lambda engine: engine.collective_rpc(lambda worker: os.environ["VLLM_DIST_IDENT"]))
 
     async def without_head_cure(self) -> None:
         from rlhf_suite.weight_sync import receiver as weight_sync
