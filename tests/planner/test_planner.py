@@ -249,6 +249,13 @@ def test_the_rollouts_of_all_steps_stay_on_disk():
     )
 
 
+def test_weights_of_a_policy_on_a_cpu_go_through_shared_memory():
+    run = with_defaults(PPORun, {FLAG: "builtin:tiny", "data.max_len": 64, "ds.param_dtype": "fp32"})
+    weights = parameters(Use("builtin:tiny", FLAG, "lm", "fp32")).total
+    assert estimate(run, HERE).shared_memory["weights on their way to the engines"] == 4 * weights
+    assert "weights on their way to the engines" not in estimate(run, ON_H100).shared_memory
+
+
 def test_a_checkpoint_may_hold_the_model_once_more():
     """max_num + 2 checkpoints, each with the exported model of 2 bytes per weight."""
     kept = {**SFT, "ckpt.save_steps": 5, "ckpt.max_num": 1}

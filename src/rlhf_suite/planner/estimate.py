@@ -54,7 +54,7 @@ class Target:
 
     @property
     def machine(self) -> Machine:
-        return Machine("cpu" if self.device is None else "cuda", None)
+        return Machine("cpu", 0) if self.device is None else Machine("cuda", None)
 
 
 @dataclass(frozen=True)
