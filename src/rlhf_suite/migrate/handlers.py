@@ -148,8 +148,8 @@ def post_processor(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.add("score.pairs", "true")
     elif kind == "csft":
         new.remark(
-            "--post_processor csft: task=conditional_sft samples, scores and trains in one loop; "
-            "loop.standardize_enable=true standardises its rewards"
+            "--post_processor csft: task=sft data.reward_key=score trains on the scored rows; task=conditional_sft "
+            "does all in one loop, with loop.standardize_enable=true for rewards that are standardised"
         )
     else:
         new.lost.append(f"--post_processor {kind}: no counterpart is known")
