@@ -39,7 +39,15 @@ def rows(report: Path) -> Iterator[list[str]]:
 def main() -> None:
     with scratch() as folder:
         report = folder / "report.xml"
-        command = [sys.executable, "-m", "pytest", str(TESTS), f"--junitxml={report}", *sys.argv[1:]]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(TESTS),
+            f"--junitxml={report}",
+            "-ojunit_family=xunit1",
+            *sys.argv[1:],
+        ]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         cells = [list(COLUMNS), ["---"] * len(COLUMNS), *rows(report)]
     write_section(PAGE, HEADING, SECTION + "".join(f"| {' | '.join(row)} |\n" for row in cells))

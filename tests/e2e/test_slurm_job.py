@@ -161,8 +161,9 @@ def test_a_time_limit_is_survived(slurm, undisturbed, runs, note):
 
 def test_a_real_time_limit_is_survived(slurm, runs, note):
     """Slurm sends the signal up to a minute earlier than it was asked to."""
-    words = [*SFT, "train.max_epochs=1000000", "hydra.launcher.timeout_min=4", "hydra.launcher.slurm_signal_delay_s=60"]
-    job = Submitted(slurm, runs / "real_limit", words)
+    endless = ["train.max_epochs=1000000", "train.max_steps=10000000"]
+    limit = ["hydra.launcher.timeout_min=4", "hydra.launcher.slurm_signal_delay_s=60"]
+    job = Submitted(slurm, runs / "real_limit", [*SFT, *endless, *limit])
     step = job.wait_for_stop()
     slurm.start_again_now(job.id)
     job.wait_for_step(step + 1)
