@@ -179,6 +179,13 @@ LAUNCH = [
         SLURM,
     ),
     Mutation(
+        "a Ray cluster whose daemons are late is given up at once",
+        "launch/ray_cluster.py",
+        "TRIES = 3",
+        "TRIES = 1",
+        ("tests/launch/test_ray_cluster.py", "-k", "late"),
+    ),
+    Mutation(
         "actors that share CPU cores have fewer slots than they need",
         "launch/ray_cluster.py",
         "math.ceil(slots * CPUS_PER_DEVICE)",

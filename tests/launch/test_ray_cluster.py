@@ -108,6 +108,35 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may act as another user")
+def late(monkeypatch, times: int) -> list[int]:
+    """Have the daemons of Ray be late so many times; return the list to which each start appends its object store."""
+    begin, seen = ray.init, []
+
+    def init(**settings):
+        seen.append(settings["object_store_memory"])
+        if len(seen) <= times:
+            raise Exception("The current node timed out during startup.")
+        return begin(**settings)
+
+    monkeypatch.setattr(ray, "init", init)
+    return seen
+
+
+def test_a_cluster_whose_daemons_are_late_is_started_again(tmp_path, monkeypatch):
+    sessions = {*Path(tempfile.gettempdir()).glob("rs-*")}
+    seen = late(monkeypatch, 1)
+    with ray_cluster(CONFIG, tmp_path, slots=1):
+        assert len(seen) == 2 and ray.cluster_resources()["CPU"] == 1
+        assert len({*Path(tempfile.gettempdir()).glob("rs-*")} - sessions) == 1, "nothing is left of the first try"
+
+
+def test_a_machine_on_which_ray_is_always_late_is_named(tmp_path, monkeypatch):
+    seen = late(monkeypatch, 99)
+    with pytest.raises(RunError, match="within 30 s, 3 times"), ray_cluster(CONFIG, tmp_path, slots=1):
+        pass
+    assert len(seen) == 3
+
+
 def test_another_user_reaches_neither_token_nor_logs_nor_sockets(tmp_path):
     with ray_cluster(CONFIG, tmp_path, slots=1):
         node = ray._private.worker._global_node

@@ -8,10 +8,11 @@ Inside a Slurm allocation of several nodes the cluster spans these nodes (`launc
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlhf_suite.config.launch import LaunchConfig
@@ -24,6 +25,8 @@ from rlhf_suite.launch.session import Session, environment, session
 from rlhf_suite.launch.stop import signals_blocked
 
 CONNECT_S = 10.0
+TRIES = 3  # to start a private cluster: Ray gives its daemons 30 s, which a busy machine may exceed
+LATE = "timed out during startup"  # what Ray says then
 
 
 @contextmanager
@@ -64,7 +67,30 @@ def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:
 
 @contextmanager
 def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
-    """Start a private cluster on this machine and stop it after the block."""
+    """Start a private cluster on this machine, with further tries if its daemons are late, and stop it after the
+    block.
+
+    Raises:
+        RunError: they are late each time.
+    """
+    with ExitStack() as stack:
+        for last in (False,) * (TRIES - 1) + (True,):
+            try:
+                stack.enter_context(_started(config, device, num_cpus))
+                break
+            except Exception as error:
+                if LATE not in str(error):
+                    raise
+                if last:
+                    busy = f"{os.getloadavg()[0]:.0f} processes wait for its {cpu_count()} cores"
+                    what = f"Ray did not start on this machine within 30 s, {TRIES} times ({busy})"
+                    raise RunError(f"{what}; start the run again when the machine has less to do") from error
+        yield
+
+
+@contextmanager
+def _started(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]:
+    """Start a private cluster, in a session of its own, and stop it after the block."""
     with session() as place:
         token = place.folder / "token"
         token.touch(mode=0o600)

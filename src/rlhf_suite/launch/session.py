@@ -23,8 +23,7 @@ from rlhf_suite.launch.stop import signals_blocked
 PREFIX = "rs-"
 LOCK = "lock"
 # The longest socket path of Ray is `<temp>/session_<26 characters>_<pid>/sockets/plasma_store`, and the path of a
-# socket
-# may have 107 bytes. `<temp>` is `<root>/rs-<8 characters>/r`.
+# socket may have 107 bytes. `<temp>` is `<root>/rs-<8 characters>/r`.
 MAX_ROOT_BYTES = 107 - 64 - len("/rs-12345678/r")
 WATCHER_S = 30.0
 
