@@ -1,4 +1,4 @@
-"""An RL run whose estimator, policy loss, reward rule and row format are the user's own, in one file elsewhere."""
+"""An RL run whose estimator, policy loss, reward rule, row format and filters are the user's own, in other folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import pytest
 import yaml
 
 EXAMPLE = Path(__file__).parents[2] / "experiments" / "own_code" / "own.py"
-RENAMED = '\n\ndef renamed(row):\n    return {"input": row["question"], "label": row["answer"]}\n'
+FORK = EXAMPLE.with_name("async_fork.py")
+RENAMED = """
+
+def renamed(row):
+    return {"input": row["question"], "label": row["answer"]}
+
+
+def from_the_lower_half(group):
+    return "a large number" if int(group.labels[0][::-1]) >= 1016 else None
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +41,9 @@ def run(runs, warm):
         "data.label_key=label",
         f"data.prompt_dataset={home}/rows.jsonl",
         f"data.row_format={own}:renamed",
+        f"algo.group_filter={own}:from_the_lower_half",
+        f"algo.prompt_filter={FORK}:mopps",
+        "rollout.vllm_generate_batch_size=8",
         f"actor.model_name_or_path={warm}",
         "eval.dataset=null",
         "eval.steps=-1",
@@ -60,7 +72,20 @@ def test_the_rule_the_estimator_and_the_loss_are_what_the_run_trains_on(run):
     assert all(np.isfinite(row["train/policy_loss"]) for row in jobs.train_rows(folder))
 
 
-def test_its_file_is_written_down(run):
+def test_the_filters_say_what_is_sampled_and_trained_on(run):
+    folder, _ = run
+    for step, row in enumerate(jobs.train_rows(folder), start=1):
+        assert all(int(sample["label"][::-1]) < 1016 for sample in jobs.rollout(folder, step))
+        rounds = row["rollout/filter_rounds"]
+        assert (
+            row["rollout/prompts_not_chosen"] == 4 * rounds
+            and row.get("rollout/left_out/a_large_number", 0) <= 4 * rounds
+        )
+    assert sum(row.get("rollout/left_out/a_large_number", 0) for row in jobs.train_rows(folder)) > 0
+
+
+def test_its_files_are_written_down(run):
     folder, own = run
-    (recorded,) = yaml.safe_load((folder / "config.yaml").read_text())["own_code"]
-    assert recorded.startswith(f"{own} sha256:")
+    recorded = yaml.safe_load((folder / "config.yaml").read_text())["own_code"]
+    assert len(recorded) == 2
+    assert all(any(each.startswith(f"{file} sha256:") for each in recorded) for file in (own, FORK))
