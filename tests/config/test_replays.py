@@ -11,8 +11,7 @@ from rlhf_suite.cli.inspections.replay import replay_fits
 from rlhf_suite.cli.preflight import preflight
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.record import save
-from rlhf_suite.rl.rollout_file import rollout_path
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def recorded(checked, tmp_path):
         (run,) = checked(words).runs
         folder = RunFolder(tmp_path / "earlier")
         folder.rollouts.mkdir(parents=True)
-        rollout_path(folder.rollouts, 1).touch()
+        samples_file(folder.rollouts, 1).touch()
         save(run, folder.config)
         return folder.path
 

@@ -11,9 +11,10 @@ import torch
 
 from rlhf_suite.data.trajectory import Trajectory, to_batch
 from rlhf_suite.rl.replay import Replay, read_rollouts
-from rlhf_suite.rl.rollout_file import rollout_path, write_rollouts
+from rlhf_suite.rl.rollout_file import write_rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.tracking.run_folder import samples_file
 
 
 def ledger(group: int, sample: int, fork: int = 0, turn_reward: float = 0.0) -> Trajectory:
@@ -49,7 +50,7 @@ def test_samples_come_back_as_they_were_trained_on(tmp_path, case, greedy):
     given = None if samples.greedy is None else torch.from_numpy(samples.greedy)
     batch = replace(to_batch(samples.trajectories), reward=torch.from_numpy(samples.rewards), greedy=given)
     write_rollouts(tmp_path, 1, samples, batch)
-    found = read_rollouts(rollout_path(tmp_path, 1))
+    found = read_rollouts(samples_file(tmp_path, 1))
     again = to_batch(found.trajectories)
     for unit in ("token", "row"):
         columns = to_batch(samples.trajectories).columns(unit)
@@ -79,4 +80,4 @@ def test_steps_are_counted_up_to_the_first_that_is_missing(tmp_path):
         batch = to_batch(samples.trajectories)
         write_rollouts(tmp_path, step, samples, replace(batch, reward=torch.from_numpy(samples.rewards)))
     assert Replay(tmp_path, ()).steps == 2
-    assert pq.read_metadata(rollout_path(tmp_path, 1)).num_rows == 4
+    assert pq.read_metadata(samples_file(tmp_path, 1)).num_rows == 4

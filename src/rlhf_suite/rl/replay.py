@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.rl.rollout_file import GREEDY, rollout_path
+from rlhf_suite.rl.rollout_file import GREEDY
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
 from rlhf_suite.rl.schedules import WithTheStep
+from rlhf_suite.tracking.run_folder import samples_file
 
 NUMBERS = re.compile(r"(reward|agent)/")  # columns of further numbers of a sample
 
@@ -35,13 +36,13 @@ class Replay(WithTheStep):
     def steps(self) -> int:
         """How many rollouts there are, from the first step on without a gap."""
         count = 0
-        while rollout_path(self.folder, count + 1).exists():
+        while samples_file(self.folder, count + 1).exists():
             count += 1
         return count
 
     def take(self, step: int) -> tuple[ScoredTrajectories, dict[str, float]]:
         """Return the recorded rollout of a step (0-based), with its shaped rewards, and metrics of its samples."""
-        scored = read_rollouts(rollout_path(self.folder, step + 1))
+        scored = read_rollouts(samples_file(self.folder, step + 1))
         return scored, sample_metrics(scored, self.sources)
 
     def save(self, folder: Path) -> None:

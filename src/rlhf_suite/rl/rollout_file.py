@@ -12,13 +12,9 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.disk import file_aside
 from rlhf_suite.rl.sample_metrics import metric_name
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.tracking.run_folder import samples_file
 
 GREEDY = "greedy_reward"  # the column of the baseline of remax
-
-
-def rollout_path(folder: Path, step: int) -> Path:
-    """Return the path of the file of a step (from 1)."""
-    return folder / f"step_{step:06d}.parquet"
 
 
 def write_rollouts(folder: Path, step: int, scored: ScoredTrajectories, experience: Experience) -> None:
@@ -67,7 +63,7 @@ def text_columns(scored: ScoredTrajectories) -> dict[str, pa.Array]:
 
 def write_table(folder: Path, step: int, columns: dict[str, pa.Array]) -> None:
     """Write `<folder>/step_<n>.parquet`, whole or not at all."""
-    with file_aside(rollout_path(folder, step), durable=False) as aside:
+    with file_aside(samples_file(folder, step), durable=False) as aside:
         # Nothing reads statistics. Of numbers per token only ids come back often enough for a dictionary to pay.
         in_dictionary = ["ids.list.element", *(name for name in columns if not pa.types.is_list(columns[name].type))]
         pq.write_table(pa.table(columns), aside, write_statistics=False, use_dictionary=in_dictionary)

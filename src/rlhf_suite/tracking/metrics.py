@@ -22,7 +22,7 @@ from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import load
 from rlhf_suite.disk import write_text, writing
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 SAMPLES, SAMPLE_LIMIT = 32, 10_000  # of an evaluation in W&B and TensorBoard, and the characters of each text
 SAMPLE_COLUMNS = ("prompt", "response", "label", "reward")
@@ -64,7 +64,7 @@ class MetricLogger:
 
     def log_samples(self, step: int) -> None:
         """Show the first samples of the evaluation after a step, if it wrote any, to the services."""
-        if self._services and (rows := evaluated_samples(self._folder.evaluation(step))):
+        if self._services and (rows := evaluated_samples(samples_file(self._folder.evaluations, step))):
             for service in self._services:
                 service.log_samples(step, rows)
 

@@ -29,6 +29,11 @@ ERROR_LIMIT = 20_000  # characters of the error in status.json
 NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
 
 
+def samples_file(folder: Path, step: int) -> Path:
+    """Return the path of the samples of a step in a folder of rollouts (from 1) or evaluations (after it)."""
+    return folder / f"step_{step:06d}.parquet"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths and the status of one run. It holds only the path, so every process of the run may have one."""
@@ -70,10 +75,6 @@ class RunFolder:
     @property
     def evaluations(self) -> Path:
         return self.path / "evaluations"
-
-    def evaluation(self, step: int) -> Path:
-        """Return the path of the samples of the evaluation after a step."""
-        return self.evaluations / f"step_{step:06d}.parquet"
 
     @property
     def logs(self) -> Path:
