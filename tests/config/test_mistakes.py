@@ -285,9 +285,9 @@ MISTAKES = [
         "split",
     ),
     (
-        PPO + "train.colocate_all=true actor.num_nodes=2 actor.num_gpus_per_node=3 ref.num_nodes=2 "
-        "ref.num_gpus_per_node=3 critic.num_nodes=2 critic.num_gpus_per_node=3 vllm.num_engines=3 "
-        "vllm.tensor_parallel_size=2",
+        PPO + "rollout.batch_size=12 train.batch_size=12 train.colocate_all=true actor.num_nodes=2 "
+        "actor.num_gpus_per_node=3 ref.num_nodes=2 ref.num_gpus_per_node=3 critic.num_nodes=2 "
+        "critic.num_gpus_per_node=3 vllm.num_engines=3 vllm.tensor_parallel_size=2",
         "vllm.tensor_parallel_size",
         "an engine of 2 devices would be on two nodes of 3",
     ),

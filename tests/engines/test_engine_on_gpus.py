@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import ray
-import test_engine
 import torch
-from test_engine import MAX_LEN, gap, make_model, requests
 
-from rlhf_suite.config.plan import Placement, Pool, Role
-from rlhf_suite.config.rollout import VLLMConfig
-from rlhf_suite.engines.pool import EnginePool
-from rlhf_suite.engines.spec import EngineSpec
-from rlhf_suite.engines.start import start
-from rlhf_suite.launch.placement import Slot, reserve
+ray = pytest.importorskip("ray")
+pytest.importorskip("vllm")
+
+import test_engine  # noqa: E402 - it needs them
+from test_engine import MAX_LEN, gap, make_model, requests  # noqa: E402
+
+from rlhf_suite.config.plan import Placement, Pool, Role  # noqa: E402
+from rlhf_suite.config.rollout import VLLMConfig  # noqa: E402
+from rlhf_suite.engines.pool import EnginePool  # noqa: E402
+from rlhf_suite.engines.spec import EngineSpec  # noqa: E402
+from rlhf_suite.engines.start import start  # noqa: E402
+from rlhf_suite.launch.placement import Slot, reserve  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 BF16_GAP = 0.05  # of a log-prob, on average
