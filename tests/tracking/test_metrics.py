@@ -18,7 +18,7 @@ from rlhf_suite.polling import poll_until
 from rlhf_suite.tracking.console import Progress, headline, results
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import MetricLogger, read_rows
-from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 
 def rows(folder: RunFolder) -> list[dict]:
@@ -44,7 +44,7 @@ def evaluate(folder: RunFolder) -> None:
         for n, response in enumerate(("3\nno, 1", "2"))
     ]
     folder.evaluations.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows), folder.evaluation(2))
+    pq.write_table(pa.Table.from_pylist(rows), samples_file(folder.evaluations, 2))
 
 
 def test_each_call_writes_a_row_at_once(tmp_path):
