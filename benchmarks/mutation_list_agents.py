@@ -383,7 +383,7 @@ AGENTS = [
         OPENENV,
     ),
     Mutation(
-        "the model is not told what is wrong with an action that a server refuses",
+        "the model does not see what is wrong with an action that a server refuses",
         "agents/openenv.py",
         'listed = data.get("errors") or []',
         "listed = list[dict[str, Any]]()",

@@ -165,7 +165,7 @@ PARALLEL = [
         DEEPCOMPILE,
     ),
     Mutation(
-        "compiled graphs are not told which backward pass is the last",
+        "compiled graphs do not know which backward pass is the last",
         "train/settings.py",
         "return ds.deepcompile or (ds.zero_stage == 1 and ds.overlap_comm)",
         "return ds.zero_stage == 1 and ds.overlap_comm",

@@ -74,15 +74,15 @@ def _private(config: LaunchConfig, device: str, num_cpus: int) -> Iterator[None]
         RunError: they are late each time.
     """
     with ExitStack() as stack:
-        for last in (False,) * (TRIES - 1) + (True,):
+        for attempt in range(1, TRIES + 1):
             try:
                 stack.enter_context(_started(config, device, num_cpus))
                 break
             except Exception as error:
                 if LATE not in str(error):
                     raise
-                if last:
-                    busy = f"{os.getloadavg()[0]:.0f} processes wait for its {cpu_count()} cores"
+                if attempt == TRIES:
+                    busy = f"a load average of {os.getloadavg()[0]:.0f} on {cpu_count()} cores"
                     what = f"Ray did not start on this machine within 30 s, {TRIES} times ({busy})"
                     raise RunError(f"{what}; start the run again when the machine has less to do") from error
         yield
