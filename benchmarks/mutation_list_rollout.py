@@ -228,7 +228,7 @@ ROLLOUT = [
     Mutation(
         "the scores of earlier groups are not in checkpoints",
         "rl/rollout.py",
-        'waiting, History.of(saved["history"]))',
+        "waiting, History.load(folder))",
         "waiting)",
         ("tests/rl/test_filtering.py", "-k", "record_of_scores_is_in"),
     ),
@@ -249,7 +249,7 @@ ROLLOUT = [
     Mutation(
         "a stream forgets the scores when it continues",
         "rl/stream.py",
-        'self.builder.state.history = History.of(state["history"])',
+        "self.builder.state.history = History.load(folder)",
         "self.builder.state.history = History()",
         ("tests/rl/test_filtering.py", "-k", "goes_on_with_its_record"),
     ),

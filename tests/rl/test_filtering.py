@@ -143,19 +143,15 @@ def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own,
     more = {"algo__prompt_filter": f"{own}:rarest", "rollout__vllm_generate_batch_size": 4}
     ranks(1).call(run, tmp_path, flags("stream", **more))
     forget_after(tmp_path, 4)
-    state = json.loads((tmp_path / "checkpoints/step_000004/samples/stream.json").read_text())
-    known = sum(len(groups) for _, groups in state["history"])
+    saved = tmp_path / "checkpoints/step_000004/samples"
+    state, before = json.loads((saved / "stream.json").read_text()), History.load(saved).scores
+    known = sum(len(groups) for groups in before.values())
     assert known == 8 + len(state["finished"]), "the groups of four steps, and those that wait"
     assert state["next"] == known + len(state["begun"]) - len(state["finished"]) + state["skipped"]
     ranks(1).call(run, tmp_path, flags("stream", **more))
     assert [len(prompts(tmp_path, step)) for step in range(1, STEPS + 1)] == [2] * STEPS
-    later = json.loads((tmp_path / "checkpoints/step_000006/samples/stream.json").read_text())
-    before, after = (dict(map(tuple_of, each["history"])) for each in (state, later))
+    after = History.load(tmp_path / "checkpoints/step_000006/samples").scores
     assert all(after[prompt][: len(groups)] == groups for prompt, groups in before.items())
-
-
-def tuple_of(row: list) -> tuple:
-    return row[0], row[1]
 
 
 def failing_run(world, folder, config) -> tuple[str, str]:

@@ -8,8 +8,10 @@ record of scores is in checkpoints, so a continued run filters as if nothing had
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.registry import group_filter, prompt_filter
 from rlhf_suite.rl.samples import ScoredTrajectories
 
+HISTORY = "history.json"
 PROMPTS = 2  # a stream of random numbers beside those of training and evaluation
 LEFT_OUT = "rollout/left_out/"  # metrics that count groups by the reason of the user's filter
 Scores = list[float]  # of the samples of a group
@@ -39,14 +42,16 @@ class History:
         """Return a history that does not change with this one."""
         return History({prompt: [*groups] for prompt, groups in self.scores.items()})
 
-    def rows(self) -> list[tuple[int, list[Scores]]]:
-        """Return the history as JSON has it."""
-        return [*self.scores.items()]
+    def save(self, folder: Path) -> None:
+        """Write the history into the folder of a checkpoint, if there is any."""
+        if self.scores:
+            (folder / HISTORY).write_text(json.dumps([*self.scores.items()]))
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, list[Scores]]]) -> History:
-        """Return the history that `rows` wrote."""
-        return cls({prompt: groups for prompt, groups in rows})
+    def load(cls, folder: Path) -> History:
+        """Read what `save` wrote."""
+        file = folder / HISTORY
+        return cls(dict(json.loads(file.read_text())) if file.exists() else {})
 
 
 @dataclass(frozen=True)

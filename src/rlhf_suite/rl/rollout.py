@@ -43,7 +43,8 @@ class BuilderState:
 
     def save(self, folder: Path) -> None:
         """Write the state into the folder of a checkpoint."""
-        (folder / "rounds.json").write_text(json.dumps({"rounds": self.rounds, "history": self.history.rows()}))
+        (folder / "rounds.json").write_text(json.dumps(self.rounds))
+        self.history.save(folder)
         if self.waiting:
             write_samples(folder, joined(self.waiting))
 
@@ -51,8 +52,7 @@ class BuilderState:
     def load(cls, folder: Path) -> BuilderState:
         """Read what `save` wrote."""
         waiting = read_samples(folder).by_group() if has_samples(folder) else []
-        saved = json.loads((folder / "rounds.json").read_text())
-        return cls(saved["rounds"], waiting, History.of(saved["history"]))
+        return cls(json.loads((folder / "rounds.json").read_text()), waiting, History.load(folder))
 
 
 class RolloutBuilder:

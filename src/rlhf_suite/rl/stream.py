@@ -319,8 +319,8 @@ class Stream:
                 "skipped": self.skipped,
                 "round_end": self.round_end,
                 "chosen": sorted(self.chosen),
-                "history": self.builder.state.history.rows(),
             }
+            self.builder.state.history.save(folder)
         if finished:
             write_samples(folder, joined([*finished.values()]))
         (folder / "stream.json").write_text(json.dumps(state))
@@ -328,7 +328,9 @@ class Stream:
     def load(self, folder: Path) -> None:
         state = json.loads((folder / "stream.json").read_text())
         self.next, self.rejected, self.begun = state["next"], state["rejected"], dict(state["begun"])
-        self.skipped, self.round_end, self.chosen = state["skipped"], state["round_end"], {*state["chosen"]}
-        self.builder.state.history = History.of(state["history"])
+        # A checkpoint from before there were filters of prompts has none of these three.
+        self.skipped, self.round_end = state.get("skipped", 0), state.get("round_end", 0)
+        self.chosen = {*state.get("chosen", ())}
+        self.builder.state.history = History.load(folder)
         if state["finished"]:
             self.finished = dict(zip(state["finished"], read_samples(folder).by_group(), strict=True))
