@@ -112,9 +112,8 @@ class Slurm:
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def revive(self, node: str) -> None:
-        """Start a lost node again."""
+        """Start a lost node again; it registers, and is up by ReturnToService=2."""
         self.ask("slurmd", "-f", str(self.configuration), "-N", node)
-        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
         wait_for(lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%T", f"--nodes={node}"), node, 60)
 
     def jobs(self) -> dict[str, str]:

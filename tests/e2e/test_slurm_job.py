@@ -1,5 +1,6 @@
 """Jobs on a real Slurm of two nodes: sweeps, single runs, and runs that are stopped, killed or lose their node. Skipped
-without Slurm. What a test notes, `benchmarks/slurm.py` writes into docs/slurm.md."""
+without Slurm. `nox -s slurm` runs all of them, `nox -s tests` only the short ones. What a test notes,
+`benchmarks/slurm.py` writes into docs/slurm.md."""
 
 from __future__ import annotations
 
@@ -48,15 +49,23 @@ TWO_NODES = [
 
 
 @pytest.fixture(scope="module")
+def folders(runs):
+    """Where the runs of these tests are; other tests of the session have runs of the same names."""
+    folder = runs / "slurm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     with slurm_cluster.running_slurm(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def undisturbed(runs):
-    jobs.run(runs / "undisturbed", WORDS)
-    return runs / "undisturbed"
+def undisturbed(folders):
+    jobs.run(folders / "undisturbed", WORDS)
+    return folders / "undisturbed"
 
 
 @pytest.fixture
@@ -81,7 +90,7 @@ class Submitted:
         known = set(slurm.jobs())
         command = [sys.executable, str(jobs.ROOT / "run.py"), "hydra/launcher=slurm", *words]
         self.launcher = subprocess.Popen(
-            [*command, f"run_dir={folder}", "hydra.launcher.poll_s=0.5"],
+            [*command, f"run_dir={folder}", "hydra.launcher.poll_s=3"],
             cwd=jobs.ROOT,
             env=slurm.environment,
             stdout=subprocess.PIPE,
@@ -126,7 +135,7 @@ class Submitted:
 
     def ended(self, code: int = 0) -> str:
         said, _ = self.launcher.communicate(timeout=DEADLINE_S)
-        assert self.launcher.returncode == code, said
+        assert self.launcher.returncode == code, f"{said}\nsqueue: {self.slurm.jobs()}"
         return said
 
 
@@ -146,9 +155,9 @@ def ray_node(log: Path) -> int:
     raise AssertionError(f"nobody writes to {log}")
 
 
-def test_a_time_limit_is_survived(slurm, undisturbed, runs, note):
+def test_a_time_limit_is_survived(slurm, undisturbed, folders, note):
     """Slurm sends SIGUSR2 before the limit; `scancel --signal` sends the same to the same processes."""
-    job = Submitted(slurm, runs / "time_limit", WORDS)
+    job = Submitted(slurm, folders / "time_limit", WORDS)
     job.wait_for_step(7)
     slurm.ask("scancel", "--signal=USR2", job.id)
     step = job.wait_for_stop()
@@ -159,11 +168,12 @@ def test_a_time_limit_is_survived(slurm, undisturbed, runs, note):
     note("the signal of a time limit", "`scancel --signal=USR2`", f"saved step {step}, queued again, equal weights")
 
 
-def test_a_real_time_limit_is_survived(slurm, runs, note):
+@pytest.mark.proof
+def test_a_real_time_limit_is_survived(slurm, folders, note):
     """Slurm sends the signal up to a minute earlier than it was asked to."""
     endless = ["train.max_epochs=1000000", "train.max_steps=10000000"]
     limit = ["hydra.launcher.timeout_min=4", "hydra.launcher.slurm_signal_delay_s=60"]
-    job = Submitted(slurm, runs / "real_limit", [*SFT, *endless, *limit])
+    job = Submitted(slurm, folders / "real_limit", [*SFT, *endless, *limit])
     step = job.wait_for_stop()
     slurm.start_again_now(job.id)
     job.wait_for_step(step + 1)
@@ -175,9 +185,10 @@ def test_a_real_time_limit_is_survived(slurm, runs, note):
     )
 
 
-def test_a_preemption_is_survived(slurm, undisturbed, runs, note):
+@pytest.mark.proof
+def test_a_preemption_is_survived(slurm, undisturbed, folders, note):
     """A job of a partition with more priority takes both nodes; the run gives them free as soon as it has saved."""
-    job = Submitted(slurm, runs / "preempted", WORDS)
+    job = Submitted(slurm, folders / "preempted", WORDS)
     job.wait_for_step(7)
     other = slurm.ask(
         "sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive", "--wrap=true", "-o/dev/null"
@@ -190,9 +201,10 @@ def test_a_preemption_is_survived(slurm, undisturbed, runs, note):
     note("a preemption", "`sbatch --partition=high --nodes=2`", f"saved step {step}, queued again, equal weights")
 
 
-def test_a_lost_node_is_survived(slurm, undisturbed, runs, note):
+@pytest.mark.proof
+def test_a_lost_node_is_survived(slurm, undisturbed, folders, note):
     """Slurm queues the job again by itself; it goes on from its last checkpoint, on the other node."""
-    job = Submitted(slurm, runs / "lost_node", WORDS)
+    job = Submitted(slurm, folders / "lost_node", WORDS)
     job.wait_for_step(7)
     node = job.lose_node()
     slurm.start_again_now(job.id)
@@ -206,8 +218,8 @@ def test_a_lost_node_is_survived(slurm, undisturbed, runs, note):
     )
 
 
-def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, runs, note):
-    job = Submitted(slurm, runs / "cancelled", WORDS)
+def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, folders, note):
+    job = Submitted(slurm, folders / "cancelled", WORDS)
     job.wait_for_step(7)
     slurm.ask("scancel", job.id)
     job.ended(1)
@@ -217,11 +229,12 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, runs, note):
     note("`scancel`", "`scancel <job>`", f"saved step {job.run.status()['last_step']}, stays cancelled, exit code 1")
 
 
-def test_a_sweep_is_an_array_with_a_limit_whose_jobs_end_alone(slurm, runs, note):
+@pytest.mark.proof
+def test_a_sweep_is_an_array_with_a_limit_whose_jobs_end_alone(slurm, folders, note):
     """Two of three jobs run at a time. One ends well, one is killed, and one diverges; afterwards only the killed and
     the failed one start again."""
     words = ["-m", *SFT, *ARRAY, "hydra.launcher.slurm_array_parallelism=2"]
-    sweep = Submitted(slurm, runs / "array", words)
+    sweep = Submitted(slurm, folders / "array", words)
     sweep.wait_for_step(6, sweep.job(1))
     assert "ArrayTaskThrottle=2" in slurm.ask("scontrol", "--oneliner", "show", "job", sweep.id)
     psutil.Process(sweep.job(1).status()["pid"]).kill()
@@ -240,9 +253,9 @@ def test_a_sweep_is_an_array_with_a_limit_whose_jobs_end_alone(slurm, runs, note
     note("a sweep of three jobs, one killed, one diverged", "`-m hydra.launcher.slurm_array_parallelism=2`", outcome)
 
 
-def test_a_sweep_that_nobody_waits_for_is_asked_later(slurm, runs, note):
+def test_a_sweep_that_nobody_waits_for_is_asked_later(slurm, folders, note):
     words = ["-m", *SFT, "train.seed=1,2", "train.max_steps=2", "hydra.launcher.wait=false"]
-    sweep = Submitted(slurm, runs / "unwatched", [*words, "hydra.launcher.slurm_additional_parameters.hold=true"])
+    sweep = Submitted(slurm, folders / "unwatched", [*words, "hydra.launcher.slurm_additional_parameters.hold=true"])
     sweep.ended()
     assert status_of(slurm, sweep.folder) == (0, [f"pending as {sweep.id}_{number}" for number in range(2)])
     slurm.ask("scancel", f"{sweep.id}_1")
@@ -254,14 +267,15 @@ def test_a_sweep_that_nobody_waits_for_is_asked_later(slurm, runs, note):
     note("a sweep that nobody waits for", "`-m hydra.launcher.wait=false`", outcome)
 
 
-def test_a_single_run_is_a_job_of_its_site(slurm, runs, tmp_path, note):
+def test_a_single_run_is_a_job_of_its_site(slurm, folders, tmp_path, note):
     """Its Python, which may be that of a container, tells what the lines of the set-up and srun have given it."""
     python, told = tmp_path / "python", tmp_path / "told"
     python.write_text(f'#!/bin/sh\necho "$SITE $SRUN" >> {told}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     site = ["slurm_partition=high", "slurm_account=physics", "slurm_constraint=large", f"slurm_python={python}"]
     site += ['slurm_setup=["export SITE=here"]', 'slurm_srun_args=["--export=ALL,SRUN=too"]', "cpus_per_task=2"]
-    job = Submitted(slurm, runs / "single", [*SFT, "train.max_steps=2", *(f"hydra.launcher.{each}" for each in site)])
+    words = [*SFT, "train.max_steps=2", *(f"hydra.launcher.{each}" for each in site)]
+    job = Submitted(slurm, folders / "single", words)
     said = slurm.ask("scontrol", "--oneliner", "show", "job", job.id)
     job.ended()
     for each in ("Partition=high", "Account=physics", "Features=large", "CPUs/Task=2"):
@@ -274,9 +288,10 @@ def test_a_single_run_is_a_job_of_its_site(slurm, runs, tmp_path, note):
     note("a single run", "`hydra/launcher=slurm` without `-m`", outcome)
 
 
-def test_a_stream_of_rollouts_survives_a_signal_and_a_lost_node(slurm, runs, warm, note):
+@pytest.mark.proof
+def test_a_stream_of_rollouts_survives_a_signal_and_a_lost_node(slurm, folders, warm, note):
     """Responses are being written whenever the run is stopped: each group is trained on once, or it is outstanding."""
-    job = Submitted(slurm, runs / "stream", [*STREAM, f"actor.model_name_or_path={warm}"])
+    job = Submitted(slurm, folders / "stream", [*STREAM, f"actor.model_name_or_path={warm}"])
     job.wait_for_step(3)
     slurm.ask("scancel", "--signal=USR2", job.id)
     step = job.wait_for_stop()
@@ -293,9 +308,10 @@ def test_a_stream_of_rollouts_survives_a_signal_and_a_lost_node(slurm, runs, war
     note("a stream of rollouts: the signal, then a lost node", "`train.partial_rollout_enable=true`", outcome)
 
 
-def test_a_run_of_two_nodes_has_ranks_on_both(slurm, runs, warm, note):
+@pytest.mark.proof
+def test_a_run_of_two_nodes_has_ranks_on_both(slurm, folders, warm, note):
     words = [*TWO_NODES, f"actor.model_name_or_path={warm}", "hydra.launcher.nodes=2"]
-    job = Submitted(slurm, runs / "two_nodes", words)
+    job = Submitted(slurm, folders / "two_nodes", words)
     job.wait_for_step(1)
     nodes = {ray_node(job.run.logs / f"actor-{rank}.log") for rank in range(2)}
     allocated = slurm.ask("squeue", "--noheader", f"--jobs={job.id}", "--format=%N")
