@@ -19,8 +19,8 @@ from typing import Any
 
 import curves_page
 from common import RESULTS, ROOT, publish, scratch, suite_run
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.registry import estimator
 from rlhf_suite.tasks.warm_start import warm_started
 

@@ -71,7 +71,7 @@ CONFIG = [
     ),
     Mutation(
         "the oldest run is continued",
-        "cli/folders.py",
+        "preflight/folders.py",
         "key=lambda path: path.stat().st_mtime, reverse=True)",
         "key=lambda path: path.stat().st_mtime)",
         FOLDERS,
@@ -190,14 +190,14 @@ CONFIG = [
     ),
     Mutation(
         "an experiment wins over a preset of the command line",
-        "cli/presets.py",
+        "composition/presets.py",
         "if group in chosen and group not in BEFORE_EXPERIMENT]",
         "if group in BEFORE_EXPERIMENT]",
         GROUPS,
     ),
     Mutation(
         "a file of flags wins over a preset of the command line",
-        "cli/config_file.py",
+        "composition/config_file.py",
         ".union(*presets_keys(line))",
         "",
         GROUPS,

@@ -45,14 +45,14 @@ PARALLEL = [
     ),
     Mutation(
         "the preflight takes the matrices of a mixture of experts for divisible",
-        "cli/inspections/models.py",
+        "preflight/inspections/models.py",
         'if experts is not None or files.setting("vision_config") is not None:',
         'if files.setting("vision_config") is not None:',
         INSPECTIONS,
     ),
     Mutation(
         "the preflight looks at no width of a model",
-        "cli/inspections/models.py",
+        "preflight/inspections/models.py",
         "if isinstance(size, int) and size % use.tensor:",
         "if isinstance(size, int) and size < use.tensor:",
         INSPECTIONS,

@@ -213,7 +213,7 @@ ROLLOUT = [
     ),
     Mutation(
         "a replay reads log-probs at another temperature",
-        "cli/inspections/replay.py",
+        "preflight/inspections/replay.py",
         '"rollout.temperature", ',
         "",
         REPLAYS,

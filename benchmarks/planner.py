@@ -116,9 +116,9 @@ def measured(shape: Shape, folder: Path, model: str, runs: dict[Path, Run]) -> f
 
 def planned(shape: Shape, folder: Path, model: str) -> float:
     """Return what the plan says of a process, in GiB, without what its process takes before it has a model."""
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.arguments import parse
     from rlhf_suite.planner.estimate import Target, estimate
+    from rlhf_suite.preflight.jobs import preflight
 
     checked = preflight(parse(words_of(shape, folder, model)))
     assert not checked.problems, checked.problems

@@ -166,11 +166,11 @@ def step_tokens(rows: list[Row], command: list[str], arguments: argparse.Namespa
     """Tokens of each optimiser step, as the task encodes its rows."""
     import importlib
 
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.arguments import parse
     from rlhf_suite.data.row import Row as DataRow
     from rlhf_suite.data.sampler import BatchOrder
     from rlhf_suite.models.load import load_tokenizer
+    from rlhf_suite.preflight.jobs import preflight
 
     (config,) = preflight(parse(command)).runs
     make_task = importlib.import_module(f"rlhf_suite.tasks.{arguments.task}").make_task

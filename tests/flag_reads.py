@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.flags import all_values, walk
 from rlhf_suite.config.runs import Run
+from rlhf_suite.preflight.jobs import preflight
 
 RECORDING = Path(__file__).parent / "recording"
 Read = tuple[str, str]  # (section class, field)

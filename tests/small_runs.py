@@ -12,8 +12,8 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 def small_run(world: Any, folder: Path, line: str) -> list[dict[str, float]]:
     """Run a command line in `folder`; the rows of its metrics."""
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.arguments import parse
+    from rlhf_suite.preflight.jobs import preflight
 
     found = preflight(parse([*shlex.split(line), "logger.progress=false"]))
     assert not found.problems, found.problems
@@ -29,8 +29,8 @@ def column(rows: list[dict[str, float]], name: str) -> list[float]:
 
 def batch_run(world: Any, folder: Path, line: str) -> dict[str, float]:
     """Run a command line that writes rows, not metrics; the metrics of its end."""
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.arguments import parse
+    from rlhf_suite.preflight.jobs import preflight
 
     found = preflight(parse(shlex.split(line)))
     assert not found.problems, found.problems

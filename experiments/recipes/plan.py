@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.config_file import with_config_file
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.runs import AnyTrainedRun
 from rlhf_suite.planner.devices import device_named
 from rlhf_suite.planner.estimate import DeviceUse, Estimate, Target, estimate, gib
+from rlhf_suite.preflight.jobs import preflight
 
 FOLDER = Path(__file__).parent
 RECIPES = sorted(FOLDER.glob("*.yaml"))

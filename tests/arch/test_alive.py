@@ -12,13 +12,15 @@ READ_BY_CLI = {
     "ds.use_universal_ckpt": "config/resume.py lets the shape differ from that of the checkpoint",
     "explain": "cli/app.py shows the plan instead of running",
     "own_code": "config/resume.py compares it with the files of a continued run",
-    "run_dir": "cli/preflight.py makes it the folder of the run or of the sweep",
+    "run_dir": "preflight/jobs.py makes it the folder of the run or of the sweep",
 }
+# What only checks and starts runs does not count.
+ABOVE = ("config", "composition", "preflight", "sweeps", "cli")
 SOURCE = Path(rlhf_suite.__file__).parent
 
 
 def attributes_read() -> set[str]:
-    below = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ("config", "cli")]
+    below = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ABOVE]
     files = [*below, SOURCE / "config" / "plan.py"]
     trees = [ast.parse(path.read_text()) for path in files]
     return {

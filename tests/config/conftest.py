@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import Preflight, preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.jobs import Preflight, preflight
 
 
 @pytest.fixture(scope="session")

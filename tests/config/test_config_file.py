@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.config_file import with_config_file
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.composition.config_file import with_config_file
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import PPORun
+from rlhf_suite.preflight.jobs import preflight
 
 SFT = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse"]
 PPO = [

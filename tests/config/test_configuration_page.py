@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.config_file import with_config_file
-from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.cli.presets import CHOICES, group_names, preset_names
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.composition.config_file import with_config_file
+from rlhf_suite.composition.presets import CHOICES, group_names, preset_names
+from rlhf_suite.preflight.jobs import preflight
 
 pytestmark = pytest.mark.stack
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.folders import Place, finished, for_run, how_to_continue, keep_other_config
-from rlhf_suite.cli.inspections import inspect
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.resume import changes
 from rlhf_suite.config.runs import GenerateRun, RejectionSamplingRun, Run
+from rlhf_suite.preflight.folders import Place, finished, for_run, how_to_continue, keep_other_config
+from rlhf_suite.preflight.inspections import inspect
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.folders import Place, for_run, for_sweep, fresh, working_in
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
 from rlhf_suite.locks import InUse, alone_in, holder_of
+from rlhf_suite.preflight.folders import Place, for_run, for_sweep, fresh, working_in
 from rlhf_suite.tracking.run_folder import RunFolder
 
 

@@ -12,11 +12,11 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.inspections import hub as hub_inspection
-from rlhf_suite.cli.inspections import inspect
-from rlhf_suite.cli.inspections.network import first_hop, unreachable
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.inspections import hub as hub_inspection
+from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.network import first_hop, unreachable
+from rlhf_suite.preflight.jobs import preflight
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return [0.0] * len(queries)\n"
 CONFIG = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 512}

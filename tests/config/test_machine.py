@@ -69,8 +69,8 @@ def test_a_folder_for_temporary_files_that_cannot_hold_sockets_is_named(name, sa
 
 
 def test_a_run_without_ray_may_have_its_temporary_files_anywhere(tmp_path, monkeypatch):
-    from rlhf_suite.cli.inspections.machine import machine
     from rlhf_suite.config.runs import CheckRewardRun, SFTRun
+    from rlhf_suite.preflight.inspections.machine import machine
 
     monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "t" * 40)
     assert list(machine(SFTRun(), tmp_path)) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from remedies import advised, applied
 
-from rlhf_suite.cli.presets import group_names
+from rlhf_suite.composition.presets import group_names
 
 SFT = "task=sft actor.model_name_or_path=builtin:tiny data.dataset=builtin:reverse "
 PPO = (

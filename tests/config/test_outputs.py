@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_suite.cli.inspections.outputs import OUTPUTS, outputs_change_nothing
+from rlhf_suite.preflight.inspections.outputs import OUTPUTS, outputs_change_nothing
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver
 

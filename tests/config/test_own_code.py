@@ -188,10 +188,10 @@ def test_one_function_in_one_file_adds_an_estimator(tmp_path):
         file.write('    """A fresh baseline."""\n')
     code = """
 import sys
-from rlhf_suite.cli.arguments import parse
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.cli.complete import candidates
 from rlhf_suite.cli.help import print_help
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.config.export import markdown
 line = "task=ppo demo=ppo algo.advantage.estimator=fresh"
 print(preflight(parse(f"{line} algo.advantage.gamma=0.9".split())).problems)

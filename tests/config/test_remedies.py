@@ -8,9 +8,9 @@ import pytest
 from remedies import advised
 from test_mistakes import GENERATE, PPO, SFT
 
-from rlhf_suite.cli.arguments import quoted
-from rlhf_suite.cli.compose import hydra_ready
-from rlhf_suite.cli.overrides import parser
+from rlhf_suite.composition.arguments import quoted
+from rlhf_suite.composition.compose import hydra_ready
+from rlhf_suite.composition.overrides import parser
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import is_path

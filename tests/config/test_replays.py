@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.inspections.replay import replay_fits
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.record import save
+from rlhf_suite.preflight.inspections.replay import replay_fits
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from rlhf_suite.cli import main
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.folders import for_sweep
-from rlhf_suite.cli.launchers import jobs_of, places
-from rlhf_suite.cli.local_jobs import gpu_slots, run_here
-from rlhf_suite.cli.preflight import preflight
-from rlhf_suite.cli.slurm_jobs import GONE_POLLS, watch
-from rlhf_suite.cli.sweep import Job, Sweep, chosen_metric, extended, finish
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint, save
 from rlhf_suite.errors import UserError
+from rlhf_suite.preflight.folders import for_sweep
+from rlhf_suite.preflight.jobs import preflight
+from rlhf_suite.sweeps.launchers import jobs_of, places
+from rlhf_suite.sweeps.local_jobs import gpu_slots, run_here
+from rlhf_suite.sweeps.slurm_jobs import GONE_POLLS, watch
+from rlhf_suite.sweeps.table import finish
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.sweep_folder import Job, Sweep, chosen_metric, extended
 
 SITE = """# @package _global_
 hydra:

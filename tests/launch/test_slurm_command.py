@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.cli.slurm_jobs import Command
+from rlhf_suite.cli import main
 from rlhf_suite.errors import RunError
+from rlhf_suite.sweeps.slurm_jobs import Command
 
 PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
 
@@ -15,16 +16,16 @@ def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, resta
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if restarts is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    Command(PRINTS)()
+    Command(PRINTS, main)()
     assert f"load_enable: {str(resumes).lower()}" in capfd.readouterr().out
 
 
 def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
     with pytest.raises(RunError, match="exit code 2"):
-        Command(["task=nothing"])()
+        Command(["task=nothing"], main)()
 
 
 def test_a_tool_without_a_state_starts_again():
     words = ["task=merge_lora", "actor.model_name_or_path=builtin:tiny"]
-    assert not Command(words).can_resume()
-    assert Command(PRINTS).can_resume()
+    assert not Command(words, main).can_resume()
+    assert Command(PRINTS, main).can_resume()

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from PIL import Image as Pillow
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from rlhf_suite.cli.inspections.models import IMAGE_FAMILIES
 from rlhf_suite.config.ds import DeepSpeedConfig, LoRAConfig
 from rlhf_suite.config.models import SeeingActorConfig
 from rlhf_suite.data.batch import TokenBatch, collate, take
@@ -21,6 +20,7 @@ from rlhf_suite.models.load import load_model, vision_processor
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.save import save_hf
 from rlhf_suite.models.vision import FAMILIES
+from rlhf_suite.preflight.inspections.models import IMAGE_FAMILIES
 from vision import PICTURES, Seeing
 
 

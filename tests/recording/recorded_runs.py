@@ -14,8 +14,8 @@ from pathlib import Path
 
 import sitecustomize
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.tracking.run_folder import RunFolder
 from small_runs import run_task
 

@@ -12,7 +12,8 @@ import os
 import sys
 
 FILE = "RLHF_SUITE_FLAG_READS"
-OURS, NOT_COUNTED, PLAN = "rlhf_suite.", ("rlhf_suite.config.", "rlhf_suite.cli"), "rlhf_suite.config.plan"
+OURS, PLAN = "rlhf_suite.", "rlhf_suite.config.plan"
+NOT_COUNTED = tuple(f"{OURS}{name}" for name in ("config.", "composition", "preflight", "sweeps", "cli"))
 seen = set()
 
 

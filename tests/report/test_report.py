@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.runs import TASKS, LoopRun, PPORun, TrainedRun
 from rlhf_suite.errors import UserError
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
 from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
 from rlhf_suite.report.summary import before_and_after, best_checkpoint, changes, next_command, time_spent

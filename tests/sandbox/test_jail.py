@@ -25,9 +25,9 @@ import venv
 from pathlib import Path
 sys.path.append({benchmarks!r})
 from jail_attacks import show_python_to_others
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.inspections import inspect
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.sandbox import kernel, seccomp
 from rlhf_suite.sandbox.jail import offer
 from rlhf_suite.sandbox.process import SandboxError

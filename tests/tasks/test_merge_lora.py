@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.inspections import inspect
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.jobs import preflight
 from small_runs import small_run
 
 RUN = Path(__file__).parents[2] / "run.py"

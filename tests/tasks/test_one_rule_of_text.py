@@ -14,8 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from reward_server import RewardServer
 from rlhf_suite.cli import main
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.data import ScoreDataConfig
 from rlhf_suite.config.ds import ServedModelConfig
 from rlhf_suite.config.reward import RewardConfig
@@ -27,6 +26,7 @@ from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.reward_model import RewardModel
 from rlhf_suite.offline.answers import Answerer, Work
 from rlhf_suite.offline.scores import text_sample
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.rewards.base import Sample
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.scoring import Scorer

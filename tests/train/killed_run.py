@@ -17,11 +17,11 @@ import time
 import traceback
 from pathlib import Path
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import CheckpointStore
 from small_runs import run_task

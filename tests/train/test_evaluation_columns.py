@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from rlhf_suite.cli.arguments import parse
-from rlhf_suite.cli.preflight import preflight
+from rlhf_suite.composition.arguments import parse
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.models.builtin import byte_tokenizer
+from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.tasks import dpo, sft
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder

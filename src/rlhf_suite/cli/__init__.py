@@ -1,4 +1,4 @@
-"""The command line: from `python run.py task=...` to a task module with a checked configuration."""
+"""The commands and options of `python run.py` and `rlhf-suite`: what they check, start and print."""
 
 from rlhf_suite.cli.app import main
 

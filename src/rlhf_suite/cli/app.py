@@ -11,14 +11,14 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from rlhf_suite.cli.arguments import CommandLine, key_of, parse
+from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rlhf_suite.cli.preflight import Preflight
+    from rlhf_suite.preflight.jobs import Preflight
 
 REFUSED, INTERRUPTED = 2, 130
 # What a report of a problem should name; vLLM's build for machines without a GPU is a package of its own.
@@ -52,7 +52,7 @@ def why(words: list[str]) -> int:
 
 def sweep_status(words: list[str]) -> int:
     """Print the table of a sweep as it stands."""
-    from rlhf_suite.cli.sweep import show
+    from rlhf_suite.sweeps.table import show
 
     return show(words)
 
@@ -113,8 +113,8 @@ def versions() -> Iterator[str]:
 
 def checked(line: CommandLine) -> int:
     """Check the command line, then explain, show, sweep or run."""
-    from rlhf_suite.cli.config_file import with_config_file
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.config_file import with_config_file
+    from rlhf_suite.preflight.jobs import preflight
 
     line = with_config_file(line)
     found = preflight(line)
@@ -125,7 +125,7 @@ def checked(line: CommandLine) -> int:
         line.overrides.append(f"demo={found.demo}")
     if "--cfg" in line.options or "--info" in line.options:
         return show(line, found)
-    from rlhf_suite.cli.inspections import inspect
+    from rlhf_suite.preflight.inspections import inspect
 
     if problems := inspect(found.runs):
         return refuse(problems)
@@ -148,9 +148,9 @@ def show(line: CommandLine, found: Preflight) -> int:
 
 def single(line: CommandLine, found: Preflight) -> int:
     """Execute one run in a folder of its own, or in the one that it continues."""
-    from rlhf_suite.cli.folders import for_run
-    from rlhf_suite.cli.inspections import inspect
     from rlhf_suite.launch.environment import limited_rights
+    from rlhf_suite.preflight.folders import for_run
+    from rlhf_suite.preflight.inspections import inspect
 
     (run,) = found.runs
     with limited_rights(run.launch):
@@ -171,9 +171,9 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
     """Execute a run in a folder that no other run may use meanwhile, and in which the first node alone writes."""
     from rlhf_suite.cli.execute import run_with
     from rlhf_suite.cli.explain import origins
-    from rlhf_suite.cli.folders import is_first_node, working_in
     from rlhf_suite.cli.run_log import recorded
     from rlhf_suite.locks import InUse
+    from rlhf_suite.preflight.folders import is_first_node, working_in
 
     (run,) = found.runs
     try:
@@ -191,8 +191,8 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
 
 def sweep(line: CommandLine, found: Preflight) -> int:
     """Execute many runs, each a process of its own, then print their table."""
-    from rlhf_suite.cli.folders import for_sweep
     from rlhf_suite.launch.environment import limited_rights
+    from rlhf_suite.preflight.folders import for_sweep
 
     with limited_rights(found.runs[0].launch):
         folder = for_sweep(found)
@@ -203,14 +203,14 @@ def sweep(line: CommandLine, found: Preflight) -> int:
 
 def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> int:
     """Have the launcher start the jobs in `folder`; print the table of how they are or ended."""
-    from rlhf_suite.cli.launchers import launch
-    from rlhf_suite.cli.sweep import finish
     from rlhf_suite.errors import UserError
+    from rlhf_suite.sweeps.launchers import launch
+    from rlhf_suite.sweeps.table import finish
 
     say(remark)
     code = 0
     try:
-        launch(line, found, folder)
+        launch(line, found, folder, main)
     except UserError as error:
         say(str(error))
         return REFUSED
@@ -225,7 +225,7 @@ def hydra(line: CommandLine) -> int:
     """Hand over to Hydra, which shows something; return the exit code."""
     import hydra as library
 
-    from rlhf_suite.cli.compose import menu, register
+    from rlhf_suite.composition.compose import menu, register
     from rlhf_suite.config.presets import conf_dir
 
     register()

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlhf_suite.cli.arguments import ALIASES, SWITCHES, VALUED, parse
-from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.composition.arguments import ALIASES, SWITCHES, VALUED, parse
+from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.runs import TASKS

@@ -17,13 +17,13 @@ from pathlib import Path
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict, read_write
 
-from rlhf_suite.cli.folders import finished, how_to_continue, is_first_node, keep_other_config
 from rlhf_suite.config.plan import PlannedRun, resolve
 from rlhf_suite.config.record import fingerprint, load, save
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.preflight.folders import finished, how_to_continue, is_first_node, keep_other_config
 from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130

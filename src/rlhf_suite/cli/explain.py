@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.preflight import Preflight
-from rlhf_suite.cli.presets import preset_keys
+from rlhf_suite.composition.arguments import CommandLine
+from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.launch.ray_cluster import machine
+from rlhf_suite.preflight.jobs import Preflight
 
 Rows = Iterator[tuple[str, ...]]
 

@@ -7,8 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.composition.arguments import CommandLine
+from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo, by_section
 from rlhf_suite.config.formatting import described, did_you_mean, spelled
 from rlhf_suite.config.launchers import LAUNCHERS, settings_of

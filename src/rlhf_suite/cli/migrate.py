@@ -57,8 +57,8 @@ def show(new: Migrated, command: Command) -> int:
 
 def refusals(new: Migrated) -> Iterator[str]:
     """Yield what the checks of flags say about the new command."""
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.composition.arguments import parse
+    from rlhf_suite.preflight.jobs import preflight
 
     for problem in preflight(parse(new.words)).problems:
         yield f"{problem.key}: {problem.what}; {problem.fix}"

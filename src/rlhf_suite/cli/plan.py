@@ -15,10 +15,10 @@ from rlhf_suite.config.problems import report
 from rlhf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from rlhf_suite.cli.arguments import CommandLine
-    from rlhf_suite.cli.preflight import Preflight
+    from rlhf_suite.composition.arguments import CommandLine
     from rlhf_suite.config.runs import AnyTrainedRun
     from rlhf_suite.planner.estimate import Estimate, Target
+    from rlhf_suite.preflight.jobs import Preflight
 
 USAGE = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
 ABOUT = """Says what memory each process of a run takes, and what disk and time it needs, without running it. The model
@@ -30,8 +30,8 @@ FITS, TOO_LARGE, REFUSED = 0, 1, 2
 
 def plan(words: Sequence[str]) -> int:
     """Print the plan of a run; return the exit code."""
-    from rlhf_suite.cli.arguments import parse
-    from rlhf_suite.cli.config_file import with_config_file
+    from rlhf_suite.composition.arguments import parse
+    from rlhf_suite.composition.config_file import with_config_file
 
     asked, rest = arguments().parse_known_args(list(words))
     try:
@@ -87,7 +87,7 @@ def target_of(asked: argparse.Namespace) -> Target:
 
 def checked(line: CommandLine) -> Preflight:
     """Return the run that the words make, with the demo of its task if they name no model."""
-    from rlhf_suite.cli.preflight import preflight
+    from rlhf_suite.preflight.jobs import preflight
 
     return preflight(line)
 

@@ -26,8 +26,9 @@ def report(words: Sequence[str]) -> int:
         asked = problem == "help"
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return DONE if asked else REFUSED
-    from rlhf_suite.cli.sweep import read, write_sweep_page
     from rlhf_suite.report.html import write_report
+    from rlhf_suite.sweeps.table import write_sweep_page
+    from rlhf_suite.tracking.sweep_folder import read
 
     places, file = [Path(each).expanduser() for each in folders], Path(target).expanduser() if target else None
     try:

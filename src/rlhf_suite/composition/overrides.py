@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from rlhf_suite.cli.arguments import key_of
-from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.composition.arguments import key_of
+from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.flags import FlagInfo
 from rlhf_suite.config.formatting import did_you_mean, quoted
 from rlhf_suite.config.names import SECRETS, flags_of, unknown_flag

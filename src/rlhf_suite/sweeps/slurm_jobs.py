@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_suite.cli.sweep import Job, Sweep
 from rlhf_suite.config.runs import TASKS, ResumableRun
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
+Main = Callable[[list[str]], int]  # the command line: it takes its words, and returns its exit code
 GONE_POLLS = 3  # squeue may not list a job for a moment while it is queued again
 UNKNOWN = "UNKNOWN"  # squeue gives no answer
 ENDED = (
@@ -36,6 +37,7 @@ class Command:
     """What a Slurm job runs: the command line of one run, in the process that submitit starts."""
 
     words: list[str]
+    main: Main
 
     def __call__(self) -> None:
         """Run the command line. A job that was queued again continues its run.
@@ -47,10 +49,8 @@ class Command:
         Raises:
             RunError: the run failed. Slurm then records the job as failed.
         """
-        from rlhf_suite.cli.app import main
-
         restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        code = main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
+        code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
         if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
             signal.raise_signal(signal.SIGUSR2)
         if code < 0:  # the exit code of that handler, if the signal came before the run could act upon it
@@ -70,7 +70,7 @@ class Command:
         return DelayedSubmission(self)
 
 
-def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str, Job]:
+def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any], main: Main) -> dict[str, Job]:
     """Submit the jobs as one array. Return them by their Slurm ids.
 
     Raises:
@@ -87,7 +87,7 @@ def submit(sweep: Sweep, jobs: list[Job], resources: dict[str, Any]) -> dict[str
         )
         executor.update_parameters(**resources)
         with executor.batch():
-            submitted = [executor.submit(Command(job.words)) for job in jobs]
+            submitted = [executor.submit(Command(job.words, main)) for job in jobs]
     except (RuntimeError, submitit.core.utils.FailedJobError) as error:
         raise UserError(f"hydra/launcher=slurm: nothing was submitted: {error}") from error
     for job, slurm in zip(jobs, submitted, strict=True):

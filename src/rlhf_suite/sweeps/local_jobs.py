@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from rlhf_suite.cli.sweep import Job, Sweep
 from rlhf_suite.errors import UserError
+from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
 POLL_S = 0.2
 STOP_S = 60.0

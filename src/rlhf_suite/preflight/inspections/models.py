@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlhf_suite.cli.inspections.hub import cached_model
-from rlhf_suite.cli.inspections.model_files import ModelFiles, files_of, known_model_types
-from rlhf_suite.cli.inspections.model_uses import ModelUse, model_uses
 from rlhf_suite.config.plan import ACTOR, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.preflight.inspections.hub import cached_model
+from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of, known_model_types
+from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
 IMAGE_FAMILIES = ("idefics3",)  # as in models/vision.py, which imports torch; a test compares them

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.cli.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
+from rlhf_suite.composition.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of

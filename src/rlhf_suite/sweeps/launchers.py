@@ -13,13 +13,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlhf_suite.cli.arguments import CommandLine, key_of
-from rlhf_suite.cli.folders import finished, is_earlier, resumes
-from rlhf_suite.cli.preflight import Preflight
-from rlhf_suite.cli.sweep import Job, Sweep, extended, read
+from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.config.formatting import quoted
 from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
+from rlhf_suite.preflight.folders import finished, is_earlier, resumes
+from rlhf_suite.preflight.jobs import Preflight
+from rlhf_suite.sweeps.local_jobs import run_here
+from rlhf_suite.sweeps.slurm_jobs import Main, squeue, submit, watch
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.sweep_folder import Job, Sweep, extended, read
 
 MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 # Settings of the sweep that mean nothing to a single job. The choice of the launcher is not among them: a preset may
@@ -27,9 +29,9 @@ MAX_NAME = 120  # characters of the name of a job in W&B and TensorBoard
 NOT_FOR_JOBS = ("hydra.mode", "hydra.run.", "hydra.sweep", "hydra/sweeper", "hydra.launcher")
 
 
-def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
+def launch(line: CommandLine, found: Preflight, folder: Path, main: Main) -> None:
     """Start the jobs of a sweep, or a single run on Slurm, and record them in `folder`. Wait for their ends, unless
-    hydra.launcher.wait=false.
+    hydra.launcher.wait=false. A job of Slurm calls `main` with the words of its command line.
 
     A job that continues its run (ckpt.load_enable=true) is not started if the run is done.
 
@@ -42,7 +44,7 @@ def launch(line: CommandLine, found: Preflight, folder: Path) -> None:
     for job in compress(jobs, is_done):
         sweep.keep(job)
     if left := [job for job, done in zip(jobs, is_done, strict=True) if not done]:
-        start(sweep, left, found)
+        start(sweep, left, found, main)
 
 
 def jobs_of(line: CommandLine, found: Preflight, folder: Path) -> Iterator[Job]:
@@ -62,18 +64,15 @@ def jobs_of(line: CommandLine, found: Preflight, folder: Path) -> Iterator[Job]:
         yield Job(number, words, str(place), [*settings, *words, *names, *own])
 
 
-def start(sweep: Sweep, jobs: list[Job], found: Preflight) -> None:
+def start(sweep: Sweep, jobs: list[Job], found: Preflight, main: Main) -> None:
     """Start these jobs of a sweep by its launcher."""
     options: dict[str, Any] = OmegaConf.to_container(found.hydra.launcher, resolve=True)  # type: ignore[assignment]
     if found.hydra.runtime.choices["hydra/launcher"] == "local":
-        from rlhf_suite.cli.local_jobs import run_here
-
         run_here(sweep, jobs, options["parallel"], options["gpus_per_job"])
     else:
-        from rlhf_suite.cli.slurm_jobs import squeue, submit, watch
-
         wait, poll_s = options.pop("wait"), options.pop("poll_s")
-        submitted = submit(sweep, jobs, {name: value for name, value in options.items() if value not in (None, [], {})})
+        resources = {name: value for name, value in options.items() if value not in (None, [], {})}
+        submitted = submit(sweep, jobs, resources, main)
         if wait:
             watch(sweep, submitted, poll_s, squeue)
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf_suite.cli.arguments import CommandLine, key_of
-from rlhf_suite.cli.overrides import flattened
-from rlhf_suite.cli.presets import group_names, keys_set, names_in
+from rlhf_suite.composition.arguments import CommandLine, key_of
+from rlhf_suite.composition.overrides import flattened
+from rlhf_suite.composition.presets import group_names, keys_set, names_in
 from rlhf_suite.config.formatting import quoted, spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem

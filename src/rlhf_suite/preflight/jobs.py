@@ -21,11 +21,11 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from rlhf_suite.cli import overrides as words
-from rlhf_suite.cli.arguments import CommandLine
-from rlhf_suite.cli.compose import compose_blaming, hydra_ready, search_path
-from rlhf_suite.cli.overrides import Overrides, Value, flattened, name_problems
-from rlhf_suite.cli.presets import group_names, may_set, names_in, preset_names, task_of
+from rlhf_suite.composition import overrides as words
+from rlhf_suite.composition.arguments import CommandLine
+from rlhf_suite.composition.compose import compose_blaming, hydra_ready, search_path
+from rlhf_suite.composition.overrides import Overrides, Value, flattened, name_problems
+from rlhf_suite.composition.presets import group_names, may_set, names_in, preset_names, task_of
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of

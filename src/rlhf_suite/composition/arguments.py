@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlhf_suite.cli.presets import group_names, preset_names
+from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.formatting import did_you_mean, quoted
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem

@@ -10,12 +10,12 @@ import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.rules.rewards import named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
 from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.sandbox.jail import offer

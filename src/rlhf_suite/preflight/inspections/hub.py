@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_suite.cli.inspections.model_uses import model_uses
-from rlhf_suite.cli.inspections.network import first_hop, unreachable
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
 from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.preflight.inspections.model_uses import model_uses
+from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 
 # Read as huggingface_hub reads them. An import of it here would fix its settings before the run can set its own.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

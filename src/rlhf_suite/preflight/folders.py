@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_suite.cli.inspections.outputs import targets
-from rlhf_suite.cli.preflight import Preflight, node_problem, too_few_nodes
-from rlhf_suite.cli.sweep import read
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import fingerprint
@@ -24,7 +21,10 @@ from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.slurm import allocation
 from rlhf_suite.locks import LOCK, alone_in, holder_of
+from rlhf_suite.preflight.inspections.outputs import targets
+from rlhf_suite.preflight.jobs import Preflight, node_problem, too_few_nodes
 from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.sweep_folder import read
 from rlhf_suite.train.checkpoint import store_of
 
 METRICS_SHOWN = 6  # in the message about a finished run

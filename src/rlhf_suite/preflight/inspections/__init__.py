@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rlhf_suite.cli.inspections.hub import hub_names_exist
-from rlhf_suite.cli.inspections.machine import machine
-from rlhf_suite.cli.inspections.models import models_fit, reward_model_reads_the_policy
-from rlhf_suite.cli.inspections.outputs import OUTPUTS, resume_fits
-from rlhf_suite.cli.inspections.replay import replay_fits
-from rlhf_suite.cli.inspections.rewards import (
+from rlhf_suite.config.problems import Problem, distinct
+from rlhf_suite.config.runs import Run
+from rlhf_suite.preflight.inspections.hub import hub_names_exist
+from rlhf_suite.preflight.inspections.machine import machine
+from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
+from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
+from rlhf_suite.preflight.inspections.replay import replay_fits
+from rlhf_suite.preflight.inspections.rewards import (
     programs_have_a_jail,
     reward_files_define,
     reward_servers_answer,
     token_fits_a_header,
 )
-from rlhf_suite.config.problems import Problem, distinct
-from rlhf_suite.config.runs import Run
 
 # An inspection takes the run and its folder. The folder is None if it is not known yet (for a whole sweep,
 # `explain=true`).

@@ -1,0 +1,86 @@
+"""The table and the page of a sweep when its jobs have ended, or as it stands: `rlhf-suite sweep status <folder>`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_suite.disk import write_text
+from rlhf_suite.errors import UserError
+from rlhf_suite.sweeps.slurm_jobs import look
+from rlhf_suite.tracking.sweep_folder import Job, Sweep, read
+
+USAGE = """usage: rlhf-suite sweep status <folder>
+
+Prints the table of a sweep with the states that its runs have now, and writes it to summary.md in the folder. It is for
+sweeps that nobody waits for (hydra.launcher.wait=false), and for a single run that was submitted to Slurm. The exit
+code is 1 if a job failed, and 2 if the folder has no sweep."""
+REFUSED = 2
+COLUMNS = ("job", "overrides", "state", "metric", "seconds")
+
+
+def show(words: Sequence[str]) -> int:
+    """Do `rlhf-suite sweep status <folder>`; return the exit code."""
+    if len(words) != 2 or words[0] != "status":
+        asked = words[:1] in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else REFUSED
+    try:
+        sweep = read(Path(words[1]).expanduser())
+        if sweep is None:
+            raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
+        look(sweep)
+        return finish(sweep.folder)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+
+
+def finish(folder: Path) -> int:
+    """Print the table and write it to summary.md, and write the page of the sweep; return exit code 1 if any job
+    failed."""
+    sweep = read(folder)
+    assert sweep is not None, "launch writes it"
+    common = set.intersection(*(set(job.overrides) for job in sweep.jobs)) if len(sweep.jobs) > 1 else set()
+    rows = [row(job, common) for job in sweep.jobs]
+    table = Table(*COLUMNS, title=Text(str(folder)))
+    for cells in rows:
+        table.add_row(*map(Text, cells))  # an override such as [q_proj] is not markup
+    Console().print(table)
+    write_text(folder / "summary.md", markdown(rows))
+    if not sweep.is_single and any((sweep.folder_of(job) / "metrics.jsonl").exists() for job in sweep.jobs):
+        from rlhf_suite.report.html import tried
+
+        print(tried(lambda: write_sweep_page(sweep)))
+    failed = [job for job in sweep.jobs if job.state == "failed"]
+    for job in failed:
+        print(f"#{job.number} failed: {job.error}" + (f"\n    log: {job.log}" if job.log else ""))
+    return 1 if failed else 0
+
+
+def row(job: Job, common: set[str]) -> list[str]:
+    """Return a job's cells without the overrides that all jobs have in common."""
+    varied = " ".join(word for word in job.overrides if word not in common)
+    metric = f"{job.metric}={job.value:.4g}" if job.value is not None else ""
+    seconds = f"{job.seconds:.0f}" if job.seconds else ""
+    return [str(job.number), varied, job.state, metric, seconds]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Return the table in Markdown."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def write_sweep_page(sweep: Sweep, target: Path | None = None) -> Path:
+    """Write the page of a sweep: the statistics of each combination of its flags, and its runs beside each other."""
+    from rlhf_suite.report.html import write_sweep_report
+    from rlhf_suite.report.sweep_data import swept
+
+    jobs = [(job.number, sweep.folder_of(job), job.overrides) for job in sweep.jobs]
+    return write_sweep_report(sweep.folder, swept(jobs), target)
