@@ -12,6 +12,7 @@ READ_BY_CLI = {
     "ds.use_universal_ckpt": "config/resume.py lets the shape differ from that of the checkpoint",
     "explain": "cli/app.py shows the plan instead of running",
     "own_code": "config/resume.py compares it with the files of a continued run",
+    "plan": "cli/app.py prints what the run would need instead of running",
     "run_dir": "preflight/jobs.py makes it the folder of the run or of the sweep",
 }
 # What only checks and starts runs does not count.

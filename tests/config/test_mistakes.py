@@ -197,6 +197,8 @@ MISTAKES = [
     (PPO + "--actor.adam.lr 1e-6", "--actor.adam.lr", "without dashes"),
     (PPO + "--verbose", "--verbose", "no such option"),
     (PPO + "explain", "explain", "expected key=value"),
+    (PPO + "explain=true plan=true", "explain", "has no effect with plan=true"),
+    (PPO + "plan=true --gpu h100-80", "--gpu", "write rlhf-suite plan --gpu"),
     # types and values
     (PPO + "actor.num_nodes=1e0", "actor.num_nodes", "write actor.num_nodes=1"),
     (PPO + "actor.num_nodes=two", "actor.num_nodes", "is not an int"),

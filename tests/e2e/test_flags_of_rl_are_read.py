@@ -51,6 +51,7 @@ READ_ELSEWHERE = {
     "critic.min_lr_ratio": "behind the warm-up, where a run is longer; the actor's is read here",
     "data.dataloader_num_workers": "where the cache lacks the encoded rows: tests/tasks/test_flags_are_read.py",
     "ds.zpg": "under ZeRO-3: tests/tasks/test_flags_are_read.py",
+    "plan": "as explain",
     "own_code": "the run writes it itself; tests/config/test_own_code.py",
     "logger.report": "the command line writes the page of a run",
     "rollout.replay": "tests/e2e/test_replay_run.py",

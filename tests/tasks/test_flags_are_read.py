@@ -33,6 +33,7 @@ READ_ELSEWHERE = {
     "launch.trust_remote_code": "the command line passes it on, tests/e2e/test_code_of_models.py",
     "launch.umask": "the command line takes it over before the task begins, tests/launch/test_environment.py",
     "logger.report": "the command line writes the page of a run, tests/report",
+    "plan": "as explain",
     "own_code": "the run writes it itself; tests/config/test_own_code.py",
     "run_dir": "the command line names the folder of the run",
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
+from rlhf_suite.config.runs import TrainedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def versions() -> Iterator[str]:
 
 
 def checked(line: CommandLine) -> int:
-    """Check the command line, then explain, show, sweep or run."""
+    """Check the command line, then plan, explain, show, sweep or run."""
     from rlhf_suite.composition.config_file import with_config_file
     from rlhf_suite.preflight.jobs import preflight
 
@@ -125,6 +126,10 @@ def checked(line: CommandLine) -> int:
         line.overrides.append(f"demo={found.demo}")
     if "--cfg" in line.options or "--info" in line.options:
         return show(line, found)
+    if any(isinstance(run, TrainedRun) and run.plan for run in found.runs):
+        from rlhf_suite.cli.plan import planned
+
+        return planned(line, found)  # without inspections: neither the data nor the devices need to be here
     from rlhf_suite.preflight.inspections import inspect
 
     if problems := inspect(found.runs):

@@ -33,8 +33,8 @@ def explain(line: CommandLine, found: Preflight) -> int:
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
-    if len(found.runs) > 1:
-        console.print(f"This is the first of {len(found.runs)} jobs.")
+    if found.first_of_several:
+        console.print(found.first_of_several)
     return 0
 
 

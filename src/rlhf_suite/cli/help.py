@@ -34,6 +34,7 @@ Options:
                                 hydra/launcher=local hydra.launcher.parallel=2, or hydra/launcher=slurm
   hydra/launcher=slurm          a job of Slurm; --help hydra.launcher lists its settings (docs/slurm.md)
   explain=true                  print batch arithmetic, placement and the origin of each value; run nothing
+  plan=true                     print what memory, disk and time it would take; run nothing (rlhf-suite plan --help)
   -sc install=bash              completion: eval "$(rlhf-suite -sc install=bash)"
 
 Lists are written '[a,b]', nothing is null, a text with = or , or {{ is quoted twice: 'flag="a=b"'."""

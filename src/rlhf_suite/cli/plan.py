@@ -1,4 +1,4 @@
-"""`rlhf-suite plan <words of a command line>`: what a run will need, before it waits in a queue."""
+"""`rlhf-suite plan <words>`, or `plan=true` among the words of a run: what it will need, before it waits in a queue."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.composition.arguments import PLAN_OPTIONS
 from rlhf_suite.config.problems import report
 from rlhf_suite.errors import UserError
 
@@ -23,39 +24,28 @@ if TYPE_CHECKING:
 USAGE = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
 ABOUT = """Says what memory each process of a run takes, and what disk and time it needs, without running it. The model
 needs no weights, only its config.json, and the GPUs need not be here. The exit code is 0 if the run fits, 1 if it does
-not (then with changes that make it fit), and 2 if the command line is wrong."""
+not (then with changes that make it fit), and 2 if the command line is wrong. plan=true on the command line of a run
+does the same without these options."""
 
 FITS, TOO_LARGE, REFUSED = 0, 1, 2
 
 
 def plan(words: Sequence[str]) -> int:
-    """Print the plan of a run; return the exit code."""
+    """Print the plan of the run that the words make; return the exit code."""
     from rlhf_suite.composition.arguments import parse
     from rlhf_suite.composition.config_file import with_config_file
+    from rlhf_suite.preflight.jobs import preflight
 
     asked, rest = arguments().parse_known_args(list(words))
-    try:
-        target = target_of(asked)
-        line = with_config_file(parse(rest))
-        run = only_run(found := checked(line))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return REFUSED
-    if found.problems:
-        print(report(found.problems), file=sys.stderr)
-        return REFUSED
-    return planned(line, run, target)
+    line = with_config_file(parse(rest))
+    return planned(line, preflight(line), asked)
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the parser of the options that are not flags of a run."""
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser("rlhf-suite plan", USAGE, ABOUT, allow_abbrev=False)
-    parser.add_argument("--gpu", help="type of GPU, such as h100-80; without it: processes on the CPUs of this machine")
-    parser.add_argument("--memory", type=float, help="GiB of a GPU or machine, instead of what is known of it")
-    parser.add_argument("--mfu", type=float, help="share of a GPU's peak that training reaches (default 0.4)")
-    parser.add_argument(
-        "--tflops", type=float, help="10^12 operations per second of a device (GPU or core), as measured"
-    )
+    for name, (kind, help) in PLAN_OPTIONS.items():
+        parser.add_argument(name, type=kind, help=help)
     return parser
 
 
@@ -85,13 +75,6 @@ def target_of(asked: argparse.Namespace) -> Target:
     )
 
 
-def checked(line: CommandLine) -> Preflight:
-    """Return the run that the words make, with the demo of its task if they name no model."""
-    from rlhf_suite.preflight.jobs import preflight
-
-    return preflight(line)
-
-
 def only_run(found: Preflight) -> AnyTrainedRun | None:
     """Return the run to plan: the first of a sweep; None if there are problems.
 
@@ -109,33 +92,44 @@ def only_run(found: Preflight) -> AnyTrainedRun | None:
     raise UserError(f"task={run.task}: only runs that train a model can be planned: task={', '.join(known)}")
 
 
-def planned(line: CommandLine, run: AnyTrainedRun | None, target: Target) -> int:
+def planned(line: CommandLine, found: Preflight, asked: argparse.Namespace | None = None) -> int:
+    """Print the plan of a checked run, or of the first one of a sweep; return the exit code.
+
+    `asked` are the options of `rlhf-suite plan`; None: those of `plan=true`, which has none.
+    """
+    try:
+        target = target_of(asked or arguments().parse_args([]))
+        run = only_run(found)
+        if run is None:
+            raise UserError(report(found.problems))
+        code = fitted(line, run, target)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    if found.first_of_several:
+        print(found.first_of_several)
+    return code
+
+
+def fitted(line: CommandLine, run: AnyTrainedRun, target: Target) -> int:
     """Print the tables, and proposals if the run does not fit."""
     from rlhf_suite.planner.devices import cpu_flops
     from rlhf_suite.planner.estimate import CPU_UTILISATION, estimate
     from rlhf_suite.planner.remedies import proposals
     from rlhf_suite.planner.table import show, show_proposals
+    from rlhf_suite.preflight.jobs import preflight
 
-    assert run is not None
     if target.flops is None:
         target = replace(target, flops=CPU_UTILISATION * cpu_flops(run.ds.param_dtype))
-    try:
-        found = estimate(run, target)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return REFUSED
+    found = estimate(run, target)
     show(found)
     if found.fits:
         return FITS
 
     def replan(words: tuple[str, ...]) -> Estimate | None:
-        changed = checked(replace(line, overrides=[*line.overrides, *words]))
-        if changed.problems:
-            return None
-        other = only_run(changed)
-        assert other is not None
+        other = only_run(preflight(replace(line, overrides=[*line.overrides, *words])))
         try:
-            return estimate(other, target)
+            return None if other is None else estimate(other, target)
         except UserError:
             return None
 

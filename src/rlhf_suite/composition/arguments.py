@@ -28,6 +28,13 @@ VALUES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
+# Options of `rlhf-suite plan`: type and meaning.
+PLAN_OPTIONS = {
+    "--gpu": (str, "type of GPU, such as h100-80; without it: processes on the CPUs of this machine"),
+    "--memory": (float, "GiB of a GPU or machine, instead of what is known of it"),
+    "--mfu": (float, "share of a GPU's peak that training reaches (default 0.4)"),
+    "--tflops": (float, "10^12 operations per second of a device (GPU or core), as measured"),
+}
 
 
 @dataclass
@@ -99,6 +106,8 @@ def merge_values(argv: list[str]) -> Iterator[str]:
 def dashed(word: str) -> Problem:
     """Return the problem of `--actor.adam.lr=1e-6`, as OpenRLHF's commands take it, or of an unknown option."""
     name, _, value = word.lstrip("-").partition("=")
+    if f"--{name}" in PLAN_OPTIONS:
+        return Problem(f"--{name}", "is an option of rlhf-suite plan", f"write rlhf-suite plan --{name} ... task=...")
     if "." in name or "_" in name or value:
         return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
     return Problem(

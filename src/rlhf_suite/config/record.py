@@ -19,7 +19,7 @@ from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
 from rlhf_suite.registry import absolute, digest, is_own
 
-PLAN = "plan"  # the key in config.yaml that is not a flag
+PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this name is false in every run that runs
 
 
 def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:

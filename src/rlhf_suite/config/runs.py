@@ -52,7 +52,7 @@ from rlhf_suite.config.eval import (
     RLEvalConfig,
     StepEvalConfig,
 )
-from rlhf_suite.config.flags import FREE, flag, group, is_null, is_positive, needs
+from rlhf_suite.config.flags import FREE, flag, group, is_false, is_null, is_positive, needs
 from rlhf_suite.config.generate import GenerateConfig, ScoreConfig
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.logger import LoggerConfig
@@ -104,7 +104,7 @@ class Run:
 
     task: str = flag("", "The task; chosen with task=<name>")
     explain: bool = flag(
-        False, "Print the batch arithmetic, the placement and the origin of each value, and run nothing", resume=FREE
+        False, "Print batch sizes, placement, the origin of each value; run nothing", when=is_false("plan"), resume=FREE
     )
     run_dir: str | None = flag(
         None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>", resume=FREE
@@ -130,6 +130,7 @@ class TrainedRun(ResumableRun):
     # them with what evaluations return.
     EVALUATED: ClassVar[tuple[str, ...]] = ()
 
+    plan: bool = flag(False, "Print what memory, disk and time a run would take; run nothing", resume=FREE)
     ds: DeepSpeedConfig = group(DeepSpeedConfig)
     ckpt: CheckpointConfig = group(CheckpointConfig)
     logger: LoggerConfig = group(LoggerConfig)

@@ -56,6 +56,11 @@ class Preflight:
     folder: Path = Path()  # where the run or the sweep wants to be
     chosen_folder: bool = False  # by the user
 
+    @property
+    def first_of_several(self) -> str:
+        """What to say beside an answer about the first run of a sweep; empty for a single run."""
+        return f"This is the first of {len(self.runs)} jobs." if len(self.runs) > 1 else ""
+
 
 def preflight(line: CommandLine) -> Preflight:
     """Compose and check all jobs of a command line."""
