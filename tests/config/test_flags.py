@@ -26,9 +26,14 @@ def test_every_flag_accepts_its_own_default():
 
 def test_every_flag_has_one_line_of_help():
     for name, info in FLAGS:
-        assert info.meta.help, name
-        assert "\n" not in info.meta.help, name
-        assert not info.meta.help.endswith("."), name
+        assert info.meaning, name
+        assert "\n" not in info.meaning, name
+        assert not info.meaning.endswith("."), name
+
+
+def test_a_flag_that_a_task_declares_again_has_the_help_of_this_declaration():
+    of_training, of_others = (flags_of(task)["ckpt.load_enable"].meaning for task in ("ppo", "generate"))
+    assert of_training.startswith("Resume from ckpt.path") and of_others.startswith("Continue the newest run")
 
 
 def test_every_condition_depends_on_a_flag_that_exists():

@@ -18,91 +18,48 @@ SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 class AgentConfig:
     """Agents: what happens between the turns of the model"""
 
-    kind: str = flag(
-        "single_turn",
-        "Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python "
-        "interpreter; or a program of your own that asks for turns over HTTP, as chat completions",
-        choices=KINDS,
-    )
-    tools: list[str] = flag(
-        [],
-        "MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of "
-        "train.agent_func_path",
-        when=is_one_of(".kind", "tools"),
-    )
-    server_url: str | None = flag(
-        None,
-        "ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of "
-        "train.agent_func_path",
-        when=is_one_of(".kind", "environment"),
-    )
-    action_key: str | None = flag(
-        "message", "Field of an action with the text of a turn; null: a turn is the whole action, as JSON", when=SERVED
-    )
-    observation_key: str | None = flag(
-        None, "Field of an observation that the model sees; null: its only text, or all of it as JSON", when=SERVED
-    )
+    kind: str = flag("single_turn", choices=KINDS)
+    """Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python
+    interpreter; or a program of your own that asks for turns over HTTP, as chat completions"""
+    tools: list[str] = flag([], when=is_one_of(".kind", "tools"))
+    """MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of
+    train.agent_func_path"""
+    server_url: str | None = flag(None, when=is_one_of(".kind", "environment"))
+    """ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of
+    train.agent_func_path"""
+    action_key: str | None = flag("message", when=SERVED)
+    """Field of an action with the text of a turn; null: a turn is the whole action, as JSON"""
+    observation_key: str | None = flag(None, when=SERVED)
+    """Field of an observation that the model sees; null: its only text, or all of it as JSON"""
     max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
-    timeout_s: float = flag(
-        600.0, "Longest episode in seconds; a longer one has no reward (agent.on_error)", gt=0, when=MANY_TURNS
-    )
-    on_error: str | None = flag(
-        None,
-        "What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its "
-        "group is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as "
-        "reward.on_error",
-        choices=("stop", "drop", "zero"),
-        when=MANY_TURNS,
-    )
-    history: str = flag(
-        "append",
-        "What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat "
-        "template shows of it, in a new sequence after each turn for which that differs",
-        choices=("append", "template"),
-        when=ANSWERED,
-    )
-    tool_timeout_s: float = flag(
-        30.0, "Longest call of a tool, of Python code or of the environment, in seconds", gt=0, when=ANSWERED
-    )
-    max_feedback_tokens: int | None = flag(
-        512, "Longest answer to a turn in tokens; more is cut off; null: no limit", ge=16, when=ANSWERED
-    )
+    timeout_s: float = flag(600.0, gt=0, when=MANY_TURNS)
+    """Longest episode in seconds; a longer one has no reward (agent.on_error)"""
+    on_error: str | None = flag(None, choices=("stop", "drop", "zero"), when=MANY_TURNS)
+    """What happens with an episode that an error of its environment or agent.timeout_s ended: the run ends; its group
+    is dropped; or its reward is 0. More than reward.max_error_rate of them end the run. null: as reward.on_error"""
+    history: str = flag("append", choices=("append", "template"), when=ANSWERED)
+    """What the model sees of earlier turns: append, what it wrote, token by token; or template, what the chat template
+    shows of it, in a new sequence after each turn for which that differs"""
+    tool_timeout_s: float = flag(30.0, gt=0, when=ANSWERED)
+    """Longest call of a tool, of Python code or of the environment, in seconds"""
+    max_feedback_tokens: int | None = flag(512, ge=16, when=ANSWERED)
+    """Longest answer to a turn in tokens; more is cut off; null: no limit"""
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
-    tool_parser: str = flag(
-        "hermes",
-        "How calls of tools are read from the text of a turn",
-        algorithms=registry.tool_parser,
-        when=MANY_TURNS,
-    )
-    vllm_tool_parser: str | None = flag(
-        None, "The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2", when=MANY_TURNS
-    )
-    host: str = flag(
-        "127.0.0.1",
-        "Address of this machine at which the program reaches its endpoint, on a free port",
-        when=is_one_of(".kind", "endpoint"),
-        resume=FREE,
-    )
-    python_style: str = flag(
-        "fence",
-        "How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a "
-        "tool in its chat template",
-        choices=("fence", "tool"),
-        when=PYTHON,
-    )
+    tool_parser: str = flag("hermes", algorithms=registry.tool_parser, when=MANY_TURNS)
+    """How calls of tools are read from the text of a turn"""
+    vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
+    """The parser of vLLM, such as hermes, qwen3_coder, mistral, glm45 or kimi_k2"""
+    host: str = flag("127.0.0.1", when=is_one_of(".kind", "endpoint"), resume=FREE)
+    """Address of this machine at which the program reaches its endpoint, on a free port"""
+    python_style: str = flag("fence", choices=("fence", "tool"), when=PYTHON)
+    """How the model writes code: fence, as blocks that begin with ```python in its text; or tool, as calls of a tool in
+    its chat template"""
     python_memory_mb: int = flag(512, "Memory of an episode's interpreter in MiB", ge=64, when=PYTHON)
-    python_url: str | None = flag(
-        None,
-        "http(s) address of a SandboxFusion server that runs the code, each block as a program of its own; null: a "
-        "jail of this machine, where names last for the episode",
-        when=PYTHON,
-    )
-    python_allow_weaker: bool = flag(
-        False,
-        "Run code also where the machine offers only a weaker jail, without namespaces",
-        when=(PYTHON, is_null(".python_url")),
-        resume=FREE,
-    )
+    python_url: str | None = flag(None, when=PYTHON)
+    """http(s) address of a SandboxFusion server that runs the code, each block as a program of its own; null: a jail of
+    this machine, where names last for the episode"""
+    python_allow_weaker: bool = flag(False, when=(PYTHON, is_null(".python_url")), resume=FREE)
+    """Run code also where the machine offers only a weaker jail, without namespaces"""
 
     @property
     def calls_tools(self) -> bool:

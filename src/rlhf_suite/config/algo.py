@@ -19,33 +19,22 @@ IS_GATINGS = ("ratio", "binary_kl", "tv")
 class AdvantageConfig:
     """Advantages"""
 
-    estimator: str = flag(
-        "gae", "Advantage estimator: what becomes of rewards", algorithms=registry.estimator, resume=FIXED
-    )
+    estimator: str = flag("gae", algorithms=registry.estimator, resume=FIXED)
+    """Advantage estimator: what becomes of rewards"""
     gamma: float = flag(1.0, "Discount per model token", ge=0, le=1, strict="this estimator does not discount")
     lambd: float = flag(1.0, "GAE lambda", ge=0, le=1, strict="this estimator has no lambda")
     no_std_norm: bool = flag(False, "Whitening subtracts the mean only")
-    clip_range: list[float] | None = flag(
-        None, "Each token's advantage is clamped to [low, high], after whitening and the teacher's term; null: off"
-    )
-    is_correction_level: str = flag(
-        "off",
-        "Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or "
-        "with one weight per sequence (geo)",
-        choices=IS_LEVELS,
-    )
-    is_correction_mode: str = flag(
-        "mask", "Outside the band: drop (mask), or bound the weight (clip)", choices=IS_MODES, when=CORRECTED
-    )
-    is_correction_gating: str = flag(
-        "ratio",
-        "What is compared with the band: the ratio or a divergence of the two policies",
-        choices=IS_GATINGS,
-        when=CORRECTED,
-    )
-    is_correction_threshold: list[float] = flag(
-        [0.5, 5.0], "The band [low, high], or one upper bound; divergences take one upper bound", ge=0, when=CORRECTED
-    )
+    clip_range: list[float] | None = flag(None)
+    """Each token's advantage is clamped to [low, high], after whitening and the teacher's term; null: off"""
+    is_correction_level: str = flag("off", choices=IS_LEVELS)
+    """Correct for the difference of engine and trainer: per token, by keeping or dropping whole sequences (seq), or
+    with one weight per sequence (geo)"""
+    is_correction_mode: str = flag("mask", choices=IS_MODES, when=CORRECTED)
+    """Outside the band: drop (mask), or bound the weight (clip)"""
+    is_correction_gating: str = flag("ratio", choices=IS_GATINGS, when=CORRECTED)
+    """What is compared with the band: the ratio or a divergence of the two policies"""
+    is_correction_threshold: list[float] = flag([0.5, 5.0], ge=0, when=CORRECTED)
+    """The band [low, high], or one upper bound; divergences take one upper bound"""
 
     def needs(self, need: str) -> bool:
         """Return whether the estimator needs rewards, values, a greedy sample, groups of samples, a teacher, or
@@ -58,46 +47,33 @@ class KLConfig:
     """KL to the reference policy"""
 
     init_coef: float = flag(0.01, "Coefficient beta; 0: there is no reference model", ge=0)
-    estimator: str = flag(
-        "k1",
-        "Estimator of Schulman's note on approximating KL",
-        algorithms=registry.kl_estimator,
-        when=is_positive(".init_coef"),
-    )
+    estimator: str = flag("k1", algorithms=registry.kl_estimator, when=is_positive(".init_coef"))
+    """Estimator of Schulman's note on approximating KL"""
     use_loss: bool = flag(
-        False,
-        "KL as a loss term instead of a per-token reward",
-        when=is_positive(".init_coef", "0.01"),
-        strict="there is no reference, and so no KL to make a loss of",
+        False, when=is_positive(".init_coef", "0.01"), strict="there is no reference, and so no KL to make a loss of"
     )
-    unbiased_gradient: bool = flag(
-        False,
-        "The estimator's value, and the gradient of importance-weighted k2, which is unbiased",
-        when=is_true(".use_loss"),
-    )
+    """KL as a loss term instead of a per-token reward"""
+    unbiased_gradient: bool = flag(False, when=is_true(".use_loss"))
+    """The estimator's value, and the gradient of importance-weighted k2, which is unbiased"""
     target: float | None = flag(
         None,
-        "The KL that the adaptive controller aims at; null: beta is fixed",
         gt=0,
         resume=FIXED,
         when=is_positive(".init_coef", "0.01"),
         strict="there is no reference, and so no KL to control",
     )
-    horizon: int = flag(
-        10000, "Horizon of the adaptive controller in samples", ge=1, when=is_set(".target", "<number>")
-    )
+    """The KL that the adaptive controller aims at; null: beta is fixed"""
+    horizon: int = flag(10000, ge=1, when=is_set(".target", "<number>"))
+    """Horizon of the adaptive controller in samples"""
 
 
 @dataclass
 class DistillTermConfig:
     """On-policy distillation: a teacher judges every token that the policy samples"""
 
-    coef: float = flag(
-        0.0,
-        "Weight of log p(teacher) - log p(policy) of a sampled token in its advantage, beside what the estimator makes "
-        "of rewards; 0: there is no teacher",
-        ge=0,
-    )
+    coef: float = flag(0.0, ge=0)
+    """Weight of log p(teacher) - log p(policy) of a sampled token in its advantage, beside what the estimator makes of
+    rewards; 0: there is no teacher"""
 
 
 @dataclass
@@ -107,41 +83,25 @@ class AlgoConfig:
     advantage: AdvantageConfig = group(AdvantageConfig)
     kl: KLConfig = group(KLConfig)
     distill: DistillTermConfig = group(DistillTermConfig)
-    dynamic_filtering_enable: bool = flag(
-        False, "Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"
-    )
-    dynamic_filtering_range: list[float] = flag(
-        [0.0, 1.0], "A group's mean score must be strictly between these two", when=FILTERED
-    )
-    dynamic_filtering_min_std: float = flag(
-        0.0, "The deviation of a group's scores must be above this", ge=0, when=FILTERED
-    )
+    dynamic_filtering_enable: bool = flag(False)
+    """Train only on groups whose scores differ; sample until a step has rollout.batch_size of them"""
+    dynamic_filtering_range: list[float] = flag([0.0, 1.0], when=FILTERED)
+    """A group's mean score must be strictly between these two"""
+    dynamic_filtering_min_std: float = flag(0.0, ge=0, when=FILTERED)
+    """The deviation of a group's scores must be above this"""
     dynamic_filtering_max_rounds: int = flag(
-        10,
-        "Rounds of sampling per step at most; after them the step trains on the groups that it has",
-        ge=1,
-        when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN),
+        10, ge=1, when=FILTERED | is_set(".group_filter", OWN) | is_set(".prompt_filter", OWN)
     )
-    group_filter: str | None = flag(
-        None,
-        "A function of your own, file.py:function, that says why a group is not trained on, or None for one that is; "
-        "others are sampled in place of those that are left out",
-        algorithms=registry.group_filter,
-        when=is_null("rollout.replay"),
-    )
-    prompt_filter: str | None = flag(
-        None,
-        "A function of your own, file.py:function, that says which prompts of a round are sampled, by what earlier "
-        "groups of each scored",
-        algorithms=registry.prompt_filter,
-        when=is_null("rollout.replay"),
-    )
-    mismatch_max: float | None = flag(
-        None,
-        "Stop when the mean |log-prob difference| of engine and trainer passes this, in nats; null: 1e-4 in fp32 "
-        "(1e-2 on GPUs), 0.1 in bf16",
-        gt=0,
-    )
+    """Rounds of sampling per step at most; after them the step trains on the groups that it has"""
+    group_filter: str | None = flag(None, algorithms=registry.group_filter, when=is_null("rollout.replay"))
+    """A function of your own, file.py:function, that says why a group is not trained on, or None for one that is;
+    others are sampled in place of those that are left out"""
+    prompt_filter: str | None = flag(None, algorithms=registry.prompt_filter, when=is_null("rollout.replay"))
+    """A function of your own, file.py:function, that says which prompts of a round are sampled, by what earlier groups
+    of each scored"""
+    mismatch_max: float | None = flag(None, gt=0)
+    """Stop when the mean |log-prob difference| of engine and trainer passes this, in nats; null: 1e-4 in fp32 (1e-2 on
+    GPUs), 0.1 in bf16"""
 
     @property
     def filters(self) -> bool:
@@ -161,16 +121,10 @@ class DPOAlgoConfig:
     """The preference loss"""
 
     loss: str = flag("sigmoid", "Loss of a pair", algorithms=registry.preference_loss)
-    beta: float = flag(
-        0.1, "How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio", gt=0
-    )
-    label_smoothing: float = flag(
-        0.0,
-        "Share of labels that are taken to be wrong (cDPO)",
-        ge=0,
-        lt=0.5,
-        strict="this loss takes every label to be right",
-    )
+    beta: float = flag(0.1, gt=0)
+    """How strongly the reference is preferred; simpo: scale of the margin; orpo: weight of the odds ratio"""
+    label_smoothing: float = flag(0.0, ge=0, lt=0.5, strict="this loss takes every label to be right")
+    """Share of labels that are taken to be wrong (cDPO)"""
     nll_loss_coef: float = flag(0.0, "Weight of the mean token loss of the chosen answer", ge=0)
     simpo_gamma: float = flag(0.5, "Target margin of simpo", ge=0)
 
@@ -183,11 +137,8 @@ class DPOAlgoConfig:
 class KTOAlgoConfig:
     """The loss of single answers, desirable or not"""
 
-    loss: str = flag(
-        "kto",
-        "What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class",
-        choices=("kto", "vanilla"),
-    )
+    loss: str = flag("kto", choices=("kto", "vanilla"))
+    """What the KL reference point is estimated from: mismatched answers, or (vanilla) answers of the other class"""
     beta: float = flag(0.1, "How strongly the reference is preferred", gt=0)
     desirable_loss_weight: float = flag(1.0, "Weight of desirable answers", ge=0)
     undesirable_loss_weight: float = flag(1.0, "Weight of undesirable answers", ge=0)
@@ -197,12 +148,10 @@ class KTOAlgoConfig:
 class PRMAlgoConfig:
     """What stands for the reward of a step"""
 
-    placeholder_token: str = flag(
-        "<|reward|>", "The token in the text that stands for the reward of the step before it"
-    )
-    reward_tokens: list[str] | None = flag(
-        None, "The tokens that a reward is chosen from, the best first; null: the whole vocabulary"
-    )
+    placeholder_token: str = flag("<|reward|>")
+    """The token in the text that stands for the reward of the step before it"""
+    reward_tokens: list[str] | None = flag(None)
+    """The tokens that a reward is chosen from, the best first; null: the whole vocabulary"""
 
 
 @dataclass
@@ -210,10 +159,8 @@ class DistillAlgoConfig:
     """How far the student is from its teacher"""
 
     kd_coef: float = flag(0.4, "Weight of the divergence; the loss on the data has the rest", ge=0, le=1)
-    divergence: str = flag(
-        "forward_kl", "How far the student's distribution is from the teacher's", algorithms=registry.divergence
-    )
+    divergence: str = flag("forward_kl", algorithms=registry.divergence)
+    """How far the student's distribution is from the teacher's"""
     temperature: float = flag(1.0, "Both distributions are softmax(logits / temperature)", gt=0)
-    top_k: int | None = flag(
-        None, "Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary", ge=1
-    )
+    top_k: int | None = flag(None, ge=1)
+    """Compare the teacher's k likeliest tokens and one bucket for all others; null: the whole vocabulary"""

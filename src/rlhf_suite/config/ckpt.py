@@ -13,18 +13,11 @@ PERIODIC = is_positive(".save_steps", "<steps>")
 class ResumeConfig:
     """Continuing an earlier run"""
 
-    load_enable: bool = flag(
-        False,
-        "Continue the newest run of the same configuration, or the one in run_dir; start fresh where there is none",
-        resume=FREE,
-    )
-    allow_changes: list[str] = flag(
-        [],
-        "Flags that may differ from the continued run, e.g. [train.max_steps,actor.adam.lr]. The change is "
-        "recorded in the run folder",
-        resume=FREE,
-        when=is_true(".load_enable"),
-    )
+    load_enable: bool = flag(False, resume=FREE)
+    """Continue the newest run of the same configuration, or the one in run_dir; start fresh where there is none"""
+    allow_changes: list[str] = flag([], resume=FREE, when=is_true(".load_enable"))
+    """Flags that may differ from the continued run, e.g. [train.max_steps,actor.adam.lr]. The change is recorded in the
+    run folder"""
 
 
 @dataclass
@@ -32,37 +25,21 @@ class CheckpointConfig(ResumeConfig):
     """Checkpoints and the final model"""
 
     output_dir: str | None = flag(None, "Folder of the final model in HF format; null: <run folder>/model")
-    save_adapter: bool = flag(
-        False,
-        "Also export the adapter alone, in peft's format: <output_dir>_adapter",
-        when=is_positive("ds.lora.rank", "<rank>"),
-    )
+    save_adapter: bool = flag(False, when=is_positive("ds.lora.rank", "<rank>"))
+    """Also export the adapter alone, in peft's format: <output_dir>_adapter"""
     path: str | None = flag(None, "Folder of checkpoints; null: <run folder>/checkpoints")
-    load_enable: bool = flag(
-        False,
-        "Resume from ckpt.path (null: the newest run of the same configuration); start fresh where there is nothing",
-        resume=FREE,
-    )
+    load_enable: bool = flag(False, resume=FREE)
+    """Resume from ckpt.path (null: the newest run of the same configuration); start fresh where there is nothing"""
     save_steps: int = flag(-1, "Save every so many steps; -1: never", ge=-1, resume=FREE)
-    disable_ds: bool = flag(
-        False,
-        "Save the weights alone, without the optimiser's state, in about a third of the space; to resume from such a "
-        "checkpoint, ckpt.reset_optimizer=true is needed",
-        resume=FREE,
-    )
-    reset_optimizer: bool = flag(
-        False,
-        "Resume from the weights alone: the moments of the optimiser begin anew",
-        resume=FREE,
-        when=is_true(".load_enable"),
-    )
+    disable_ds: bool = flag(False, resume=FREE)
+    """Save the weights alone, without the optimiser's state, in about a third of the space; to resume from such a
+    checkpoint, ckpt.reset_optimizer=true is needed"""
+    reset_optimizer: bool = flag(False, resume=FREE, when=is_true(".load_enable"))
+    """Resume from the weights alone: the moments of the optimiser begin anew"""
     save_hf: bool = flag(False, "Also export each checkpoint in HF format")
     max_num: int = flag(3, "How many periodic checkpoints are kept", ge=1, resume=FREE, when=PERIODIC)
-    max_mem: float | None = flag(
-        None, "Size limit of the checkpoint folder in GiB; null: no limit", gt=0, resume=FREE, when=PERIODIC
-    )
-    best_metric_key: str | None = flag(
-        None,
-        "Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; "
-        "null: the task's first, without a model folder of its own; none: off",
-    )
+    max_mem: float | None = flag(None, gt=0, resume=FREE, when=PERIODIC)
+    """Size limit of the checkpoint folder in GiB; null: no limit"""
+    best_metric_key: str | None = flag(None)
+    """Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; null:
+    the task's first, without a model folder of its own; none: off"""

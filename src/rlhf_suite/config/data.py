@@ -30,15 +30,10 @@ class RenderConfig:
     """How conversations become text"""
 
     apply_chat_template: bool = flag(False, "Render conversations with the tokenizer's chat template")
-    tokenizer_chat_template: str | None = flag(
-        None,
-        "Chat template (Jinja text or a file) instead of the tokenizer's",
-        when=TEMPLATED,
-        strict="no chat template is applied",
-    )
-    chat_template_kwargs: list[str] = flag(
-        [], "Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]", when=TEMPLATED
-    )
+    tokenizer_chat_template: str | None = flag(None, when=TEMPLATED, strict="no chat template is applied")
+    """Chat template (Jinja text or a file) instead of the tokenizer's"""
+    chat_template_kwargs: list[str] = flag([], when=TEMPLATED)
+    """Variables that the chat template reads, each as name:value, e.g. [enable_thinking:false]"""
 
 
 @dataclass
@@ -46,16 +41,10 @@ class TextConfig(RenderConfig):
     """How rows become text, and text tokens"""
 
     max_len: int = flag(2048, "Longest sequence in tokens", ge=2)
-    tools_key: str | None = flag(
-        None,
-        "Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text",
-        when=TEMPLATED,
-    )
-    on_bad_row: str = flag(
-        "skip",
-        "What happens to a row that cannot be used: it is counted, reported and skipped, or it ends the run",
-        choices=("skip", "stop"),
-    )
+    tools_key: str | None = flag(None, when=TEMPLATED)
+    """Column of the tools that the chat template is given: a list of descriptions, or that list as JSON text"""
+    on_bad_row: str = flag("skip", choices=("skip", "stop"))
+    """What happens to a row that cannot be used: it is counted, reported and skipped, or it ends the run"""
 
 
 @dataclass
@@ -64,51 +53,30 @@ class DataConfig(TextConfig):
 
     SEQUENCES_PER_ROW: ClassVar[int] = 1
 
-    row_format: str | None = flag(
-        None,
-        "A function of your own, file.py:function, from a row to the columns that the task reads; null: rows have them",
-        algorithms=registry.row_format,
-    )
+    row_format: str | None = flag(None, algorithms=registry.row_format)
+    """A function of your own, file.py:function, from a row to the columns that the task reads; null: rows have them"""
     max_samples: int | None = flag(None, "Rows taken from each source, and again from the mixture; null: all", ge=1)
-    max_skipped_share: float = flag(
-        0.01,
-        "End the run when a larger share of a source's rows cannot be used (one row may always, unless this is 0); "
-        "rows that are too long do not count",
-        ge=0,
-        le=1,
-    )
+    max_skipped_share: float = flag(0.01, ge=0, le=1)
+    """End the run when a larger share of a source's rows cannot be used (one row may always, unless this is 0); rows
+    that are too long do not count"""
     dataloader_num_workers: int = flag(0, "Number of processes that tokenise rows", ge=0, resume=FREE)
-    cache_enable: bool = flag(
-        True,
-        "Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be "
-        "larger than memory, and the next start does not tokenise again. false: encode at every start, into memory, as "
-        "rows with images (data.image_key) always are, since nothing would notice another image under the same path",
-        resume=FREE,
-        when=WITHOUT_IMAGES,
-    )
-    cache_max_gb: float = flag(
-        50.0,
-        "Size of the cache in GiB; beyond it the rows that have not been used for the longest time are removed",
-        gt=0,
-        resume=FREE,
-        when=is_true(".cache_enable"),
-    )
+    cache_enable: bool = flag(True, resume=FREE, when=WITHOUT_IMAGES)
+    """Keep encoded rows below XDG_CACHE_HOME (~/.cache), by their content, and read them from there: data may be larger
+    than memory, and the next start does not tokenise again. false: encode at every start, into memory, as rows with
+    images (data.image_key) always are, since nothing would notice another image under the same path"""
+    cache_max_gb: float = flag(50.0, gt=0, resume=FREE, when=is_true(".cache_enable"))
+    """Size of the cache in GiB; beyond it the rows that have not been used for the longest time are removed"""
 
 
 @dataclass
 class ImageDataConfig:
     """Images of rows"""
 
-    image_key: str | None = flag(
-        None,
-        "Column of the images of a row: a path (relative to the data file), bytes, base64, an image of the library "
-        "datasets, or a list of these; null: text alone",
-        when=TEMPLATED,
-        strict="only a chat template says where an image stands",
-    )
-    max_images_per_prompt: int = flag(
-        1, "Most images of a sequence, those of later turns included", ge=1, when=WITH_IMAGES
-    )
+    image_key: str | None = flag(None, when=TEMPLATED, strict="only a chat template says where an image stands")
+    """Column of the images of a row: a path (relative to the data file), bytes, base64, an image of the library
+    datasets, or a list of these; null: text alone"""
+    max_images_per_prompt: int = flag(1, ge=1, when=WITH_IMAGES)
+    """Most images of a sequence, those of later turns included"""
     image_urls_enable: bool = flag(False, "Fetch images whose column has a URL", when=WITH_IMAGES)
 
 
@@ -141,21 +109,15 @@ class ScoredRowsConfig:
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column that a rule or a file gets as the label")
     reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
-    query_key: str | None = flag(
-        "reward_query",
-        "Column of prompt and response with special tokens, as task=generate writes it: this is what rewards see. Rows "
-        "without it: the prompt, the response and what ends it",
-    )
-    finish_key: str | None = flag(
-        "finish_reason",
-        "Column that says whether the response is finished: length, max_tokens or false means cut off, so that no "
-        "end-of-sequence token is scored with it. Rows without it are finished",
-    )
-    response_end: str = flag(
-        "",
-        "Text behind a finished response for rewards that read text: the end-of-sequence token of the model that "
-        "wrote it, such as <|im_end|>; rows with data.query_key have it already",
-    )
+    query_key: str | None = flag("reward_query")
+    """Column of prompt and response with special tokens, as task=generate writes it: this is what rewards see. Rows
+    without it: the prompt, the response and what ends it"""
+    finish_key: str | None = flag("finish_reason")
+    """Column that says whether the response is finished: length, max_tokens or false means cut off, so that no
+    end-of-sequence token is scored with it. Rows without it are finished"""
+    response_end: str = flag("")
+    """Text behind a finished response for rewards that read text: the end-of-sequence token of the model that wrote it,
+    such as <|im_end|>; rows with data.query_key have it already"""
     skip_samples: int = flag(0, "Rows to leave out at the start", ge=0)
 
 
@@ -182,18 +144,17 @@ class RewardTextConfig:
 
     reward_template: str = flag(
         "{prompt} <rm_score>: {reward:.2f} ",
-        "How a prompt states its reward; input_template is applied to the result",
         when=(is_set(".reward_key", "<column>"), is_set(".target_reward", "<number>")),
     )
+    """How a prompt states its reward; input_template is applied to the result"""
 
 
 @dataclass
 class TargetRewardConfig(RewardTextConfig):
     """Prompts that ask for a reward"""
 
-    target_reward: float | None = flag(
-        None, "Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"
-    )
+    target_reward: float | None = flag(None)
+    """Reward that every prompt asks for, for a model of conditional SFT; null: prompts are not changed"""
 
 
 @dataclass
@@ -213,9 +174,8 @@ class SourceDataConfig(DataConfig):
     dataset: str | None = flag(None, SOURCES)
     dataset_probs: list[float] | None = flag(None, "Mixing probabilities; null: concatenate", ge=0)
     dataset_split: str = flag("train", "Split of sources that have several")
-    input_template: str | None = flag(
-        "User: {}\nAssistant: ", "Prompt template with one {}", when=(PLAIN, NOT_PRETRAINING)
-    )
+    input_template: str | None = flag("User: {}\nAssistant: ", when=(PLAIN, NOT_PRETRAINING))
+    """Prompt template with one {}"""
 
 
 @dataclass
@@ -223,10 +183,9 @@ class AnswerDataConfig(SourceDataConfig):
     """Answers to learn from, or to prefer"""
 
     turn_markers: list[str] | None = flag(
-        None,
-        "The texts that begin a turn of the user and of the assistant, where a column holds a whole dialogue as text",
-        when=(is_null(".output_key") | is_set(".chosen_key", "<column>"), is_null(".prompt_key"), NOT_PRETRAINING),
+        None, when=(is_null(".output_key") | is_set(".chosen_key", "<column>"), is_null(".prompt_key"), NOT_PRETRAINING)
     )
+    """The texts that begin a turn of the user and of the assistant, where a column holds a whole dialogue as text"""
 
 
 @dataclass
@@ -234,17 +193,12 @@ class SFTDataConfig(AnswerDataConfig, RewardTextConfig, ImageDataConfig):
     """SFT data"""
 
     input_key: str = flag("input", INPUT_KEY)
-    output_key: str | None = flag(
-        None, "Column of the response; null: the last turn of input_key is the response", when=NOT_PRETRAINING
-    )
-    reward_key: str | None = flag(
-        None,
-        "Column of a reward that is written into the prompt (conditional SFT); null: prompts are not changed",
-        when=NOT_PRETRAINING,
-    )
-    pack_to_max_len: bool = flag(
-        False, "Pack several examples into each row of max_len tokens; train.batch_size counts these rows"
-    )
+    output_key: str | None = flag(None, when=NOT_PRETRAINING)
+    """Column of the response; null: the last turn of input_key is the response"""
+    reward_key: str | None = flag(None, when=NOT_PRETRAINING)
+    """Column of a reward that is written into the prompt (conditional SFT); null: prompts are not changed"""
+    pack_to_max_len: bool = flag(False)
+    """Pack several examples into each row of max_len tokens; train.batch_size counts these rows"""
     multiturn: bool = flag(False, "Train on every turn of the assistant (needs apply_chat_template)")
 
 
@@ -259,9 +213,8 @@ class PromptDataConfig(DataConfig, PromptTextConfig, ImageDataConfig):
         "counts actor.ptx_coef (PPO-ptx, Ouyang et al. 2022). " + SOURCES,
     )
     pretrain_split: str = flag("train", "Split of document sources that have several", when=WITH_DOCUMENTS)
-    pretrain_probs: list[float] | None = flag(
-        None, "Mixing probabilities of the documents; null: concatenate", ge=0, when=WITH_DOCUMENTS
-    )
+    pretrain_probs: list[float] | None = flag(None, ge=0, when=WITH_DOCUMENTS)
+    """Mixing probabilities of the documents; null: concatenate"""
     pretrain_key: str = flag("text", "Column of the text of a document", when=WITH_DOCUMENTS)
 
 
@@ -271,9 +224,8 @@ class PairDataConfig(AnswerDataConfig):
 
     SEQUENCES_PER_ROW: ClassVar[int] = 2
 
-    prompt_key: str | None = flag(
-        None, "Column (or comma list) of the prompt; null: the beginning that both answers have in common"
-    )
+    prompt_key: str | None = flag(None)
+    """Column (or comma list) of the prompt; null: the beginning that both answers have in common"""
     chosen_key: str = flag("chosen", "Column of the better answer: text, messages, or a dialogue that ends with it")
     rejected_key: str = flag("rejected", "Column of the worse answer: text, messages, or a dialogue that ends with it")
 
@@ -288,11 +240,9 @@ class RewardPairDataConfig(PairDataConfig):
     """Pairs of a better and a worse answer, with how much better"""
 
     margin_key: str | None = flag(
-        None,
-        "Column of the margin by which the better answer must win; null: 0",
-        when=needs("algo.loss", registry.reward_loss, "margin"),
-        strict="this loss takes no margins",
+        None, when=needs("algo.loss", registry.reward_loss, "margin"), strict="this loss takes no margins"
     )
+    """Column of the margin by which the better answer must win; null: 0"""
 
 
 @dataclass
@@ -302,20 +252,14 @@ class LabelledDataConfig(AnswerDataConfig):
     SEQUENCES_PER_ROW: ClassVar[int] = 2
 
     input_key: str = flag("input", INPUT_KEY, when=SINGLE)
-    output_key: str | None = flag(
-        "output", "Column of the answer; null: the last turn of input_key is the answer", when=SINGLE
-    )
-    label_key: str = flag(
-        "label",
-        "Column that is 1 (true, yes) for a desirable answer and 0 (false, no) for an undesirable one",
-        when=SINGLE,
-    )
-    prompt_key: str | None = flag(
-        None, "Column (or comma list) of the prompt of pairs; null: it is in both answers", when=PAIRED
-    )
-    chosen_key: str | None = flag(
-        None, "Learn from pairs, without labels: column of the desirable answer, as task=dpo reads it"
-    )
+    output_key: str | None = flag("output", when=SINGLE)
+    """Column of the answer; null: the last turn of input_key is the answer"""
+    label_key: str = flag("label", when=SINGLE)
+    """Column that is 1 (true, yes) for a desirable answer and 0 (false, no) for an undesirable one"""
+    prompt_key: str | None = flag(None, when=PAIRED)
+    """Column (or comma list) of the prompt of pairs; null: it is in both answers"""
+    chosen_key: str | None = flag(None)
+    """Learn from pairs, without labels: column of the desirable answer, as task=dpo reads it"""
     rejected_key: str | None = flag(None, "Column of the undesirable answer of pairs", when=PAIRED)
 
 
@@ -324,17 +268,13 @@ class StepDataConfig(SourceDataConfig):
     """Solutions with a label for every step"""
 
     input_template: str | None = flag(None, "Template of the text with one {}", when=PLAIN)
-    input_key: str = flag(
-        "input", "Column of the text with a placeholder behind each step; with steps_key, the column of the prompt"
-    )
-    steps_key: str | None = flag(
-        None, "Column with the list of steps; each is put on its own line with a placeholder behind it"
-    )
+    input_key: str = flag("input")
+    """Column of the text with a placeholder behind each step; with steps_key, the column of the prompt"""
+    steps_key: str | None = flag(None)
+    """Column with the list of steps; each is put on its own line with a placeholder behind it"""
     label_key: str = flag("label", "Column with a list of a reward token, or of P(first reward token), for every step")
-    step_separator: str = flag(
-        "\n",
-        "The text that ends a step in solutions that the trained model will score; empty: every character is a step",
-    )
+    step_separator: str = flag("\n")
+    """The text that ends a step in solutions that the trained model will score; empty: every character is a step"""
 
 
 def variables_of(settings: Sequence[str]) -> dict[str, object]:

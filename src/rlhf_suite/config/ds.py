@@ -19,32 +19,24 @@ class LoRAConfig:
     rank: int = flag(0, "Rank of the adapters; 0: full fine-tuning", ge=0, resume=FIXED)
     alpha: int = flag(16, "Updates are scaled by alpha / rank", ge=1, when=ADAPTED)
     dropout: float = flag(0.0, "Dropout on the adapter's input", ge=0, lt=1, when=ADAPTED)
-    target_modules: list[str] = flag(
-        ["all-linear"], "Names of the modules that get adapters, or all-linear", resume=FIXED, when=ADAPTED
-    )
+    target_modules: list[str] = flag(["all-linear"], resume=FIXED, when=ADAPTED)
+    """Names of the modules that get adapters, or all-linear"""
 
 
 @dataclass
 class PrecisionConfig:
     """Precision"""
 
-    param_dtype: str = flag(
-        "bf16",
-        "Precision of parameters and activations; optimiser state is always fp32",
-        choices=("bf16", "fp32"),
-        resume=FIXED,
-    )
+    param_dtype: str = flag("bf16", choices=("bf16", "fp32"), resume=FIXED)
+    """Precision of parameters and activations; optimiser state is always fp32"""
 
 
 @dataclass
 class OwnPrecisionConfig:
     """Precision"""
 
-    param_dtype: str | None = flag(
-        None,
-        "Precision of the model; null: that of its checkpoint (fp32 if the checkpoint is neither bf16 nor fp32)",
-        choices=("bf16", "fp32"),
-    )
+    param_dtype: str | None = flag(None, choices=("bf16", "fp32"))
+    """Precision of the model; null: that of its checkpoint (fp32 if the checkpoint is neither bf16 nor fp32)"""
 
 
 @dataclass
@@ -58,17 +50,14 @@ class RewardModelConfig(OwnPrecisionConfig):
 class AttentionConfig:
     """Attention and head"""
 
-    attn_implementation: str = flag(
-        "varlen",
-        "varlen: exact with and without packing, on CPU and GPU; or one of transformers: sdpa, eager, "
-        "flash_attention_2, flash_attention_3, or a kernel of the hub, kernels-community/<name>, which is downloaded",
-    )
+    attn_implementation: str = flag("varlen")
+    """varlen: exact with and without packing, on CPU and GPU; or one of transformers: sdpa, eager, flash_attention_2,
+    flash_attention_3, or a kernel of the hub, kernels-community/<name>, which is downloaded"""
     experts_implementation: str | None = flag(
-        None,
-        "How a mixture of experts computes its experts, by the name in transformers; null: grouped_mm where the model "
-        "supports it",
-        choices=("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe"),
+        None, choices=("eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
     )
+    """How a mixture of experts computes its experts, by the name in transformers; null: grouped_mm where the model
+    supports it"""
     packing_samples: bool = flag(False, "Lay sequences end to end in one row, without padding")
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward model")
 
@@ -87,10 +76,8 @@ class ForwardConfig(AttentionConfig, PrecisionConfig):
 class FourBitConfig:
     """Quantisation"""
 
-    load_in_4bit: bool = flag(
-        False,
-        "Keep the matrices of the layers in 4 bits (nf4, double quantisation): a quarter of the memory of bf16",
-    )
+    load_in_4bit: bool = flag(False)
+    """Keep the matrices of the layers in 4 bits (nf4, double quantisation): a quarter of the memory of bf16"""
 
 
 @dataclass
@@ -107,74 +94,38 @@ class ServedModelConfig(FourBitConfig, AttentionConfig, OwnPrecisionConfig):
 class DeepSpeedConfig(ForwardConfig):
     """DeepSpeed, precision, attention"""
 
-    zero_stage: int | None = flag(
-        2,
-        "ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights",
-        choices=(0, 1, 2, 3),
-        resume=SHAPE,
-    )
-    use_universal_ckpt: bool = flag(
-        False,
-        "Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism, "
-        "placement, split of the engines, and micro-batches",
-        resume=FREE,
-        when=is_true("ckpt.load_enable"),
-    )
+    zero_stage: int | None = flag(2, choices=(0, 1, 2, 3), resume=SHAPE)
+    """ZeRO stage of DeepSpeed; null: without DeepSpeed, by the AdamW of torch on one rank, with fp32 master weights"""
+    use_universal_ckpt: bool = flag(False, resume=FREE, when=is_true("ckpt.load_enable"))
+    """Resume also in another shape than that of the checkpoint: other ranks, ZeRO stages, sequence parallelism,
+    placement, split of the engines, and micro-batches"""
     adam_offload: bool = flag(False, "Keep the optimiser state in host memory", resume=SHAPE)
-    cpu_adam: str = flag(
-        "torch",
-        "Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, "
-        "for minutes, with a C++ compiler and ninja)",
-        choices=("torch", "deepspeed"),
-        resume=SHAPE,
-        when=is_true(".adam_offload"),
-    )
+    cpu_adam: str = flag("torch", choices=("torch", "deepspeed"), resume=SHAPE, when=is_true(".adam_offload"))
+    """Whose AdamW updates in host memory: torch, or deepspeed (DeepSpeedCPUAdam; its first use compiles it, for
+    minutes, with a C++ compiler and ninja)"""
     overlap_comm: bool = flag(False, "Overlap gradient reduction with the backward pass (ZeRO-1 to 3)", resume=SHAPE)
-    deepcompile: bool = flag(
-        False,
-        "Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for "
-        "ZeRO-1 to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes",
-        resume=SHAPE,
-    )
+    deepcompile: bool = flag(False, resume=SHAPE)
+    """Compile the model with the gathering of its weights and the reduction of its gradients: DeepCompile, for ZeRO-1
+    to 3 on GPUs (not run on one yet), and for micro-batches of few different shapes"""
     zpg: int = flag(1, "Size of the secondary partition of ZeRO++ (stage 3)", ge=1, resume=SHAPE)
-    zero3_leaf_modules: list[str] = flag(
-        [],
-        "Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which "
-        "a rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself",
-        when=When(".zero_stage", lambda stage: stage == 3, "=3", "3"),
-    )
-    grad_accum_dtype: str = flag(
-        "fp32",
-        "Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error "
-        "of the sum grows with the number of micro-batches",
-        choices=("fp32", "bf16"),
-    )
-    ring_attn_size: int = flag(
-        1,
-        "Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too "
-        "long for one",
-        ge=1,
-        resume=SHAPE,
-    )
-    ring_attn_mode: str = flag(
-        "gather",
-        "How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from "
-        "rank to rank, ulysses exchanges tokens for heads",
-        choices=("gather", "ring", "ulysses"),
-        resume=SHAPE,
-        when=SPLIT,
-    )
-    tensor_parallel_size: int = flag(
-        1,
-        "Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense "
-        "language and reward models, ds.zero_stage=0 to 2)",
-        ge=1,
-        resume=FIXED,
-    )
+    zero3_leaf_modules: list[str] = flag([], when=When(".zero_stage", lambda stage: stage == 3, "=3", "3"))
+    """Classes of modules that ZeRO-3 gathers as a whole: for mixtures whose experts are separate modules, of which a
+    rank may use others than its neighbour. DeepSpeed adds those of Mixtral, Qwen2-MoE and Qwen3-MoE by itself"""
+    grad_accum_dtype: str = flag("fp32", choices=("fp32", "bf16"))
+    """Type in which the gradients of a step's micro-batches are added up; bf16 halves their memory, but the error of
+    the sum grows with the number of micro-batches"""
+    ring_attn_size: int = flag(1, ge=1, resume=SHAPE)
+    """Sequence parallelism: so many ranks of each model split the tokens of a batch, for sequences that are too long
+    for one"""
+    ring_attn_mode: str = flag("gather", choices=("gather", "ring", "ulysses"), resume=SHAPE, when=SPLIT)
+    """How attention reaches the tokens of other ranks: gather collects all keys and values, ring passes them from rank
+    to rank, ulysses exchanges tokens for heads"""
+    tensor_parallel_size: int = flag(1, ge=1, resume=FIXED)
+    """Tensor parallelism: so many ranks of each model split the matrices of its layers (AutoTP of DeepSpeed; dense
+    language and reward models, ds.zero_stage=0 to 2)"""
     use_liger_kernel: bool = flag(False, "Use Liger's fused layer kernels in trained models (GPU)")
-    load_in_4bit: bool = flag(
-        False, "QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)", resume=FIXED
-    )
+    load_in_4bit: bool = flag(False, resume=FIXED)
+    """QLoRA: keep the weights that LoRA freezes in 4 bits (nf4, double quantisation)"""
     lora: LoRAConfig = group(LoRAConfig)
 
 
@@ -184,8 +135,8 @@ class RLDeepSpeedConfig(DeepSpeedConfig):
 
     enable_sleep: bool = flag(
         False,
-        "Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2",
         resume=SHAPE,
         when=is_true("train.colocate_all"),
         strict="a model that shares no GPU has no reason to leave it",
     )
+    """Keep optimiser state and fp32 weights in host memory but while a model is updated; needs ds.zero_stage=2"""

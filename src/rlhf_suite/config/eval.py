@@ -94,13 +94,9 @@ class RLEvalConfig(EvalConfig):
     steps: int = flag(-1, "Evaluate every so many RL steps and after the last one; -1: never", ge=-1)
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, when=HELD_OUT)
-    max_calls: list[int] | None = flag(
-        None,
-        "Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode "
-        "may call tools, run code or get an answer of its environment",
-        ge=0,
-        when=HELD_OUT,
-    )
+    max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT)
+    """Measure pass@k also for these numbers of allowed calls, each an evaluation of its own: how often an episode may
+    call tools, run code or get an answer of its environment"""
     input_key: list[str] | None = column("input_key")
     label_key: list[str] | None = column("label_key")
 
@@ -112,9 +108,7 @@ class LoopEvalConfig:
     dataset: str | None = flag(None, "Comma list of held-out sources; null: none")
     split: str = flag("train", "Split of sources that have several", when=HELD_OUT)
     max_samples: int | None = flag(None, "Rows taken from the start; null: all", ge=1, when=HELD_OUT)
-    input_key: str | None = flag(
-        None, "Column of the prompt in the held-out sources; null: data.input_key", when=HELD_OUT
-    )
-    label_key: str | None = flag(
-        None, "Column of the label in the held-out sources; null: data.label_key", when=HELD_OUT
-    )
+    input_key: str | None = flag(None, when=HELD_OUT)
+    """Column of the prompt in the held-out sources; null: data.input_key"""
+    label_key: str | None = flag(None, when=HELD_OUT)
+    """Column of the label in the held-out sources; null: data.label_key"""

@@ -6,14 +6,19 @@ the flags of a section. `list[float] | None` may be null.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import sys
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rlhf_suite import registry
+from rlhf_suite.python_source import parsed
 
 SectionClass = type  # in `FlagInfo` this name means the type of a flag
 # What a flag may do when a run is continued: change without a word, change with ds.use_universal_ckpt (it says where a
@@ -185,15 +190,34 @@ class FlagInfo:
     owner: SectionClass
 
     @property
+    def meaning(self) -> str:
+        """What the flag means: the text in its declaration, or the one below it."""
+        name = self.key.rpartition(".")[2]
+        return self.meta.help or next(texts[name] for each in self.owner.__mro__ if name in (texts := texts_in(each)))
+
+    @property
     def help(self) -> str:
         """What the flag means, and when it is read."""
         conditions = " and ".join(each.text for each in self.meta.when)
-        return f"{self.meta.help}. Read when {conditions}" if conditions else self.meta.help
+        return f"{self.meaning}. Read when {conditions}" if conditions else self.meaning
+
+
+@cache
+def texts_in(section: SectionClass) -> dict[str, str]:
+    """Return the texts below the flags that a class declares itself, read from its source."""
+    module = parsed(Path(sys.modules[section.__module__].__file__ or ""))
+    body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == section.__name__)
+    return {
+        above.target.id: " ".join(text.value.value.split())
+        for above, text in pairwise(body)
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }  # fmt: skip
 
 
 def flag(  # noqa: PLR0913
     default: Any,
-    help: str,
+    help: str = "",
     *,
     choices: tuple[str | int, ...] | None = None,
     gt: float | None = None,
@@ -206,6 +230,8 @@ def flag(  # noqa: PLR0913
     strict: str = "",
 ) -> Any:
     """Declare a flag. A list or dict default is copied for each instance. `choices` and bounds hold for each item.
+
+    `help` says what it means; a longer text stands below the declaration, as the documentation of an attribute does.
 
     A flag that names one of the `algorithms` of a kind takes a user's own too, as path.py:function. Which flags only
     some of them read is known from their declarations, and needs no `when`. A flag that is not read is a problem where

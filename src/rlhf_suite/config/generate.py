@@ -18,21 +18,16 @@ class OutputConfig:
 
     output_path: str | None = flag(None, "A .jsonl or .parquet file; null: a .jsonl in the run folder")
     best_of_n: bool = flag(False, "Keep only the sample of each prompt with the best score; the first of equal ones")
-    shard: str | None = flag(
-        None, "i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"
-    )
+    shard: str | None = flag(None)
+    """i/n: take part i (from 0) of n equal parts of the rows; the file's name says which part it is"""
 
 
 @dataclass
 class GenerateConfig(OutputConfig):
     """What is written, and which rows this job takes"""
 
-    chunk_size: int | None = flag(
-        None,
-        "Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine",
-        ge=1,
-        resume=FREE,
-    )
+    chunk_size: int | None = flag(None, ge=1, resume=FREE)
+    """Prompts written at a time; null: as many as make vllm.max_num_seqs samples for every engine"""
 
 
 def shard_of(shard: str | None) -> tuple[int, int] | None:
@@ -57,16 +52,13 @@ def output_file(output_path: str | None, shard: str | None, default: Path) -> Pa
 class ScoreConfig(OutputConfig):
     """What is written of scored rows"""
 
-    pairs: bool = flag(
-        False, "Write the best and the worst response of each prompt as chosen and rejected, where their scores differ"
-    )
+    pairs: bool = flag(False)
+    """Write the best and the worst response of each prompt as chosen and rejected, where their scores differ"""
     chunk_size: int = flag(1024, "Rows scored and written at a time", ge=1, resume=FREE)
     max_tokens_per_gpu: int = flag(
-        16384,
-        "Token budget of a forward pass of the reward model",
-        ge=1,
-        when=is_set("reward.model_name_or_path", "<reward model>") | is_true("reward.process.enable"),
+        16384, ge=1, when=is_set("reward.model_name_or_path", "<reward model>") | is_true("reward.process.enable")
     )
+    """Token budget of a forward pass of the reward model"""
 
     @property
     def needs_groups(self) -> bool:

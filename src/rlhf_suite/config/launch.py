@@ -19,31 +19,17 @@ def trusts_code() -> bool:
 class LaunchConfig:
     """How the run is brought up"""
 
-    device: str = flag(
-        "auto", "The kind of device; auto: cuda where there is a GPU", choices=("auto", "cpu", "cuda"), resume=FREE
-    )
-    ray_address: str | None = flag(
-        None, "Address of a running Ray cluster (auto: the local one); null: start a private one", resume=FREE
-    )
-    num_cpus: int | None = flag(
-        None, "CPU slots that Ray may use; null: those that this process may use", ge=1, resume=FREE
-    )
+    device: str = flag("auto", choices=("auto", "cpu", "cuda"), resume=FREE)
+    """The kind of device; auto: cuda where there is a GPU"""
+    ray_address: str | None = flag(None, resume=FREE)
+    """Address of a running Ray cluster (auto: the local one); null: start a private one"""
+    num_cpus: int | None = flag(None, ge=1, resume=FREE)
+    """CPU slots that Ray may use; null: those that this process may use"""
     object_store_mb: int = flag(256, "Ray's shared-memory store in MiB", ge=80, resume=FREE)
-    umask: str | None = flag(
-        None,
-        "Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process",
-        choices=("007", "027", "077"),
-        resume=FREE,
-    )
-    trust_remote_code: bool = flag(
-        False,
-        "Run the Python code that model folders and hub models bring with them (auto_map), here and in the engines. It "
-        "may do anything that you may do: read it first",
-        resume=FREE,
-    )
-    timeout_s: float = flag(
-        1800.0,
-        "Deadline of each wait for an actor, in seconds; when it passes, the run ends and names the actor",
-        gt=0,
-        resume=FREE,
-    )
+    umask: str | None = flag(None, choices=("007", "027", "077"), resume=FREE)
+    """Who else may read what the run writes: 027: only its group; 077: nobody; null: the umask of the process"""
+    trust_remote_code: bool = flag(False, resume=FREE)
+    """Run the Python code that model folders and hub models bring with them (auto_map), here and in the engines. It may
+    do anything that you may do: read it first"""
+    timeout_s: float = flag(1800.0, gt=0, resume=FREE)
+    """Deadline of each wait for an actor, in seconds; when it passes, the run ends and names the actor"""

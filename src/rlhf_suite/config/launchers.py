@@ -44,12 +44,10 @@ class SlurmSettings:
     slurm_array_parallelism: int = flag(256, "Jobs of a sweep at a time", ge=1)
     slurm_signal_delay_s: int = flag(120, "How long before the time limit a run is asked to save", ge=1)
     slurm_setup: list[str] | None = flag(None, "Shell lines before the run, for example [module load cuda]")
-    slurm_srun_args: list[str] | None = flag(
-        None, "Further arguments of srun, for example of a container: ['--container-image=<image>']"
-    )
-    slurm_python: str | None = flag(
-        None, "The Python that srun starts, where it is another one on the nodes or in a container; null: this one"
-    )
+    slurm_srun_args: list[str] | None = flag(None)
+    """Further arguments of srun, for example of a container: ['--container-image=<image>']"""
+    slurm_python: str | None = flag(None)
+    """The Python that srun starts, where it is another one on the nodes or in a container; null: this one"""
     slurm_additional_parameters: dict[str, Any] = flag({}, "Any other line #SBATCH --<name>=<value>, by name")
 
 

@@ -16,18 +16,10 @@ class WandbConfig:
     enable: bool = flag(False, "Log to W&B", resume=FREE)
     project: str = flag("rlhf_suite", "Project of W&B", resume=FREE, when=is_true(".enable"))
     org: str | None = flag(None, "Entity of W&B", resume=FREE, when=is_true(".enable"))
-    group: str | None = flag(
-        None,
-        "Group, and folder within that of TensorBoard; null: none, and in a sweep the name of its folder",
-        resume=FREE,
-        when=NAMING,
-    )
-    run_name: str | None = flag(
-        None,
-        "Name of the run, in TensorBoard too; null: the run folder's name, and in a sweep what varies: 0 train.seed=1",
-        resume=FREE,
-        when=NAMING,
-    )
+    group: str | None = flag(None, resume=FREE, when=NAMING)
+    """Group, and folder within that of TensorBoard; null: none, and in a sweep the name of its folder"""
+    run_name: str | None = flag(None, resume=FREE, when=NAMING)
+    """Name of the run, in TensorBoard too; null: the run folder's name, and in a sweep what varies: 0 train.seed=1"""
 
 
 @dataclass

@@ -13,9 +13,8 @@ class LoopConfig:
     """Iterations: each answers prompts of its own with the model of the one before, and trains that model on"""
 
     num_iterations: int = flag(2, "Number of iterations", ge=1)
-    prompts_per_iteration: int | None = flag(
-        None, "Prompts per iteration, taken in order, and from the start again after the last; null: equal shares", ge=1
-    )
+    prompts_per_iteration: int | None = flag(None, ge=1)
+    """Prompts per iteration, taken in order, and from the start again after the last; null: equal shares"""
 
 
 @dataclass
@@ -29,23 +28,19 @@ class RejectionLoopConfig(LoopConfig):
 class PreferenceLoopConfig(LoopConfig):
     """Iterations: each lets the model prefer the best of its own answers to the worst"""
 
-    fixed_reference_enable: bool = flag(
-        False, "The first model is the reference in every iteration, not the one that the iteration starts from"
-    )
+    fixed_reference_enable: bool = flag(False)
+    """The first model is the reference in every iteration, not the one that the iteration starts from"""
 
 
 @dataclass
 class ConditionalLoopConfig(LoopConfig):
     """Iterations: each teaches the model what its own answers of every reward look like"""
 
-    target_reward: float | None = flag(
-        None, "Reward that the trained model is asked for; null: the highest of the answers it was trained on"
-    )
-    standardize_enable: bool = flag(
-        False,
-        "Write rewards as (reward - mean) / deviation over all answers of the iteration; loop.target_reward is then in "
-        "these units too",
-    )
+    target_reward: float | None = flag(None)
+    """Reward that the trained model is asked for; null: the highest of the answers it was trained on"""
+    standardize_enable: bool = flag(False)
+    """Write rewards as (reward - mean) / deviation over all answers of the iteration; loop.target_reward is then in
+    these units too"""
 
 
 @dataclass

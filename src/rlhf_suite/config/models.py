@@ -15,9 +15,8 @@ DISABLE_DROPOUT = "Switch off the dropout that the model's own configuration ask
 class AdamConfig:
     """AdamW"""
 
-    lr: float = flag(
-        1e-6, "Peak learning rate; with optim=muon, the rate of the parameters that Muon does not train", ge=0
-    )
+    lr: float = flag(1e-6, ge=0)
+    """Peak learning rate; with optim=muon, the rate of the parameters that Muon does not train"""
     betas: list[float] = flag([0.9, 0.95], "Decay rates of the two moments", ge=0, lt=1)
     eps: float = flag(1e-8, "Added to the denominator", gt=0)
     weight_decay: float = flag(0.0, "Decoupled weight decay; biases and norms are exempt", ge=0)
@@ -37,9 +36,8 @@ class TrainedModelConfig:
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
     num_nodes: int = flag(1, "Nodes of this model's worker group", ge=1, resume=SHAPE)
-    num_gpus_per_node: int = flag(
-        1, "Ranks per node: GPUs, or CPU processes on a machine without GPUs", ge=1, resume=SHAPE
-    )
+    num_gpus_per_node: int = flag(1, ge=1, resume=SHAPE)
+    """Ranks per node: GPUs, or CPU processes on a machine without GPUs"""
     optim: str = flag("adam", "The optimiser", choices=("adam", "muon"), resume=FIXED)
     adam: AdamConfig = group(AdamConfig)
     muon: MuonConfig = group(MuonConfig, when=is_one_of(".optim", "muon"))
@@ -49,38 +47,30 @@ class TrainedModelConfig:
     lr_cycles: int = flag(1, "How often the rate falls from the peak", ge=1)
     lr_decay_ratio: float = flag(0.1, "Share of the optimiser steps at the end in which the rate falls", gt=0, le=1)
     max_norm: float = flag(1.0, "Global gradient-norm clip; 0 switches clipping off", ge=0)
-    freeze: list[str] = flag(
-        [], "Regular expressions for the whole names of modules or parameters that are not trained", resume=FIXED
-    )
+    freeze: list[str] = flag([], resume=FIXED)
+    """Regular expressions for the whole names of modules or parameters that are not trained"""
     disable_dropout: bool = flag(True, DISABLE_DROPOUT)
-    aux_loss_coef: float = flag(
-        0.0, "Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off", ge=0
-    )
+    aux_loss_coef: float = flag(0.0, ge=0)
+    """Weight of the load-balancing loss of mixture-of-experts models; 0 switches it off"""
     gradient_checkpointing_enable: bool = flag(False, "Recompute activations in the backward pass")
-    gradient_checkpointing_reentrant: bool = flag(
-        False, "Use the re-entrant variant of checkpointing", when=is_true(".gradient_checkpointing_enable")
-    )
+    gradient_checkpointing_reentrant: bool = flag(False, when=is_true(".gradient_checkpointing_enable"))
+    """Use the re-entrant variant of checkpointing"""
 
 
 @dataclass
 class SeeingActorConfig(TrainedModelConfig):
     """A model that is trained, and may read images"""
 
-    freeze_visual_encoder: bool = flag(
-        False,
-        "Train the language model alone, not the modules that only images pass through",
-        resume=FIXED,
-        when=is_set("data.image_key", "<column>"),
-    )
+    freeze_visual_encoder: bool = flag(False, resume=FIXED, when=is_set("data.image_key", "<column>"))
+    """Train the language model alone, not the modules that only images pass through"""
 
 
 @dataclass
 class TextActorConfig(TrainedModelConfig):
     """A model that is trained on answers, or on plain text"""
 
-    pretrain_mode_enable: bool = flag(
-        False, "Continue pre-training: loss on every token, without template and end-of-sequence token"
-    )
+    pretrain_mode_enable: bool = flag(False)
+    """Continue pre-training: loss on every token, without template and end-of-sequence token"""
 
 
 @dataclass
@@ -92,24 +82,18 @@ class SFTActorConfig(TextActorConfig, SeeingActorConfig):
 class PolicyConfig(SeeingActorConfig):
     """The policy that PPO trains"""
 
-    policy_loss_type: str = flag(
-        "ppo", "The policy loss: how the ratio of new to old probabilities is bounded", algorithms=registry.policy_loss
-    )
+    policy_loss_type: str = flag("ppo", algorithms=registry.policy_loss)
+    """The policy loss: how the ratio of new to old probabilities is bounded"""
     eps_clip: float = flag(0.2, "Clip range of the probability ratio", gt=0, when=is_null(".eps_clip_low_high"))
     eps_clip_low_high: list[float] | None = flag(None, "Asymmetric clip [low, high]; overrides eps_clip", gt=0)
     dual_clip: float | None = flag(None, "Dual-clip constant: it bounds the loss of negative advantages", gt=1)
     sapo_tau_pos: float = flag(1.0, "Temperature of SAPO's gate where the advantage is positive", gt=0)
     sapo_tau_neg: float = flag(1.05, "Temperature of SAPO's gate elsewhere", gt=0)
-    entropy_coef: float | None = flag(
-        None, "Entropy bonus; 0: the entropy is only logged; null: it is not computed", ge=0
-    )
+    entropy_coef: float | None = flag(None, ge=0)
+    """Entropy bonus; 0: the entropy is only logged; null: it is not computed"""
     loss_agg_mode: str = flag("token-mean", "What the policy loss averages over", algorithms=registry.aggregation)
-    ptx_coef: float = flag(
-        0.05,
-        "Weight of the mean next-token loss on data.pretrain_dataset",
-        gt=0,
-        when=is_set("data.pretrain_dataset", "<source>"),
-    )
+    ptx_coef: float = flag(0.05, gt=0, when=is_set("data.pretrain_dataset", "<source>"))
+    """Weight of the mean next-token loss on data.pretrain_dataset"""
 
 
 @dataclass
@@ -118,9 +102,8 @@ class CriticConfig(TrainedModelConfig):
 
     adam: AdamConfig = group(AdamConfig, {"lr": 9e-6})
     value_clip: float = flag(0.5, "How far the value may move from its old value before it is clipped", gt=0)
-    value_clip_high: float | None = flag(
-        None, "How far the value may rise; value_clip is then how far it may fall. null: value_clip for both", gt=0
-    )
+    value_clip_high: float | None = flag(None, gt=0)
+    """How far the value may rise; value_clip is then how far it may fall. null: value_clip for both"""
     freezing_steps: int = flag(0, "RL steps at the start in which only the critic is trained", ge=0)
     save_value_network: bool = flag(False, "Save the critic in HF format at the end")
 
@@ -137,9 +120,8 @@ class ReferenceConfig:
     """The frozen reference; exists when algo.kl.init_coef > 0"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name; null: the actor's starting weights")
-    offload: bool = flag(
-        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
-    )
+    offload: bool = flag(False, resume=SHAPE)
+    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
     num_nodes: int = flag(1, "Nodes of the reference's worker group", ge=1, resume=SHAPE)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE)
 
@@ -148,16 +130,12 @@ class ReferenceConfig:
 class PreferenceReferenceConfig:
     """The frozen reference that preferences are measured against"""
 
-    model_name_or_path: str | None = flag(
-        None, "HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"
-    )
-    offload: bool = flag(
-        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
-    )
-    cache_enable: bool = flag(
-        False,
-        "Compute its log-probs once before training, keep them on disk, and load no reference model during training",
-    )
+    model_name_or_path: str | None = flag(None)
+    """HF folder or hub name; null: the actor's starting weights (with LoRA: the actor without its adapters)"""
+    offload: bool = flag(False, resume=SHAPE)
+    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
+    cache_enable: bool = flag(False)
+    """Compute its log-probs once before training, keep them on disk, and load no reference model during training"""
 
 
 @dataclass
@@ -165,9 +143,8 @@ class TeacherConfig:
     """The teacher; it has the student's vocabulary"""
 
     model_name_or_path: str | None = flag(None, "HF folder or hub name, or builtin:<name>")
-    offload: bool = flag(
-        False, "Keep its weights in host memory, and bring them to the GPU for each forward pass", resume=SHAPE
-    )
+    offload: bool = flag(False, resume=SHAPE)
+    """Keep its weights in host memory, and bring them to the GPU for each forward pass"""
 
 
 @dataclass

@@ -33,14 +33,10 @@ class ProcessRewardConfig:
 
     enable: bool = flag(False, "Score responses step by step")
     model_name_or_path: str | None = flag(None, "HF folder that task=prm wrote; it has its own tokenizer", when=STEPS)
-    aggregate: str = flag(
-        "min", "A response's reward from P(good) of its steps", algorithms=registry.step_aggregate, when=STEPS
-    )
-    step_separator: str | None = flag(
-        None,
-        "The text that ends a step of a response; empty: every character is a step; null: as in training",
-        when=STEPS,
-    )
+    aggregate: str = flag("min", algorithms=registry.step_aggregate, when=STEPS)
+    """A response's reward from P(good) of its steps"""
+    step_separator: str | None = flag(None, when=STEPS)
+    """The text that ends a step of a response; empty: every character is a step; null: as in training"""
     num_nodes: int = flag(1, "Nodes of the process reward model's worker group", ge=1, resume=SHAPE, when=STEPS)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=STEPS)
 
@@ -55,22 +51,18 @@ class RuleConfig:
     repetition_tolerated: float = flag(0.2, "Share of repeated n-grams that costs nothing", ge=0, lt=1)
     code_timeout_s: float = flag(10.0, "Seconds for all tests of a response", gt=0)
     code_memory_mb: int = flag(1024, "Memory of the program in MiB, all of its processes together", ge=64)
-    code_allow_weaker: bool = flag(
-        False,
-        "Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards.md)",
-    )
+    code_allow_weaker: bool = flag(False)
+    """Run programs also where the machine offers them only a weaker jail, without namespaces (docs/rewards.md)"""
 
 
 @dataclass
 class SourceConfig:
     """What scores: one of a rule, a .py file, HTTP servers, a reward model"""
 
-    rule: str | None = flag(
-        None, "A rule that computes the reward from the response and its label", algorithms=registry.reward_rule
-    )
-    remote_url: str | None = flag(
-        None, "A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"
-    )
+    rule: str | None = flag(None, algorithms=registry.reward_rule)
+    """A rule that computes the reward from the response and its label"""
+    remote_url: str | None = flag(None)
+    """A .py file with reward_func(queries, prompts, labels), or a comma list of http(s) URLs (docs/rewards.md)"""
     model_name_or_path: str | None = flag(None, "HF folder or hub name of a reward model that shares the tokenizer")
 
 
@@ -81,83 +73,55 @@ class NamedSourceConfig(SourceConfig):
     weight: float = flag(1.0, "Factor of its reward in the sum; 0: measured, not trained on", ge=0)
     datasets: list[str] | None = flag(None, "Values of column datasource whose rows it scores; null: all rows")
     process: bool = flag(False, "The process reward model of reward.process")
-    best_of: str | None = flag(
-        None,
-        "A name that it shares with other sources: of these, only the one with the largest weight x reward counts",
-    )
+    best_of: str | None = flag(None)
+    """A name that it shares with other sources: of these, only the one with the largest weight x reward counts"""
 
 
 @dataclass
 class TextRewardConfig(SourceConfig):
     """What gives the scores of texts"""
 
-    sources: dict[str, NamedSourceConfig] = flag(
-        {}, "Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"
-    )
-    reward_key: str | None = flag(
-        None,
-        "The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all "
-        "parts of the reward, by reward.combine",
-    )
+    sources: dict[str, NamedSourceConfig] = flag({})
+    """Several sources by name, instead of rule, remote_url and model_name_or_path (docs/rewards.md)"""
+    reward_key: str | None = flag(None)
+    """The named number of a reward that is trained on (of several sources: <source> or <source>/<name>); null: all
+    parts of the reward, by reward.combine"""
     combine: str = flag("sum", "How the named parts of a reward become one number", choices=("sum", "max"))
     http: HttpConfig = group(
         HttpConfig, when=When(".remote_url", is_http, " names servers", "http://<host>:<port>/<path>")
     )
     rules: RuleConfig = group(RuleConfig)
-    timeout_s: float = flag(
-        60.0, "Deadline for scoring one batch with a file, and for all rows of a batch that hang, in seconds", gt=0
-    )
-    num_processes: int | None = flag(
-        None,
-        "Processes in which a rule scores; null: one for each CPU core, 8 at most",
-        ge=1,
-        when=is_set(".rule", "<name>"),
-    )
-    num_retries: int = flag(
-        0,
-        "How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds",
-        ge=0,
-        when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"),
-    )
+    timeout_s: float = flag(60.0, gt=0)
+    """Deadline for scoring one batch with a file, and for all rows of a batch that hang, in seconds"""
+    num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
+    """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
+    num_retries: int = flag(0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"))
+    """How often scoring is tried again where a rule, a file or servers fail, after 1, 2, 4, ... seconds"""
 
 
 @dataclass
 class NormalizationConfig:
     """Normalised scores of a reward model"""
 
-    normalize_enable: bool = flag(
-        False, "Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"
-    )
-    normalize_mean_only: bool = flag(
-        False, "Scores are only centred, score - mean, and not divided by std", when=is_true(".normalize_enable")
-    )
+    normalize_enable: bool = flag(False)
+    """Normalise scores, (score - mean) / std, with the constants stored in the reward model's config"""
+    normalize_mean_only: bool = flag(False, when=is_true(".normalize_enable"))
+    """Scores are only centred, score - mean, and not divided by std"""
 
 
 @dataclass
 class RewardConfig(NormalizationConfig, TextRewardConfig):
     """Where the reward comes from"""
 
-    offload: bool = flag(
-        False,
-        "Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass",
-        resume=SHAPE,
-        when=MODEL,
-    )
+    offload: bool = flag(False, resume=SHAPE, when=MODEL)
+    """Keep the reward model's weights in host memory, and bring them to the GPU for each forward pass"""
     num_nodes: int = flag(1, "Nodes of the reward model's worker group", ge=1, resume=SHAPE, when=MODEL)
     num_gpus_per_node: int = flag(1, "Ranks per node", ge=1, resume=SHAPE, when=MODEL)
-    on_error: str = flag(
-        "stop",
-        "What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is "
-        "dropped",
-        choices=("stop", "drop"),
-    )
-    max_error_rate: float = flag(
-        0.5,
-        "End the run when a larger share of a batch's samples has no reward",
-        ge=0,
-        le=1,
-        when=is_one_of(".on_error", "drop"),
-    )
+    on_error: str = flag("stop", choices=("stop", "drop"))
+    """What happens where the reward of a sample fails after all tries: the run ends, or the sample's whole group is
+    dropped"""
+    max_error_rate: float = flag(0.5, ge=0, le=1, when=is_one_of(".on_error", "drop"))
+    """End the run when a larger share of a batch's samples has no reward"""
 
 
 @dataclass
@@ -173,17 +137,12 @@ class RLRewardConfig(JudgeConfig):
 
     clip_range: list[float] = flag([-10.0, 10.0], "The raw score is clamped to this range, before any baseline")
     clip_shaped: bool = flag(False, "Clamp after the penalties below instead of before them")
-    overlong_buffer_len: int | None = flag(
-        None,
-        "Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off",
-        ge=1,
-    )
-    overlong_penalty_factor: float = flag(
-        1.0, "The overlong penalty of a response of full length", ge=0, when=is_set(".overlong_buffer_len", "<tokens>")
-    )
-    stop_properly_penalty_coef: float | None = flag(
-        None, "Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off", le=1
-    )
+    overlong_buffer_len: int | None = flag(None, ge=1)
+    """Penalise responses that reach into the last so many tokens of the longest length allowed, linearly; null: off"""
+    overlong_penalty_factor: float = flag(1.0, ge=0, when=is_set(".overlong_buffer_len", "<tokens>"))
+    """The overlong penalty of a response of full length"""
+    stop_properly_penalty_coef: float | None = flag(None, le=1)
+    """Truncated responses: >= 0 multiplies their reward, < 0 replaces it; null: off"""
 
 
 def urls(remote_url: str | None) -> list[str]:

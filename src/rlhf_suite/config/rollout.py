@@ -14,28 +14,17 @@ class SamplingConfig:
     """Sampling"""
 
     n_samples_per_prompt: int = flag(1, "Samples per prompt (the group)", ge=1)
-    max_new_tokens: int | None = flag(
-        None, "Longest response in tokens; null: what the prompt leaves of data.max_len", ge=1
-    )
+    max_new_tokens: int | None = flag(None, ge=1)
+    """Longest response in tokens; null: what the prompt leaves of data.max_len"""
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
-    top_p: float = flag(
-        1.0,
-        "Sample among the likeliest tokens that together have this probability (nucleus sampling)",
-        gt=0,
-        le=1,
-        when=SAMPLED,
-    )
+    top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
+    """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
-    min_p: float = flag(
-        0.0, "Drop tokens below this share of the most likely one's probability", ge=0, lt=1, when=SAMPLED
-    )
-    repetition_penalty: float = flag(
-        1.0,
-        "Make tokens that are in the prompt or the response already less likely: their logits are divided by this if "
-        "they are above 0, else multiplied (Keskar et al. 2019). 1: off",
-        gt=0,
-        when=SAMPLED,
-    )
+    min_p: float = flag(0.0, ge=0, lt=1, when=SAMPLED)
+    """Drop tokens below this share of the most likely one's probability"""
+    repetition_penalty: float = flag(1.0, gt=0, when=SAMPLED)
+    """Make tokens that are in the prompt or the response already less likely: their logits are divided by this if they
+    are above 0, else multiplied (Keskar et al. 2019). 1: off"""
     stop: list[str] | None = flag(None, "Strings that end a response; they are kept in it", when=SAMPLED)
 
 
@@ -43,26 +32,20 @@ class SamplingConfig:
 class GenerationConfig(SamplingConfig):
     """Sampling, of the same tokens every time"""
 
-    seed: int = flag(
-        42,
-        "Seed; the random numbers of a sample depend only on it, the prompt's row and the sample's number",
-    )
+    seed: int = flag(42)
+    """Seed; the random numbers of a sample depend only on it, the prompt's row and the sample's number"""
 
 
 @dataclass
 class RolloutConfig(SamplingConfig):
     """Sampling of what is trained on"""
 
-    replay: str | None = flag(
-        None,
-        "Folder of a run of task=ppo: its rollouts, with their rewards, are trained on in place of new ones. No engine "
-        "is started, and nothing is sampled or scored",
-        resume=FIXED,
-    )
+    replay: str | None = flag(None, resume=FIXED)
+    """Folder of a run of task=ppo: its rollouts, with their rewards, are trained on in place of new ones. No engine is
+    started, and nothing is sampled or scored"""
     batch_size: int = flag(1024, "Prompts per RL step", ge=1)
     vllm_generate_batch_size: int | None = flag(
         None,
-        "Prompts per round of sampling; null: rollout.batch_size",
         ge=1,
         when=(
             is_true("algo.dynamic_filtering_enable")
@@ -71,20 +54,14 @@ class RolloutConfig(SamplingConfig):
             SAMPLED,
         ),
     )
+    """Prompts per round of sampling; null: rollout.batch_size"""
     temperature: float = flag(1.0, "Sampling temperature; training log-probs use it too", gt=0)
-    token_entropy: bool = flag(
-        False,
-        "Compute the entropy of the policy at each token before the update, for the rollout files and the report. An "
-        "estimator that needs entropies has them anyway",
-    )
+    token_entropy: bool = flag(False)
+    """Compute the entropy of the policy at each token before the update, for the rollout files and the report. An
+    estimator that needs entropies has them anyway"""
     micro_batch_size: int = flag(1, "Sequences per forward pass over a rollout", ge=1, resume=SHAPE)
-    max_tokens_per_gpu: int | None = flag(
-        None,
-        "Token budget of a forward pass; null: train.max_tokens_per_gpu",
-        ge=1,
-        resume=SHAPE,
-        when=is_true("train.dynamic_batch_enable"),
-    )
+    max_tokens_per_gpu: int | None = flag(None, ge=1, resume=SHAPE, when=is_true("train.dynamic_batch_enable"))
+    """Token budget of a forward pass; null: train.max_tokens_per_gpu"""
 
 
 @dataclass
@@ -93,34 +70,19 @@ class EngineConfig:
 
     num_engines: int = flag(1, "Number of engines", ge=1, resume=FREE)
     tensor_parallel_size: int = flag(1, "Devices that each hold a part of every layer of an engine", ge=1, resume=SHAPE)
-    pipeline_parallel_size: int = flag(
-        1,
-        "Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine",
-        ge=1,
-        resume=SHAPE,
-    )
-    gpu_memory_utilization: float | None = flag(
-        None,
-        "Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all",
-        gt=0,
-        le=1,
-        resume=FREE,
-    )
-    kv_cache_mb: int | None = flag(
-        None, "KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU", ge=1, resume=FREE
-    )
-    max_restarts: int = flag(
-        3,
-        "Times that each engine is started again when its process dies; its unfinished requests are made again. 0: the "
-        "run ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones",
-        ge=0,
-        resume=FREE,
-    )
+    pipeline_parallel_size: int = flag(1, ge=1, resume=SHAPE)
+    """Groups of vllm.tensor_parallel_size devices that each hold a part of the layers of an engine"""
+    gpu_memory_utilization: float | None = flag(None, gt=0, le=1, resume=FREE)
+    """Share of the GPU's memory for an engine; null: 0.9, or 0.4 with train.colocate_all"""
+    kv_cache_mb: int | None = flag(None, ge=1, resume=FREE)
+    """KV cache in MiB; null: from gpu_memory_utilization on GPU, 64 on CPU"""
+    max_restarts: int = flag(3, ge=0, resume=FREE)
+    """Times that each engine is started again when its process dies; its unfinished requests are made again. 0: the run
+    ends. Above 0 the weights of the last sync stay in host memory where the trainer may have newer ones"""
     max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
-    enable_prefix_caching: bool = flag(
-        False, "Share the KV cache of equal prefixes; it is emptied at every weight sync"
-    )
+    enable_prefix_caching: bool = flag(False)
+    """Share the KV cache of equal prefixes; it is emptied at every weight sync"""
 
     @property
     def devices(self) -> int:
@@ -134,19 +96,12 @@ class VLLMConfig(EngineConfig):
 
     enable_sleep: bool = flag(
         False,
-        "Free the engine's GPU memory while training",
         resume=SHAPE,
         when=is_true("train.colocate_all"),
         strict="an engine that shares no GPU has no reason to sleep",
     )
-    sync_backend: str = flag(
-        "auto",
-        "How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)",
-        choices=("auto", "shm", "gloo", "nccl", "ipc"),
-        resume=SHAPE,
-    )
-    sync_check: str = flag(
-        "full",
-        "How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe",
-        choices=("off", "digest", "full"),
-    )
+    """Free the engine's GPU memory while training"""
+    sync_backend: str = flag("auto", choices=("auto", "shm", "gloo", "nccl", "ipc"), resume=SHAPE)
+    """How weights are sent to the engines: shm (one node), gloo, nccl, ipc (same GPU)"""
+    sync_check: str = flag("full", choices=("off", "digest", "full"))
+    """How each weight sync is verified: a digest of every tensor; full: also log-probs of a probe"""

@@ -103,15 +103,12 @@ class Run:
     HAS_DEMO: ClassVar[bool] = True  # whether conf/demo has a preset that names one
 
     task: str = flag("", "The task; chosen with task=<name>")
-    explain: bool = flag(
-        False, "Print batch sizes, placement, the origin of each value; run nothing", when=is_false("plan"), resume=FREE
-    )
-    run_dir: str | None = flag(
-        None, "Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>", resume=FREE
-    )
-    own_code: list[str] = flag(
-        [], "The files of the user's own functions and their SHA-256, as the run found them; it writes them itself"
-    )
+    explain: bool = flag(False, when=is_false("plan"), resume=FREE)
+    """Print batch sizes, placement, the origin of each value; run nothing"""
+    run_dir: str | None = flag(None, resume=FREE)
+    """Folder of this run, or with -m of the whole sweep; null: a new one, outputs/<task>/<time>"""
+    own_code: list[str] = flag([])
+    """The files of the user's own functions and their SHA-256, as the run found them; it writes them itself"""
     launch: LaunchConfig = group(LaunchConfig)
 
 

@@ -16,9 +16,8 @@ class ChatTextConfig(RenderConfig, TargetRewardConfig):
     """How turns become text"""
 
     apply_chat_template: bool = flag(True, "Render the conversation with the tokenizer's chat template, if it has one")
-    input_template: str | None = flag(
-        "User: {}\nAssistant: ", "Template of a turn with one {}", when=is_false(".apply_chat_template")
-    )
+    input_template: str | None = flag("User: {}\nAssistant: ", when=is_false(".apply_chat_template"))
+    """Template of a turn with one {}"""
 
 
 @dataclass
@@ -27,22 +26,14 @@ class ChatConfig:
 
     system: str | None = flag(None, "System message; /system changes it")
     max_new_tokens: int = flag(512, "Longest answer in tokens", ge=1)
-    max_len: int = flag(
-        2048,
-        "Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped",
-    )
+    max_len: int = flag(2048)
+    """Longest conversation in tokens, including max_new_tokens for the next answer; the oldest turns are dropped"""
     temperature: float = flag(1.0, "Sampling temperature; 0: always the likeliest token", ge=0)
-    top_p: float = flag(
-        1.0,
-        "Sample among the likeliest tokens that together have this probability (nucleus sampling)",
-        gt=0,
-        le=1,
-        when=SAMPLED,
-    )
+    top_p: float = flag(1.0, gt=0, le=1, when=SAMPLED)
+    """Sample among the likeliest tokens that together have this probability (nucleus sampling)"""
     top_k: int = flag(-1, "Sample among the k most likely tokens; -1: all", ge=-1, when=SAMPLED)
-    repetition_penalty: float = flag(
-        1.0, "Divide the logits of tokens that are there already by this (above 0; else multiply them); 1: off", gt=0
-    )
+    repetition_penalty: float = flag(1.0, gt=0)
+    """Divide the logits of tokens that are there already by this (above 0; else multiply them); 1: off"""
 
 
 @dataclass

@@ -13,31 +13,19 @@ class TrainConfig:
 
     batch_size: int = flag(128, "Sequences (or pairs) per optimiser step, over all ranks", ge=1)
     micro_batch_size: int = flag(8, "Sequences (or pairs) per rank and forward pass", ge=1, resume=SHAPE)
-    dynamic_batch_enable: bool = flag(
-        False, "Form balanced micro-batches by a token budget; needs ds.packing_samples", resume=SHAPE
-    )
-    max_tokens_per_gpu: int = flag(
-        16192,
-        "Token budget of a micro-batch, for each rank that holds a part of its tokens",
-        ge=1,
-        resume=SHAPE,
-        when=is_true(".dynamic_batch_enable"),
-    )
+    dynamic_batch_enable: bool = flag(False, resume=SHAPE)
+    """Form balanced micro-batches by a token budget; needs ds.packing_samples"""
+    max_tokens_per_gpu: int = flag(16192, ge=1, resume=SHAPE, when=is_true(".dynamic_batch_enable"))
+    """Token budget of a micro-batch, for each rank that holds a part of its tokens"""
     max_epochs: int = flag(2, "Passes over the data", ge=1)
     max_steps: int | None = flag(None, "Stop after this many optimiser steps (RL: rollout steps)", ge=1)
-    early_stopping_patience: int | None = flag(
-        None,
-        "Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) "
-        "did not improve; null: never",
-        ge=1,
-    )
+    early_stopping_patience: int | None = flag(None, ge=1)
+    """Stop after so many evaluations in a row in which the metric of ckpt.best_metric_key (null: the task's first) did
+    not improve; null: never"""
     seed: int = flag(42, "Seed of data order, initialisation and sampling", ge=0)
     full_determinism_enable: bool = flag(False, "Use deterministic kernels everywhere, at some cost in speed")
-    on_nonfinite: str = flag(
-        "stop",
-        "What happens at a loss or gradient that is not finite: the run ends, or the step is skipped",
-        choices=("stop", "skip"),
-    )
+    on_nonfinite: str = flag("stop", choices=("stop", "skip"))
+    """What happens at a loss or gradient that is not finite: the run ends, or the step is skipped"""
 
 
 @dataclass
@@ -47,44 +35,25 @@ class RLTrainConfig(TrainConfig):
     micro_batch_size: int = flag(1, "Sequences per rank and forward pass", ge=1, resume=SHAPE)
     max_epochs: int = flag(1, "Passes over each rollout batch", ge=1)
     num_episodes: int = flag(1, "Passes over the prompts", ge=1)
-    agent_func_path: str | None = flag(
-        None,
-        "Your .py file with the environment or the tools of agents (docs/agents.md)",
-        when=is_one_of("agent.kind", "tools", "environment", "endpoint"),
-    )
-    enable_ema: bool = flag(
-        False, "Keep a moving average of the policy's weights, exported beside the policy as *_ema", resume=FIXED
-    )
-    ema_beta: float = flag(
-        0.992, "Share of itself that the average keeps at each optimiser step", ge=0, lt=1, when=is_true(".enable_ema")
-    )
+    agent_func_path: str | None = flag(None, when=is_one_of("agent.kind", "tools", "environment", "endpoint"))
+    """Your .py file with the environment or the tools of agents (docs/agents.md)"""
+    enable_ema: bool = flag(False, resume=FIXED)
+    """Keep a moving average of the policy's weights, exported beside the policy as *_ema"""
+    ema_beta: float = flag(0.992, ge=0, lt=1, when=is_true(".enable_ema"))
+    """Share of itself that the average keeps at each optimiser step"""
     async_enable: bool = flag(False, "Make the rollouts of later steps while the policy trains", resume=FIXED)
     async_queue_size: int = flag(
-        1,
-        "By how many steps the weights that write a rollout are older than the policy (with "
-        "train.partial_rollout_enable: at most); 0: as without train.async_enable",
-        ge=0,
-        resume=FIXED,
-        when=is_true(".async_enable") | is_true(".partial_rollout_enable"),
+        1, ge=0, resume=FIXED, when=is_true(".async_enable") | is_true(".partial_rollout_enable")
     )
-    partial_rollout_enable: bool = flag(
-        False,
-        "Sync weights while responses are unfinished, and train on groups as they end, so that no step waits for long "
-        "responses; not the same numbers each time. With train.colocate_all the engines stop while the models train, "
-        "and continue the responses afterwards",
-        resume=FIXED,
-        when=is_true(".async_enable") | is_true(".colocate_all"),
-    )
-    async_run_ahead: int = flag(
-        1,
-        "Batches of groups that are under way beside the one that is trained; at most train.async_queue_size",
-        ge=1,
-        when=is_true(".partial_rollout_enable"),
-    )
-    colocate_all: bool | None = flag(
-        None,
-        "All models and engines share the same devices; null: where one machine has too few GPUs for all roles",
-        resume=SHAPE,
-    )
+    """By how many steps the weights that write a rollout are older than the policy (with train.partial_rollout_enable:
+    at most); 0: as without train.async_enable"""
+    partial_rollout_enable: bool = flag(False, resume=FIXED, when=is_true(".async_enable") | is_true(".colocate_all"))
+    """Sync weights while responses are unfinished, and train on groups as they end, so that no step waits for long
+    responses; not the same numbers each time. With train.colocate_all the engines stop while the models train, and
+    continue the responses afterwards"""
+    async_run_ahead: int = flag(1, ge=1, when=is_true(".partial_rollout_enable"))
+    """Batches of groups that are under way beside the one that is trained; at most train.async_queue_size"""
+    colocate_all: bool | None = flag(None, resume=SHAPE)
+    """All models and engines share the same devices; null: where one machine has too few GPUs for all roles"""
     colocate_actor_ref: bool = flag(False, "Actor and reference share devices", resume=SHAPE)
     colocate_critic_reward: bool = flag(False, "Critic and reward model share devices", resume=SHAPE)
