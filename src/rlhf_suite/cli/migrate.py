@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlhf_suite.errors import UserError
 from rlhf_suite.migrate.command import Migrated
 from rlhf_suite.migrate.convert import command_line
 from rlhf_suite.migrate.convert import migrate as converted
 from rlhf_suite.migrate.script import ENTRIES, Command, commands_in
 
-CONVERTED, INCOMPLETE, NOTHING = 0, 1, 2
+CONVERTED, INCOMPLETE = 0, 1
 USAGE = """usage: rlhf-suite migrate <script.sh>           a shell script with commands of OpenRLHF; - is stdin
        rlhf-suite migrate <words of a command>  e.g. deepspeed --module openrlhf.cli.train_sft --max_len 2048 ...
 
@@ -20,19 +21,16 @@ Prints a shell script: the same commands for this suite. Its comments say what d
 is lost. The exit code is 0 if nothing is lost and the new commands pass all checks of their flags, else 1."""
 
 
-def migrate(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Convert a script or a command; return the exit code."""
-    if not words or "--help" in words[:1] or "-h" in words[:1]:
-        print(USAGE, file=sys.stdout if words else sys.stderr)
-        return CONVERTED if words else NOTHING
+    if not words:
+        raise UserError(USAGE)
     try:
         commands = commands_in(text_of(words))
     except (OSError, UnicodeDecodeError) as error:
-        print(f"{words[0]} cannot be read: {error}", file=sys.stderr)
-        return NOTHING
+        raise UserError(f"{words[0]} cannot be read: {error}") from error
     if not commands:
-        print(f"No command of OpenRLHF is in it. Known are: {', '.join(ENTRIES)}", file=sys.stderr)
-        return NOTHING
+        raise UserError(f"No command of OpenRLHF is in it. Known are: {', '.join(ENTRIES)}")
     return max([show(converted(command), command) for command in commands])
 
 

@@ -21,32 +21,29 @@ if TYPE_CHECKING:
     from rlhf_suite.planner.estimate import Estimate, Target
     from rlhf_suite.preflight.jobs import Preflight
 
-USAGE = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
+SYNOPSIS = "rlhf-suite plan [--gpu NAME] [--memory GIB] [--mfu SHARE] [--tflops N] <words of a command line>"
 ABOUT = """Says what memory each process of a run takes, and what disk and time it needs, without running it. The model
 needs no weights, only its config.json, and the GPUs need not be here. The exit code is 0 if the run fits, 1 if it does
 not (then with changes that make it fit), and 2 if the command line is wrong. plan=true on the command line of a run
 does the same without these options."""
 
+OPTIONS = argparse.ArgumentParser("rlhf-suite plan", SYNOPSIS, ABOUT, allow_abbrev=False)
+for name, (kind, help) in PLAN_OPTIONS.items():
+    OPTIONS.add_argument(name, type=kind, help=help)
+USAGE = OPTIONS.format_help().rstrip()
+
 FITS, TOO_LARGE, REFUSED = 0, 1, 2
 
 
-def plan(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the plan of the run that the words make; return the exit code."""
     from rlhf_suite.composition.arguments import parse
     from rlhf_suite.composition.config_file import with_config_file
     from rlhf_suite.preflight.jobs import preflight
 
-    asked, rest = arguments().parse_known_args(list(words))
+    asked, rest = OPTIONS.parse_known_args(list(words))
     line = with_config_file(parse(rest))
     return planned(line, preflight(line), asked)
-
-
-def arguments() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = argparse.ArgumentParser("rlhf-suite plan", USAGE, ABOUT, allow_abbrev=False)
-    for name, (kind, help) in PLAN_OPTIONS.items():
-        parser.add_argument(name, type=kind, help=help)
-    return parser
 
 
 def target_of(asked: argparse.Namespace) -> Target:
@@ -98,7 +95,7 @@ def planned(line: CommandLine, found: Preflight, asked: argparse.Namespace | Non
     `asked` are the options of `rlhf-suite plan`; None: those of `plan=true`, which has none.
     """
     try:
-        target = target_of(asked or arguments().parse_args([]))
+        target = target_of(asked or OPTIONS.parse_args([]))
         run = only_run(found)
         if run is None:
             raise UserError(report(found.problems))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,25 +20,19 @@ Says how far a run is, what it waits for and since when, with the end of the log
 ended. It reads files only, so it works for a run on another node, and for one that was killed. The exit code is 0 if
 the run works or is done, 1 if it failed, was stopped or killed, or stands still, and 2 if the folder has no run."""
 
-FINE, WRONG, REFUSED = 0, 1, 2
+FINE, WRONG = 0, 1
 OUTPUT_LIMIT = 100_000  # characters
 STALE_S = 30.0  # a living run writes its record every two seconds
 
 
-def why(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Print what the run in a folder does; return the exit code."""
-    if len(words) != 1 or words[0] in {"-h", "--help"}:
-        asked = bool(words) and words[0] in {"-h", "--help"}
-        print(USAGE, file=sys.stdout if asked else sys.stderr)
-        return FINE if asked else REFUSED
+    if len(words) != 1:
+        raise UserError(USAGE)
     folder = RunFolder(Path(words[0]).expanduser())
-    try:
-        if not folder.status_file.exists():
-            raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
-        code, lines = told(folder)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return REFUSED
+    if not folder.status_file.exists():
+        raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
+    code, lines = told(folder)
     print(printable("\n".join(lines), OUTPUT_LIMIT, keep_lines=True))
     return code
 

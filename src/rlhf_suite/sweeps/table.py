@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,25 +19,18 @@ USAGE = """usage: rlhf-suite sweep status <folder>
 Prints the table of a sweep with the states that its runs have now, and writes it to summary.md in the folder. It is for
 sweeps that nobody waits for (hydra.launcher.wait=false), and for a single run that was submitted to Slurm. The exit
 code is 1 if a job failed, and 2 if the folder has no sweep."""
-REFUSED = 2
 COLUMNS = ("job", "overrides", "state", "metric", "seconds")
 
 
-def show(words: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Do `rlhf-suite sweep status <folder>`; return the exit code."""
     if len(words) != 2 or words[0] != "status":
-        asked = words[:1] in (["-h"], ["--help"])
-        print(USAGE, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else REFUSED
-    try:
-        sweep = read(Path(words[1]).expanduser())
-        if sweep is None:
-            raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
-        look(sweep)
-        return finish(sweep.folder)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return REFUSED
+        raise UserError(USAGE)
+    sweep = read(Path(words[1]).expanduser())
+    if sweep is None:
+        raise UserError(f"{words[1]} is not the folder of a sweep: it has no summary.json")
+    look(sweep)
+    return finish(sweep.folder)
 
 
 def finish(folder: Path) -> int:
