@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -17,7 +17,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf_suite.composition.presets import BEFORE_EXPERIMENT, CHOICES, generated, group_names, order
+from rlhf_suite.composition.arguments import CommandLine
+from rlhf_suite.composition.overrides import Overrides, name_problems
+from rlhf_suite.composition.presets import (
+    BEFORE_EXPERIMENT,
+    CHOICES,
+    generated,
+    group_names,
+    may_set,
+    names_in,
+    order,
+    preset_names,
+    task_of,
+)
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of
@@ -179,3 +191,70 @@ def one_line(reason: str) -> str:
     if lines[0].endswith("composing config:"):  # names a file, and the fault only in the next line
         return lines[1]
     return " ".join(lines[:2]) if lines[0].endswith(".") else lines[0]
+
+
+class Composed(NamedTuple):
+    """A combination of presets: its configuration, words that do not compose, and the demo that is a part of it."""
+
+    config: DictConfig
+    problems: list[Problem]
+    demo: str | None
+
+
+def compose_job(choices: list[str], given: Overrides) -> Composed:
+    """Compose a combination of presets. With the demo of its task when neither a preset nor the command line names a
+    model; that is mostly plain before the composition, and one composition is enough."""
+    plain = (*given.settings, *choices)
+    task, names_no_model = expected(choices, given)
+    if task is not None and wants_demo(task, given) and names_no_model:
+        base, problems = compose_blaming(*plain, f"demo={task}")
+        if not problems and base.task == task:
+            return Composed(base, [], task)
+    base, problems = compose_blaming(*plain)
+    task = base.get("task")
+    if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].MODEL) is not None:
+        return Composed(base, problems, None)
+    return Composed(compose_blaming(*plain, f"demo={task}")[0], problems, task)
+
+
+def expected(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
+    """Return the task that presets choose, and whether none of them can name a model, as far as their text tells."""
+    own = given.own_presets
+    named = [(group, name) for group, choice in pairs(choices) for name in names_in(choice)]
+    tasks = [name if group == "task" else task_of(group, name, own) for group, name in named]
+    task = next((each for each in tasks if each in TASKS), None)
+    others = [(group, name) for group, name in named if group != "task"]
+    return task, task is not None and not any(may_set(*each, TASKS[task].MODEL, own) for each in others)
+
+
+def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the group and the choice of each word."""
+    for word in choices:
+        group, _, choice = word.partition("=")
+        yield group, choice
+
+
+def wants_demo(task: str, given: Overrides) -> bool:
+    """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
+    model = TASKS[task].MODEL
+    is_named = any(each.key_or_group == model for each in given.values)
+    is_misspelt = any(model in problem.fix for problem in mistaken_names(task, given))
+    return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
+
+
+def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
+    """Return the problems of the keys on the command line."""
+    return [problem for each in given.values for problem in name_problems(each, task)]
+
+
+def hidden_presets(line: CommandLine) -> list[Problem]:
+    """Return a problem for each chosen preset of the user's that has the name of one of the suite's, which wins."""
+    problems = []
+    for word in line.overrides if line.own_presets else ():
+        group, _, choice = word.partition("=")
+        for name in names_in(choice) if group in group_names() else ():
+            own = Path(line.own_presets or "") / group / f"{name}.yaml"
+            if name in preset_names(group) and own.is_file():
+                what = f"{own} has the name of a preset of the suite"
+                problems.append(Problem(group, what, f"rename it: {', '.join(preset_names(group))} are taken"))
+    return problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from rlhf_suite.composition.arguments import key_of
 from rlhf_suite.composition.presets import group_names, preset_names
@@ -155,3 +156,33 @@ def not_a_flag(key: str, value: object, task: str | None, flags: dict[str, FlagI
         names = ", ".join(info.key for info in section[:4])
         return Problem(key, what, f"set one of {names}{', ...' if len(section) > 4 else ''}")
     return Problem(key, what, did_you_mean(dotted, flags) or "see --info defaults")
+
+
+def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
+    """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    taken = {each.key_or_group for each in (*given.choices, *given.values)}
+    extra = sort([f"{key}={value}" for key, value in params.items() if key not in taken])
+    return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
+
+
+def without_sweeps(given: Overrides) -> Overrides:
+    """Return the overrides without those that have several values."""
+    return replace(
+        given,
+        choices=[each for each in given.choices if not each.is_sweep_override()],
+        values=[each for each in given.values if not each.is_sweep_override()],
+    )
+
+
+def several_values(override: Override) -> Problem:
+    """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
+    key, _, value = (override.input_line or "").partition("=")
+    info = flags_of(None).get(key)
+    base = str if info is None else info.type.base
+    meant = "give one value"
+    if base is list:
+        meant = f"a list is '{key}=[{value}]'"
+    elif base is str:
+        meant = f"""write '{key}="{value.replace('"', "")}"' for one text"""
+    return Problem(key, f"{value} are several values", f"{meant}; a sweep needs -m")

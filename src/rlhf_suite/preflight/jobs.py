@@ -8,24 +8,37 @@ a plain run is not composed again.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from rlhf_suite.composition import overrides as words
 from rlhf_suite.composition.arguments import CommandLine
-from rlhf_suite.composition.compose import compose_blaming, hydra_ready, search_path
-from rlhf_suite.composition.overrides import Overrides, Value, flattened, name_problems
-from rlhf_suite.composition.presets import group_names, may_set, names_in, preset_names, task_of
+from rlhf_suite.composition.compose import (
+    Composed,
+    compose_job,
+    hidden_presets,
+    hydra_ready,
+    mistaken_names,
+    pairs,
+    search_path,
+)
+from rlhf_suite.composition.overrides import (
+    Overrides,
+    Value,
+    flattened,
+    several_values,
+    sort,
+    with_sweep_params,
+    without_sweeps,
+)
+from rlhf_suite.composition.presets import names_in
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
@@ -68,7 +81,7 @@ def preflight(line: CommandLine) -> Preflight:
         return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
     with hydra_ready():
-        given = words.sort([*config_folder(line, result), *line.overrides])
+        given = sort([*config_folder(line, result), *line.overrides])
         given.own_presets = line.own_presets
         result.problems += given.problems
         result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
@@ -107,19 +120,6 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
         result.problems.append(Problem("--config-dir", f"{folder!r} is not a folder", "give a folder of presets"))
         return []
     return [search_path(folder)]
-
-
-def hidden_presets(line: CommandLine) -> list[Problem]:
-    """Return a problem for each chosen preset of the user's that has the name of one of the suite's, which wins."""
-    problems = []
-    for word in line.overrides if line.own_presets else ():
-        group, _, choice = word.partition("=")
-        for name in names_in(choice) if group in group_names() else ():
-            own = Path(line.own_presets or "") / group / f"{name}.yaml"
-            if name in preset_names(group) and own.is_file():
-                what = f"{own} has the name of a preset of the suite"
-                problems.append(Problem(group, what, f"rename it: {', '.join(preset_names(group))} are taken"))
-    return problems
 
 
 def on_slurm(hydra: DictConfig) -> bool:
@@ -163,44 +163,6 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
-def with_sweep_params(given: Overrides, hydra: DictConfig) -> Overrides:
-    """Add the sweep that a preset holds in hydra.sweeper.params; the command line wins over it."""
-    params = OmegaConf.select(hydra, "sweeper.params") or {}
-    taken = {each.key_or_group for each in (*given.choices, *given.values)}
-    extra = words.sort([f"{key}={value}" for key, value in params.items() if key not in taken])
-    return replace(given, choices=[*extra.choices, *given.choices], values=[*extra.values, *given.values])
-
-
-def without_sweeps(given: Overrides) -> Overrides:
-    """Return the overrides without those that have several values."""
-    return replace(
-        given,
-        choices=[each for each in given.choices if not each.is_sweep_override()],
-        values=[each for each in given.values if not each.is_sweep_override()],
-    )
-
-
-def several_values(override: Override) -> Problem:
-    """Return the problem of commas outside of quotes and brackets: what else could be meant depends on the flag."""
-    key, _, value = (override.input_line or "").partition("=")
-    info = flags_of(None).get(key)
-    base = str if info is None else info.type.base
-    meant = "give one value"
-    if base is list:
-        meant = f"a list is '{key}=[{value}]'"
-    elif base is str:
-        meant = f"""write '{key}="{value.replace('"', "")}"' for one text"""
-    return Problem(key, f"{value} are several values", f"{meant}; a sweep needs -m")
-
-
-class Composed(NamedTuple):
-    """A combination of presets: its configuration, words that do not compose, and the demo that is a part of it."""
-
-    config: DictConfig
-    problems: list[Problem]
-    demo: str | None
-
-
 def check_choices(choices: list[str], composed: Composed, given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets. The configuration of a single job is used up by it."""
     base, problems, demo = composed
@@ -222,52 +184,6 @@ def check_choices(choices: list[str], composed: Composed, given: Overrides, resu
     for values in given.value_sets():
         config = pickle.loads(copied) if result.is_sweep else base
         check_job(config, [*choices, *values], values, result, with_rules=not problems)
-
-
-def mistaken_names(task: str | None, given: Overrides) -> list[Problem]:
-    """Return the problems of the keys on the command line."""
-    return [problem for each in given.values for problem in name_problems(each, task)]
-
-
-def compose_job(choices: list[str], given: Overrides) -> Composed:
-    """Compose a combination of presets. With the demo of its task when neither a preset nor the command line names a
-    model; that is mostly plain before the composition, and one composition is enough."""
-    plain = (*given.settings, *choices)
-    task, names_no_model = expected(choices, given)
-    if task is not None and wants_demo(task, given) and names_no_model:
-        base, problems = compose_blaming(*plain, f"demo={task}")
-        if not problems and base.task == task:
-            return Composed(base, [], task)
-    base, problems = compose_blaming(*plain)
-    task = base.get("task")
-    if task is None or not wants_demo(task, given) or OmegaConf.select(base, TASKS[task].MODEL) is not None:
-        return Composed(base, problems, None)
-    return Composed(compose_blaming(*plain, f"demo={task}")[0], problems, task)
-
-
-def expected(choices: list[str], given: Overrides) -> tuple[str | None, bool]:
-    """Return the task that presets choose, and whether none of them can name a model, as far as their text tells."""
-    own = given.own_presets
-    named = [(group, name) for group, choice in pairs(choices) for name in names_in(choice)]
-    tasks = [name if group == "task" else task_of(group, name, own) for group, name in named]
-    task = next((each for each in tasks if each in TASKS), None)
-    others = [(group, name) for group, name in named if group != "task"]
-    return task, task is not None and not any(may_set(*each, TASKS[task].MODEL, own) for each in others)
-
-
-def pairs(choices: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the group and the choice of each word."""
-    for word in choices:
-        group, _, choice = word.partition("=")
-        yield group, choice
-
-
-def wants_demo(task: str, given: Overrides) -> bool:
-    """Return whether the command line names no model (nor a mistake in it), and there is a demo to stand in for it."""
-    model = TASKS[task].MODEL
-    is_named = any(each.key_or_group == model for each in given.values)
-    is_misspelt = any(model in problem.fix for problem in mistaken_names(task, given))
-    return not (is_named or is_misspelt or "demo" in given.chosen) and task in preset_names("demo")
 
 
 def check_job(
