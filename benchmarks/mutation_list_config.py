@@ -114,8 +114,8 @@ CONFIG = [
     Mutation(
         "an empty range is a range",
         "config/rules/rewards.py",
-        "clip[0] >= clip[1]",
-        "clip[0] > clip[1]",
+        "given[0] >= given[1]",
+        "given[0] > given[1]",
         BORDERS,
     ),
     Mutation(

@@ -110,11 +110,8 @@ def dashed(word: str) -> Problem:
         return Problem(f"--{name}", "is an option of rlhf-suite plan", f"write rlhf-suite plan --{name} ... task=...")
     if "." in name or "_" in name or value:
         return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
-    return Problem(
-        word,
-        "no such option",
-        "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)",
-    )
+    fix = "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)"
+    return Problem(word, "no such option", fix)
 
 
 def with_quoted_home(word: str) -> str:

@@ -108,9 +108,8 @@ def like(cls: type[T], section: object, **changes: Any) -> T:
 
 
 def _answers(run: LoopRun, model: str, **sections: Any) -> GenerateRun:
-    reward = (
-        run.reward if run.reward.model_name_or_path is None else RewardConfig()
-    )  # a model scores in a stage of its own
+    # A model scores in a stage of its own.
+    reward = run.reward if run.reward.model_name_or_path is None else RewardConfig()
     shared: dict[str, Any] = {"reward": reward, "vllm": run.vllm, "launch": run.launch}
     return GenerateRun(actor=ModelConfig(model), ds=like(PrecisionConfig, run.ds), **shared, **sections)
 

@@ -106,17 +106,14 @@ def renamed(key: str, known: Collection[str]) -> str | None:
 def unknown_flag(key: str, task: str | None) -> Problem:
     """Return the problem of a key that is not a flag of `task`, or not one of any task while none is chosen."""
     if key in SECRETS:
-        return Problem(
-            key, "keys are not taken from the command line", "export WANDB_API_KEY, and set logger.wandb.enable=true"
-        )
+        fix = "export WANDB_API_KEY, and set logger.wandb.enable=true"
+        return Problem(key, "keys are not taken from the command line", fix)
     known = flags_of(task)
     owners = [name for name in TASKS if task and key in flags_of(name)]
     guess = did_you_mean(key, known)
     if owners:
-        where = " or ".join(f"task={name}" for name in owners)
-        return Problem(
-            key, f"task={task} has no such flag; it belongs to {where}", f"drop it, or {guess}" if guess else "drop it"
-        )
+        what = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
+        return Problem(key, what, f"drop it, or {guess}" if guess else "drop it")
     if new := renamed(key, known):
         return Problem(key, f"renamed to {new}", f"write {new}=...")
     what = f"task={task} has no such flag" if task else "no task has such a flag"

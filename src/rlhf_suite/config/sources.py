@@ -21,15 +21,16 @@ GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 
 PEEK_BYTES = 1 << 20
 
 
+def names_in(sources: str | None) -> list[str]:
+    """Return the entries of a comma list."""
+    return [name.strip() for name in (sources or "").split(",") if name.strip()]
+
+
 def source_problems(
-    key: str,
-    sources: str | None,
-    columns: Mapping[str, str],
-    probs_key: str = "",
-    probs: Sequence[float] | None = None,
+    key: str, sources: str | None, columns: Mapping[str, str], probs_key: str = "", probs: Sequence[float] | None = None
 ) -> Iterator[Problem]:
     """Yield what is wrong with the comma list in flag `key`. `columns`: flags that name columns, and those names."""
-    names = [name.strip() for name in (sources or "").split(",") if name.strip()]
+    names = names_in(sources)
     if not names:
         yield Problem(key, "no data is named", f"add {key}=<file, folder, hub name or builtin:<task>>")
         return
@@ -107,12 +108,10 @@ def is_missing(name: str) -> bool:
 
 def hub_names(sources: str | None) -> list[str]:
     """Return the names of a comma list that can only be on the hub."""
-    names = [name.strip() for name in (sources or "").split(",") if name.strip()]
-    here = (BUILTIN, GYM)
     return [
         name
-        for name in names
-        if not (name.startswith(here) or is_glob(name) or is_missing(name))
+        for name in names_in(sources)
+        if not (name.startswith((BUILTIN, GYM)) or is_glob(name) or is_missing(name))
         and not Path(name).exists()
         and not Path(name.partition("@")[0]).exists()
     ]

@@ -62,10 +62,9 @@ class Preflight:
     chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
     presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
     demo: str | None = None  # the preset that stands in for a command line without a model
-    config: DictConfig = field(
-        default_factory=partial(DictConfig, {})
-    )  # the last job as Hydra shows it, interpolations and all
-    hydra: DictConfig = field(default_factory=partial(DictConfig, {}))  # the last job's settings of Hydra
+    # The last job as Hydra shows it, interpolations and all, and its settings of Hydra.
+    config: DictConfig = field(default_factory=partial(DictConfig, {}))
+    hydra: DictConfig = field(default_factory=partial(DictConfig, {}))
     folder: Path = Path()  # where the run or the sweep wants to be
     chosen_folder: bool = False  # by the user
 

@@ -55,18 +55,16 @@ def export_fits(run: PPORun, export: Export) -> Iterator[Problem]:
 
 
 @rule
-def calls_have_a_template(run: PPORun) -> Iterator[Problem]:
-    if run.agent.calls_tools and not run.data.apply_chat_template:
-        what = "tools are called in the form of a chat template"
-        fix = "add data.apply_chat_template=true"
-        if run.agent.kind == "python":
-            fix += ", or write agent.python_style=fence"
-        yield Problem("data.apply_chat_template", what, fix)
-
-
-@rule
-def history_has_a_template(run: PPORun) -> Iterator[Problem]:
-    if run.agent.history == "template" and run.agent.kind != "single_turn" and not run.data.apply_chat_template:
+def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
+    if run.data.apply_chat_template:
+        return
+    key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
+    if run.agent.calls_tools:
+        fence = ", or write agent.python_style=fence" if run.agent.kind == "python" else ""
+        yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
+    if run.agent.kind == "endpoint":
+        yield Problem(key, "the endpoint speaks in messages, which need a chat template", fix)
+    if run.agent.history == "template" and run.agent.kind != "single_turn":
         what = "without a chat template nothing says how earlier turns are shown"
         yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
 
@@ -98,13 +96,8 @@ def servers_of_agents_have_addresses(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def endpoint_fits(run: PPORun) -> Iterator[Problem]:
-    if run.agent.kind != "endpoint":
-        return
-    if not run.data.apply_chat_template:
-        what = "the endpoint speaks in messages, which need a chat template"
-        yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
     name = run.algo.advantage.estimator
-    if name in registry.estimator.that_read("gamma"):
+    if run.agent.kind == "endpoint" and name in registry.estimator.that_read("gamma"):
         what = f"{name} needs the order of all tokens, which is not known when a program rewrites its history"
         yield Problem("algo.advantage.estimator", what, "write algo.advantage.estimator=group_norm, rloo or the like")
 

@@ -21,25 +21,12 @@ def aggregation_fits(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def correction_band_is_one(run: PPORun) -> Iterator[Problem]:
-    config = run.algo.advantage
-    if config.is_correction_level == "off":
-        return
-    given, key = config.is_correction_threshold, f"{CORRECTION}_threshold"
-    if config.is_correction_gating != "ratio" and len(given) != 1:
-        what = f"{given}: a divergence has no lower bound"
-        yield Problem(key, what, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
-    elif len(given) not in (1, 2) or given[0] >= [*given, float("inf")][1]:
-        what = f"{given} is neither [low, high] with low < high nor [high]"
-        yield Problem(key, what, f"write '{key}=[0.5,5.0]'")
-
-
-@rule
 def correction_fits(run: PPORun) -> Iterator[Problem]:
     config, loss = run.algo.advantage, run.actor.policy_loss_type
     level, mode, gating = config.is_correction_level, config.is_correction_mode, config.is_correction_gating
     if level == "off":
         return
+    yield from band_problems(config.is_correction_threshold, gating)
     if mode == "clip" and gating != "ratio":
         what = f"a weight cannot be bounded by a band of another quantity ({CORRECTION}_gating={gating})"
         yield Problem(f"{CORRECTION}_mode", what, f"write {CORRECTION}_mode=mask, or {CORRECTION}_gating=ratio")
@@ -51,18 +38,14 @@ def correction_fits(run: PPORun) -> Iterator[Problem]:
         yield Problem(f"{CORRECTION}_level", what, f"write {CORRECTION}_level=geo")
 
 
-@rule
-def filtering_can_work(run: PPORun) -> Iterator[Problem]:
-    algo = run.algo
-    if not algo.dynamic_filtering_enable:
-        return
-    if run.rollout.n_samples_per_prompt < 2:
-        what = "dynamic filtering compares the samples of a prompt, and there is only one"
-        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
-    band = algo.dynamic_filtering_range
-    if len(band) != 2 or band[0] >= band[1]:
-        fix = "write 'algo.dynamic_filtering_range=[0,1]'"
-        yield Problem("algo.dynamic_filtering_range", f"{band} is not [low, high] with low < high", fix)
+def band_problems(given: list[float], gating: str) -> Iterator[Problem]:
+    key = f"{CORRECTION}_threshold"
+    if gating != "ratio" and len(given) != 1:
+        what = f"{given}: a divergence has no lower bound"
+        yield Problem(key, what, f"write '{key}=[0.05]', or {CORRECTION}_gating=ratio")
+    elif len(given) not in (1, 2) or given[0] >= [*given, float("inf")][1]:
+        what = f"{given} is neither [low, high] with low < high nor [high]"
+        yield Problem(key, what, f"write '{key}=[0.5,5.0]'")
 
 
 @rule
@@ -82,11 +65,14 @@ def warm_up_ends(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def group_is_large_enough(run: PPORun) -> Iterator[Problem]:
-    estimator = run.algo.advantage.estimator
-    if run.algo.advantage.needs("groups") and run.rollout.n_samples_per_prompt < 2:
-        what = f"algo.advantage.estimator={estimator} compares the samples of a prompt, and there is only one"
-        yield Problem("rollout.n_samples_per_prompt", what, "write rollout.n_samples_per_prompt=8")
+def groups_are_large_enough(run: PPORun) -> Iterator[Problem]:
+    key, advantage = "rollout.n_samples_per_prompt", run.algo.advantage
+    for who, compares in (
+        ("dynamic filtering", run.algo.dynamic_filtering_enable),
+        (f"algo.advantage.estimator={advantage.estimator}", advantage.needs("groups")),
+    ):
+        if compares and run.rollout.n_samples_per_prompt < 2:
+            yield Problem(key, f"{who} compares the samples of a prompt, and there is only one", f"write {key}=8")
 
 
 @rule

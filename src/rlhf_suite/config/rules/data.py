@@ -23,7 +23,7 @@ from rlhf_suite.config.runs import (
     SupervisedRun,
     TextRun,
 )
-from rlhf_suite.config.sources import source_problems
+from rlhf_suite.config.sources import names_in, source_problems
 
 
 def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Iterator[Problem]:
@@ -31,7 +31,7 @@ def evaluation_problems(config: EvalConfig, columns: Mapping[str, str]) -> Itera
     and those names."""
     if config.dataset is None:
         return
-    sources = [name.strip() for name in config.dataset.split(",") if name.strip()]
+    sources = names_in(config.dataset)
     uneven = {name: given for name, given in config.column_flags().items() if len(given) not in (1, len(sources))}
     for name, given in uneven.items():
         what = f"{len(given)} columns for {len(sources)} sources in eval.dataset"
@@ -72,20 +72,12 @@ def pairs_are_whole(run: KTORun) -> Iterator[Problem]:
         return
     data = run.data
     if data.rejected_key is None:
-        yield Problem(
-            "data.rejected_key", "only the better answer of each pair is named", "add data.rejected_key=rejected"
-        )
+        what = "only the better answer of each pair is named"
+        yield Problem("data.rejected_key", what, "add data.rejected_key=rejected")
     if data.prompt_key is None and data.turn_markers is None and not data.apply_chat_template:
         what = "the prompt of the pairs is not named, so it cannot be separated from the answers"
         fix = "add data.prompt_key=<column>, data.turn_markers or data.apply_chat_template=true"
         yield Problem("data.prompt_key", what, fix)
-
-
-@rule
-def full_rows_are_not_padded(run: SFTRun | DistillRun) -> Iterator[Problem]:
-    if run.data.pack_to_max_len and not run.ds.packing_samples:
-        what = "the examples of a row would be padded to one another, each to the longest"
-        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
 
 
 @rule
@@ -94,9 +86,8 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
     if data.pretrain_dataset is not None:
         key, column = "data.pretrain_dataset", {"data.pretrain_key": data.pretrain_key}
         yield from source_problems(key, data.pretrain_dataset, column, "data.pretrain_probs", data.pretrain_probs)
-    yield from source_problems(
-        "data.prompt_dataset", data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs
-    )
+    key = "data.prompt_dataset"
+    yield from source_problems(key, data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs)
     yield from evaluation_problems(run.eval, names)
     if run.eval.dataset is not None and run.eval.steps == -1:
         yield Problem("eval.steps", "eval.dataset is set, but never used", "add eval.steps=<every so many steps>")
@@ -115,11 +106,7 @@ def has_rows(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
 
 # A backslash and an n where a new line was meant; LaTeX commands such as \nabla go on in lower case.
 UNTURNED_NEWLINE = re.compile(r"\\n(?![a-z])")
-
-
 FLAG = "data.chat_template_kwargs"
-
-
 # What apply_chat_template gives a template itself.
 TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template")
 
@@ -152,19 +139,18 @@ def variables_are_named(run: TextRun) -> Iterator[Problem]:
 
 
 @rule
-def several_turns_are_marked(run: SFTRun | DistillRun) -> Iterator[Problem]:
-    if run.data.multiturn and not (run.data.apply_chat_template or run.actor.pretrain_mode_enable):
+def examples_fit_together(run: SFTRun | DistillRun) -> Iterator[Problem]:
+    data, is_plain = run.data, run.actor.pretrain_mode_enable
+    if data.pack_to_max_len and not run.ds.packing_samples:
+        what = "the examples of a row would be padded to one another, each to the longest"
+        yield Problem("data.pack_to_max_len", what, "add ds.packing_samples=true")
+    if data.multiturn and not (data.apply_chat_template or is_plain):
         what = "needs the chat template, which marks the turns"
         yield Problem("data.multiturn", what, "add data.apply_chat_template=true")
-
-
-@rule
-def pretraining_reads_plain_text(run: SFTRun | DistillRun) -> Iterator[Problem]:
-    if run.actor.pretrain_mode_enable:
-        for name in ("multiturn", "apply_chat_template"):
-            if getattr(run.data, name):
-                what = "actor.pretrain_mode_enable trains on every token of plain text"
-                yield Problem(f"data.{name}", what, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
+    for name in ("multiturn", "apply_chat_template"):
+        if is_plain and getattr(data, name):
+            what = "actor.pretrain_mode_enable trains on every token of plain text"
+            yield Problem(f"data.{name}", what, f"write data.{name}=false, or actor.pretrain_mode_enable=false")
 
 
 @rule

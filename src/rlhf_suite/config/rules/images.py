@@ -45,9 +45,8 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
         return
     if run.algo.advantage.needs("values"):
         what = f"{run.algo.advantage.estimator} trains a critic, and a critic that reads images has not been tested"
-        yield Problem(
-            "algo.advantage.estimator", what, "write algo.advantage.estimator=rloo, or another without critic"
-        )
+        fix = "write algo.advantage.estimator=rloo, or another without critic"
+        yield Problem("algo.advantage.estimator", what, fix)
     if run.algo.distill.coef > 0:
         what = "a teacher that reads images has not been tested"
         yield Problem("algo.distill.coef", what, "write algo.distill.coef=0")

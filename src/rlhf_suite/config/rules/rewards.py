@@ -78,9 +78,8 @@ def one_reward(run: ScoredTextRun | LoopRun) -> Iterator[Problem]:
             fix = FIX if key == "reward" else "give it one of rule, remote_url, model_name_or_path and process"
             yield Problem(key, "nothing scores the samples", fix)
         elif len(chosen) > 1:
-            yield Problem(
-                key, f"there are several sources: {' and '.join(chosen)}", "keep one, and set the others to null"
-            )
+            what = f"there are several sources: {' and '.join(chosen)}"
+            yield Problem(key, what, "keep one, and set the others to null")
 
 
 @rule
@@ -220,9 +219,8 @@ def sources_read_text(run: ScoreRun | CheckRewardRun) -> Iterator[Problem]:
 def no_model_scores(run: CheckRewardRun) -> Iterator[Problem]:
     key = "reward.model_name_or_path"
     if run.reward.model_name_or_path is not None:
-        yield Problem(
-            key, "this task loads no model", "use task=score, or a served one: task=serve_rm, reward.remote_url"
-        )
+        fix = "use task=score, or a served one: task=serve_rm, reward.remote_url"
+        yield Problem(key, "this task loads no model", fix)
 
 
 @rule
@@ -258,10 +256,12 @@ def penalties_fit(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def ranges_are_ordered(run: PPORun) -> Iterator[Problem]:
-    clip = run.reward.clip_range
-    if len(clip) != 2 or clip[0] >= clip[1]:
-        fix = "write 'reward.clip_range=[-10,10]'"
-        yield Problem("reward.clip_range", f"{clip} is not [low, high] with low < high", fix)
+    for key, given, example, is_read in (
+        ("reward.clip_range", run.reward.clip_range, "[-10,10]", True),
+        ("algo.dynamic_filtering_range", run.algo.dynamic_filtering_range, "[0,1]", run.algo.dynamic_filtering_enable),
+    ):
+        if is_read and (len(given) != 2 or given[0] >= given[1]):
+            yield Problem(key, f"{given} is not [low, high] with low < high", f"write '{key}={example}'")
     low_high = run.actor.eps_clip_low_high
     if low_high is not None and len(low_high) != 2:
         key = "actor.eps_clip_low_high"

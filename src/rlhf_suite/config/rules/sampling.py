@@ -64,14 +64,6 @@ def engines_fit(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def samples_differ(run: GenerateRun) -> Iterator[Problem]:
-    if run.rollout.temperature == 0 and run.rollout.n_samples_per_prompt > 1:
-        what = f"{run.rollout.n_samples_per_prompt} samples at rollout.temperature=0 would all be the same"
-        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
-        yield Problem("rollout.n_samples_per_prompt", what, fix)
-
-
-@rule
 def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
     section, output = run.task, run.generate if isinstance(run, GenerateRun) else run.score
     key = f"{section}.output_path"
@@ -90,27 +82,25 @@ def output_is_writable(run: GenerateRun | ScoreRun) -> Iterator[Problem]:
 
 
 @rule
-def best_has_a_score(run: GenerateRun) -> Iterator[Problem]:
-    if not run.generate.best_of_n:
-        return
-    key = "generate.best_of_n"
-    if not has_source(run.reward):
+def samples_can_be_compared(run: GenerateRun) -> Iterator[Problem]:
+    key, samples = "generate.best_of_n", run.rollout.n_samples_per_prompt
+    if run.rollout.temperature == 0 and samples > 1:
+        what = f"{samples} samples at rollout.temperature=0 would all be the same"
+        fix = "write rollout.temperature=1, or rollout.n_samples_per_prompt=1"
+        yield Problem("rollout.n_samples_per_prompt", what, fix)
+    if run.generate.best_of_n and not has_source(run.reward):
         fix = "add reward.rule=<rule> or reward.remote_url=<file.py or URL>"
         yield Problem(key, "nothing scores the samples", fix)
-    if run.rollout.n_samples_per_prompt < 2:
+    if run.generate.best_of_n and samples < 2:
         fix = "write rollout.n_samples_per_prompt=8, or generate.best_of_n=false"
         yield Problem(key, "there is only one sample of each prompt", fix)
 
 
 @rule
-def best_or_pairs(run: ScoreRun) -> Iterator[Problem]:
+def scores_fit(run: ScoreRun) -> Iterator[Problem]:
     if run.score.pairs and run.score.best_of_n:
         what = "a pair already contains the best response"
         yield Problem("score.best_of_n", what, "write score.best_of_n=false, or score.pairs=false")
-
-
-@rule
-def budget_holds_a_sequence(run: ScoreRun) -> Iterator[Problem]:
     if run.reward.model_name_or_path is not None and run.score.max_tokens_per_gpu < run.data.max_len:
         what = f"{run.score.max_tokens_per_gpu} tokens are too few for one sequence of data.max_len={run.data.max_len}"
         fix = f"write score.max_tokens_per_gpu={run.data.max_len} or more"

@@ -60,11 +60,6 @@ def ranked(run: PPORun) -> dict[str, Ranked]:
     return {name: each for name, each in model_sections(run).items() if isinstance(each, Ranked)}
 
 
-def ranks(run: PPORun) -> dict[str, int]:
-    """Return the number of ranks of each model that this run has."""
-    return {name: num_ranks(each) for name, each in ranked(run).items()}
-
-
 def parts(run: PPORun) -> dict[str, int]:
     """Return into how many parts the ranks of each model split a batch."""
     return {name: data_ranks(run, each) for name, each in ranked(run).items()}
@@ -76,10 +71,9 @@ def rollouts_divide(run: PPORun) -> Iterator[Problem]:
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
     said = f"{run.rollout.batch_size} prompts x {run.rollout.n_samples_per_prompt} samples = {samples}"
     if samples % run.train.batch_size:
+        what = f"{said} are not a multiple of train.batch_size={run.train.batch_size}"
         fix = "make rollout.batch_size x rollout.n_samples_per_prompt a multiple of train.batch_size"
-        yield Problem(
-            "rollout.batch_size", f"{said} are not a multiple of train.batch_size={run.train.batch_size}", fix
-        )
+        yield Problem("rollout.batch_size", what, fix)
     for name, count in parts(run).items():
         if count and samples % count:
             fix = f"change rollout.batch_size, or {name}.num_nodes x {name}.num_gpus_per_node"
@@ -102,7 +96,7 @@ def critic_batches_divide(run: PPORun) -> Iterator[Problem]:
 
 @rule
 def shared_devices_match(run: PPORun) -> Iterator[Problem]:
-    sizes = ranks(run)
+    sizes = {name: num_ranks(each) for name, each in ranked(run).items()}
     engines = run.vllm.num_engines * run.vllm.devices
     groups = (
         ("colocate_all", run.train.colocate_all, sizes | {"vllm": engines}),
@@ -139,22 +133,15 @@ def subset(sizes: dict[str, int], *names: str) -> dict[str, int]:
 
 
 @rule
-def older_rollouts_are_corrected(run: PPORun) -> Iterator[Problem]:
-    """Old rollouts come from another policy than the one that the loss compares with."""
-    if not makes_rollouts_ahead(run.train) or run.train.async_queue_size == 0:
-        return
-    if run.algo.advantage.is_correction_level == "off":
-        what = (
-            f"rollouts by weights that are {run.train.async_queue_size} steps old are trained on as if the policy had "
-            "written them, which makes training collapse"
-        )
-        asked = "async_enable" if run.train.async_enable else "partial_rollout_enable"
+def older_rollouts_fit(run: PPORun) -> Iterator[Problem]:
+    """Check that rollouts of another policy than the one that the loss compares with are corrected, and are trained on
+    in time."""
+    train, is_corrected = run.train, run.algo.advantage.is_correction_level != "off"
+    if makes_rollouts_ahead(train) and train.async_queue_size > 0 and not is_corrected:
+        what = f"rollouts by weights that are {train.async_queue_size} steps old are trained on as if the policy had "
+        what += "written them, which makes training collapse"
+        asked = "async_enable" if train.async_enable else "partial_rollout_enable"
         yield Problem(f"train.{asked}", what, "add correction=tis (or icepop), or write train.async_queue_size=0")
-
-
-@rule
-def groups_are_trained_in_time(run: PPORun) -> Iterator[Problem]:
-    train = run.train
     if train.partial_rollout_enable and 0 < train.async_queue_size < train.async_run_ahead:
         what = f"groups that begin {train.async_run_ahead} steps ahead cannot be trained within "
         what += f"train.async_queue_size={train.async_queue_size} steps"
@@ -280,9 +267,8 @@ def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig
         try:
             re.compile(pattern)
         except re.error as error:
-            yield Problem(
-                key, f"{pattern!r} is not a regular expression: {error}", f"write '{key}=[model.embed_tokens]'"
-            )
+            what = f"{pattern!r} is not a regular expression: {error}"
+            yield Problem(key, what, f"write '{key}=[model.embed_tokens]'")
 
 
 def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
@@ -328,16 +314,14 @@ def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
 
 @rule
 def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.eval.dataset is not None:
-        return
-    if run.eval.steps > 0:
-        yield Problem(
-            "eval.dataset", "eval.steps is set, but there is nothing to evaluate on", "add eval.dataset=<source>"
-        )
-    elif run.ckpt.best_metric_key not in (None, "none"):
-        yield Problem("eval.dataset", "ckpt.best_metric_key needs an evaluation", "add eval.dataset=<source>")
-    elif run.train.early_stopping_patience is not None:
-        yield Problem("eval.dataset", "train.early_stopping_patience needs an evaluation", "add eval.dataset=<source>")
+    waiting = (
+        ("eval.steps is set, but there is nothing to evaluate on", run.eval.steps > 0),
+        ("ckpt.best_metric_key needs an evaluation", run.ckpt.best_metric_key not in (None, "none")),
+        ("train.early_stopping_patience needs an evaluation", run.train.early_stopping_patience is not None),
+    )
+    what = next((what for what, waits in waiting if waits), None)
+    if what is not None and run.eval.dataset is None:
+        yield Problem("eval.dataset", what, "add eval.dataset=<source>")
 
 
 @rule

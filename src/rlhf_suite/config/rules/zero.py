@@ -27,10 +27,7 @@ def optimiser_states_can_move(run: PPORun) -> Iterator[Problem]:
 @rule
 def zero_stage_fits(run: AnyTrainedRun) -> Iterator[Problem]:
     stage = run.ds.zero_stage
-    for name, is_on, least in (
-        ("adam_offload", run.ds.adam_offload, 1),
-        ("zpg", run.ds.zpg > 1, 3),
-    ):
+    for name, is_on, least in (("adam_offload", run.ds.adam_offload, 1), ("zpg", run.ds.zpg > 1, 3)):
         if is_on and (stage or 0) < least:
             what = f"needs ds.zero_stage={least} or more, but it is {spelled(stage)}"
             yield Problem(f"ds.{name}", what, f"write ds.zero_stage={least}")

@@ -93,11 +93,8 @@ def has_weights(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
         yield Problem(use.key, f"{use.path} has no weights (*.safetensors)", "copy or download the whole model")
     for file in files.weight_files:
         if not file.is_file():
-            yield Problem(
-                use.key,
-                f"{use.path} has no file {file.name}, which its index names",
-                "copy or download the whole model",
-            )
+            what = f"{use.path} has no file {file.name}, which its index names"
+            yield Problem(use.key, what, "copy or download the whole model")
         elif not files.is_whole(file):
             what = f"{use.path}/{file.name} is not complete: it has fewer bytes than its header says"
             yield Problem(use.key, what, "copy or download it again")

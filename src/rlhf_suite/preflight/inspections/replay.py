@@ -41,9 +41,8 @@ def differences(run: PPORun, earlier: PPORun) -> Iterator[Problem]:
     for key in SAME:
         if now[key] != before[key]:
             what = f"{shown(now[key])} is not {shown(before[key])} of the run that is replayed"
-            yield Problem(
-                key, what, f"write {key}={shown(before[key])}, or start from its file: --config=<config.yaml>"
-            )
+            fix = f"write {key}={shown(before[key])}, or start from its file: --config=<config.yaml>"
+            yield Problem(key, what, fix)
     if earlier.data.image_key is not None:
         yield Problem(KEY, "its samples have images, which are not in the files of rollouts", "give another run")
     estimator, needs = run.algo.advantage, earlier.algo.advantage.needs
