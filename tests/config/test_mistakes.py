@@ -731,7 +731,7 @@ def test_the_remedy_of_a_mistake_is_accepted_and_removes_it(checked, line, key, 
 
 
 def test_a_package_that_is_not_there_is_named(checked, monkeypatch):
-    monkeypatch.setattr("rlhf_suite.config.rules.training.find_spec", lambda _: None)
+    monkeypatch.setattr("rlhf_suite.config.rules.models.find_spec", lambda _: None)
     for line, key, extra in (
         (SFT + FOUR_BITS + "ds.lora.rank=8", "ds.load_in_4bit", "qlora"),
         (CHAT + FOUR_BITS, "ds.load_in_4bit", "qlora"),

@@ -1,21 +1,17 @@
-"""Rules about batches, precision, optimisers, evaluation, and the ranks of models and what they share."""
+"""Rules about batches, the ranks of models and what they share, rollouts ahead, evaluation, and continued runs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-from rlhf_suite.config.ds import ATTENTION, HUB_KERNELS, DeepSpeedConfig, is_flash
 from rlhf_suite.config.eval import RLEvalConfig
+from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
-from rlhf_suite.config.models import TrainedModelConfig
+from rlhf_suite.config.names import unknown_flag
 from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
-from rlhf_suite.config.runs import AnyTrainedRun, ChatRun, DistillRun, PPORun, ServeRMRun, SupervisedRun
-from rlhf_suite.config.train import RLTrainConfig
-
-FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+from rlhf_suite.config.record import resume_of
+from rlhf_suite.config.runs import AnyTrainedRun, PPORun, ResumableRun
 
 
 @rule
@@ -160,152 +156,6 @@ def engines_have_their_own_devices(run: PPORun) -> Iterator[Problem]:
 
 
 @rule
-def four_bits_fit(run: AnyTrainedRun) -> Iterator[Problem]:
-    key = "ds.load_in_4bit"
-    if not run.ds.load_in_4bit:
-        return
-    if run.ds.lora.rank == 0:
-        yield Problem(key, "4-bit weights cannot be trained themselves", "add ds.lora.rank=<rank>")
-    elif run.ds.zero_stage == 3:
-        what = "ZeRO-3 cannot partition 4-bit weights (ds.zero_stage=3)"
-        yield Problem(key, what, "write ds.zero_stage=2, or ds.load_in_4bit=false")
-    else:
-        yield from without_bitsandbytes(key)
-
-
-@rule
-def four_bits_can_be_loaded(run: ServeRMRun | ChatRun) -> Iterator[Problem]:
-    if run.ds.load_in_4bit:
-        yield from without_bitsandbytes("ds.load_in_4bit")
-
-
-def without_bitsandbytes(key: str) -> Iterator[Problem]:
-    if find_spec("bitsandbytes") is None:
-        yield Problem(key, "the package bitsandbytes is not installed", "run pip install 'rlhf-suite[qlora]'")
-
-
-@rule
-def liger_fits(run: AnyTrainedRun) -> Iterator[Problem]:
-    key = "ds.use_liger_kernel"
-    if run.ds.use_liger_kernel and run.launch.device == "cpu":
-        yield Problem(key, "its kernels need a GPU (launch.device=cpu)", f"write {key}=false")
-    elif run.ds.use_liger_kernel and run.ds.tensor_parallel_size > 1:
-        what = "its kernels have not been tried with layers that ds.tensor_parallel_size splits"
-        yield Problem(key, what, f"write {key}=false, or ds.tensor_parallel_size=1")
-    elif run.ds.use_liger_kernel and find_spec("liger_kernel") is None:
-        yield Problem(key, "the package liger-kernel is not installed", "run pip install 'rlhf-suite[liger]'")
-
-
-@rule
-def attention_fits(run: AnyTrainedRun | ServeRMRun) -> Iterator[Problem]:
-    key, name = "ds.attn_implementation", run.ds.attn_implementation
-    if isinstance(run.ds, DeepSpeedConfig) and run.ds.ring_attn_size > 1 and is_flash(name):
-        return  # `sequences_split` refuses it
-    if is_flash(name):
-        yield from flash_attention_fits(name, run.ds.param_dtype, run.launch.device)
-    elif name not in ATTENTION:
-        close = did_you_mean(name, ATTENTION) or "write varlen"
-        known = f"{', '.join(ATTENTION)} and {HUB_KERNELS}<name>"
-        fix = close.replace("did you mean ", f"did you mean {key}=").replace("write ", f"write {key}=")
-        yield Problem(key, f"{name} is not known; there are {known}", fix)
-    elif name != "varlen" and run.ds.packing_samples:
-        what = f"{name} would let packed sequences see each other (ds.packing_samples=true)"
-        yield Problem(key, what, f"write {key}=varlen")
-
-
-def flash_attention_fits(name: str, dtype: str | None, device: str) -> Iterator[Problem]:
-    """Yield why a flash kernel cannot run. Where its package is missing, transformers would fetch another kernel from
-    the hub in its place, unasked."""
-    key = "ds.attn_implementation"
-    package = FLASH_PACKAGES.get(name, "kernels")
-    if dtype == "fp32":
-        yield Problem(key, "flash attention has no fp32 kernels", f"write {key}=varlen, or ds.param_dtype=bf16")
-    elif device == "cpu":
-        yield Problem(key, "flash attention needs a GPU (launch.device=cpu)", f"write {key}=varlen")
-    elif find_spec(package) is None:
-        what = f"{name} needs the package {package}, which is not installed"
-        yield Problem(key, what, f"install it, or write {key}=varlen, which uses the kernels of torch")
-
-
-@rule
-def policy_is_not_drawn(run: PPORun) -> Iterator[Problem]:
-    if run.ds.lora.rank > 0 and run.ds.lora.dropout > 0:
-        what = f"{run.ds.lora.dropout} would train a different policy in every forward pass than the one that sampled"
-        yield Problem("ds.lora.dropout", what, "write ds.lora.dropout=0.0")
-
-
-@rule
-def models_can_be_trained(run: AnyTrainedRun) -> Iterator[Problem]:
-    sections = {"actor": run.actor} | ({"critic": run.critic} if isinstance(run, PPORun) else {})
-    for name, section in sections.items():
-        if len(section.adam.betas) != 2:
-            what = f"needs 2 values, not {len(section.adam.betas)}"
-            yield Problem(f"{name}.adam.betas", what, f"write '{name}.adam.betas=[0.9,0.95]'")
-        yield from muon_fits(name, section, run.ds)
-        yield from experts_keep_their_gradient(name, section)
-        yield from frozen_names_fit(name, section, run.ds)
-
-
-def muon_fits(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    """Yield what does not fit Muon: it takes whole matrices, and DeepSpeed clips its orthogonalised update."""
-    if section.optim != "muon":
-        return
-    if ds.lora.rank > 0:
-        what = "muon orthogonalises whole weight matrices, and LoRA trains factors of them"
-        yield Problem(f"{name}.optim", what, f"write {name}.optim=adam, or ds.lora.rank=0")
-    if section.max_norm > 0:
-        what = f"{section.max_norm:g} would clip the orthogonalised update of muon, not the gradient"
-        yield Problem(f"{name}.max_norm", what, f"add {name}.max_norm=0")
-
-
-def frozen_names_fit(name: str, section: TrainedModelConfig, ds: DeepSpeedConfig) -> Iterator[Problem]:
-    key = f"{name}.freeze"
-    if section.freeze and ds.lora.rank > 0:
-        what = "LoRA trains only its adapters; everything else is frozen already"
-        yield Problem(key, what, "remove it, and choose with ds.lora.target_modules")
-    for pattern in section.freeze:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            what = f"{pattern!r} is not a regular expression: {error}"
-            yield Problem(key, what, f"write '{key}=[model.embed_tokens]'")
-
-
-def experts_keep_their_gradient(name: str, section: TrainedModelConfig) -> Iterator[Problem]:
-    """Refuse re-entrant checkpointing with a loss of the router: its logits would have no gradient."""
-    if section.aux_loss_coef > 0 and section.gradient_checkpointing_enable and section.gradient_checkpointing_reentrant:
-        what = f"{name}.aux_loss_coef would have no effect: re-entrant checkpointing keeps no gradient of the router"
-        key = f"{name}.gradient_checkpointing_reentrant"
-        yield Problem(key, what, f"write {key}=false")
-
-
-@rule
-def offloads_fit(run: SupervisedRun | PPORun) -> Iterator[Problem]:
-    for name in ("ref", "teacher", "reward"):
-        section = getattr(run, name, None)
-        if section is None or not section.offload:
-            continue
-        key = f"{name}.offload"
-        own = not isinstance(run.train, RLTrainConfig) and run.ds.lora.rank > 0
-        if run.launch.device == "cpu":
-            what = "there is no GPU to bring the weights to (launch.device=cpu)"
-        elif own and section.model_name_or_path in (None, run.actor.model_name_or_path):
-            what = "with LoRA this model is the actor without its adapters, and no copy is held"
-        elif name == "ref" and run.ds.load_in_4bit:
-            what = "weights in 4 bits (ds.load_in_4bit=true) stay on the GPU"
-        else:
-            continue
-        yield Problem(key, what, f"write {key}=false")
-
-
-@rule
-def teacher_is_named(run: DistillRun) -> Iterator[Problem]:
-    if run.teacher.model_name_or_path is None:
-        key = "teacher.model_name_or_path"
-        yield Problem(key, "no teacher is named", f"add {key}=<HF folder or hub name>")
-
-
-@rule
 def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
     for key, steps in (("ckpt.save_steps", run.ckpt.save_steps), ("eval.steps", run.eval.steps)):
         if steps == 0:
@@ -346,3 +196,15 @@ def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
     if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == "none":
         what = "with none there is no metric for train.early_stopping_patience"
         yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")
+
+
+@rule
+def allowed_changes_are_flags(run: ResumableRun) -> Iterator[Problem]:
+    key, values = "ckpt.allow_changes", all_values(run)
+    for name in run.ckpt.allow_changes:
+        if name not in values and not any(each.startswith(f"{name}.") for each in values):
+            unknown = unknown_flag(name, run.task)
+            yield Problem(key, f"{name}: {unknown.what}", unknown.fix)
+        elif resume_of(name, run.task) == FIXED:
+            what = f"{name} can never change: a checkpoint cannot be loaded with another value"
+            yield Problem(key, what, f"remove {name} from the list, or start a new run in another folder")
