@@ -105,8 +105,8 @@ TRAIN = [
     Mutation(
         "an evaluation leaves its last short batch out",
         "train/evaluate.py",
-        "for start in range(0, len(examples), config.batch_size):",
-        "for start in range(0, len(examples) - config.batch_size + 1, config.batch_size):",
+        "for start in range(0, len(items), size)",
+        "for start in range(0, len(items) - size + 1, size)",
         EVALUATE,
     ),
     Mutation(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
 from dataclasses import replace
 from typing import ClassVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlhf_suite.config.algo import PRMAlgoConfig
@@ -18,13 +21,14 @@ from rlhf_suite.config.data import (
     SFTDataConfig,
     StepDataConfig,
 )
-from rlhf_suite.data import store
+from rlhf_suite.data import builtin, store
 from rlhf_suite.data.batch import Example, Group
+from rlhf_suite.data.files import num_rows
 from rlhf_suite.data.load import Loader
 from rlhf_suite.data.packing import token_counts
 from rlhf_suite.data.preferences import LabelledEncoder, PairEncoder
 from rlhf_suite.data.row import BadRows, DataError
-from rlhf_suite.data.sources import EVAL, Sources
+from rlhf_suite.data.sources import DATASET, EVAL, Sources, locate
 from rlhf_suite.data.steps import StepEncoder
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder, PromptEncoder
 from rlhf_suite.errors import UserError
@@ -298,13 +302,6 @@ def test_token_counts_are_known_without_reading_the_items(tokenizer, tmp_path):
         assert token_counts(items).tolist() == [len(item) for item in items] == token_counts(list(items)).tolist()
 
 
-def test_progress_is_reported(tokenizer, tmp_path):
-    seen = []
-    path, encoder = write(tmp_path / "a.jsonl"), ConversationEncoder(tokenizer, SFT)
-    Loader(encoder, SFT, 0, BadRows("skip"), lambda *told: seen.append(told)).load(Sources(str(path), "train"))
-    assert seen == [(str(path), number) for number in range(1, 52)]
-
-
 def test_the_contents_digest_depends_on_the_contents_of_the_files(tmp_path, tokenizer):
     def contents_digest(path, cache=True):
         loader = Loader(ConversationEncoder(tokenizer, SFT), replace(SFT, cache_enable=cache), 0, BadRows("skip"))
@@ -323,3 +320,34 @@ def test_max_samples_counts_rows_also_where_a_row_makes_several_items(tokenizer,
     config = LabelledDataConfig(prompt_key="prompt", chosen_key="chosen", rejected_key="rejected")
     items = load(LabelledEncoder(tokenizer, config), write(tmp_path / "a.jsonl"), config, max_samples=10)
     assert [item.numbers["label"] for item in items] == [1.0, 0.0] * 10
+
+
+def test_encoding_says_about_how_many_rows_there_are(tokenizer, tmp_path):
+    """50 rows and a broken line; a line end in quotes counts; of a list, and of a damaged file, only reading tells."""
+    write(tmp_path / "a.jsonl")
+    (tmp_path / "b.json").write_text(json.dumps([ROW] * 4))
+    (tmp_path / "c.csv").write_text('prompt,chosen\nhello,"there\nuser"\n')
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress((json.dumps(ROW) + "\n").encode() * 3))
+    pq.write_table(pa.Table.from_pylist([ROW] * 5), tmp_path / "e.parquet")
+    config, found, passed = replace(SFT, cache_enable=False), [], 0
+
+    def shown(rows, total, what):
+        nonlocal passed
+        found.append((what.rpartition("/")[2], total))
+        for row in rows:
+            passed += 1
+            yield row
+
+    def read(source, **limits):
+        loader = Loader(ConversationEncoder(tokenizer, config), config, 0, BadRows("skip"), shown)
+        return loader.load(Sources(source, "train", **limits))
+
+    for name in ("a.jsonl", "b.json", "c.csv", "d.jsonl.gz", "e.parquet"):
+        assert len(read(str(tmp_path / name))) > 0
+    assert passed == 51 + 4 + 1 + 3 + 5
+    read(str(tmp_path / "e.parquet"), max_samples=2)
+    assert [total for _, total in found] == [51, None, 3, 3, 5, 2]
+    assert found[0][0] == "a.jsonl"
+    (tmp_path / "f.parquet").write_text("no table")
+    assert num_rows(tmp_path / "f.parquet") is None
+    assert locate("builtin:reverse", "train", DATASET).num_rows() == len(builtin.rows("builtin:reverse", ""))

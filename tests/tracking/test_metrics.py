@@ -15,7 +15,9 @@ from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import save
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.polling import poll_until
-from rlhf_suite.tracking.console import Progress, headline, results
+from rlhf_suite.tracking import console as console_module
+from rlhf_suite.tracking import journal as journal_module
+from rlhf_suite.tracking.console import PhaseProgress, Progress, headline, results
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import MetricLogger, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
@@ -249,3 +251,34 @@ def test_a_journal_counts_what_comes_and_passes_it_on(tmp_path):
     assert list(journal.counted(iter("ab"), 2, "letters")) == ["a", "b"]
     journal.progress.close()
     assert "letters 2/2, 0:00 left" in out.getvalue()
+
+
+def test_a_phase_before_the_first_step_has_the_bar_for_itself():
+    out = io.StringIO()
+    shown = PhaseProgress(LoggerConfig(), "sft", 200, Console(file=out, force_terminal=True, width=200))
+    shown.part("rows of a.jsonl", 150, 200, time.monotonic() - 60)
+    shown.close()
+    assert "rows of a.jsonl 150/200, 0:20 left" in out.getvalue()
+    assert out.getvalue().count("150/200") == 2 * out.getvalue().count("0:20 left")
+
+
+def test_of_a_phase_whose_end_nobody_knows_a_line_says_how_far_it_is():
+    for terminal in (False, True):
+        out = io.StringIO()
+        shown = PhaseProgress(LoggerConfig(), "sft", None, Console(file=out, force_terminal=terminal, width=200))
+        shown.part("rows of a.json", 150, None, time.monotonic() - 60)
+        shown.close()
+        assert out.getvalue() == "sft: rows of a.json 150\n"
+
+
+@pytest.mark.parametrize(("short", "said"), [(0.0, "sft: rows 1/3  0:00 left\nsft: rows 2/3  0:00 left\n"), (1e9, "")])
+def test_a_phase_before_the_first_step_is_shown_if_it_lasts(tmp_path, monkeypatch, capsys, short, said):
+    monkeypatch.setattr(journal_module, "SHORT_S", short)
+    monkeypatch.setattr(journal_module, "TICK_S", 0.0)
+    monkeypatch.setattr(console_module, "PART_S", 0.0)
+    journal = Journal(LoggerConfig(), RunFolder(tmp_path), "sft")
+    assert list(journal.counted(iter("abc"), 3, "rows")) == ["a", "b", "c"]
+    assert capsys.readouterr().out == said
+    silent = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "sft")
+    assert list(silent.counted(iter("abc"), 3, "rows")) == ["a", "b", "c"]
+    assert capsys.readouterr().out == ""

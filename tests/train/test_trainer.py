@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from rlhf_suite.config.runs import SFTRun
+from rlhf_suite.distributed.group import LocalGroup
+from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.loop import Trainer
 from rlhf_suite.train.saving import Saver, TrainingRows
+from rlhf_suite.train.trained_worker import SupervisedGroup
 
 STEPS, PER_EPOCH = 7, 3
+
+
+Shown = Callable[[Iterator[None], int], Iterator[None]]
 
 
 class Model:
@@ -30,7 +37,8 @@ class Model:
         self.trained += 1
         return {"train/gpt_loss": 9.0 - self.trained, "train/tokens": 10.0}
 
-    def evaluate(self, step: int) -> dict[str, float]:
+    def evaluate(self, step: int, shown: Shown) -> dict[str, float]:
+        assert list(shown(iter([None] * 2), 2)) == [None] * 2
         return {"eval/gpt_loss": 10.0 - min(self.trained, self.improves_until)}
 
     def save_state(self, folder: Path, with_optimizer: bool) -> None:
@@ -149,3 +157,29 @@ def test_the_best_model_is_beside_the_last_one(fit, tmp_path):
 def test_there_is_no_best_model_unless_a_metric_is_named(fit, tmp_path):
     fit(every=1, save_steps=3)
     assert not (tmp_path / "model_best").exists()
+
+
+class Evaluating(Worker):
+    """A rank whose evaluation has three parts."""
+
+    def begin_evaluation(self) -> int:
+        self.measured: list[int] = []
+        return 3
+
+    def evaluate_part(self, part: int) -> None:
+        self.measured.append(part)
+
+    def end_evaluation(self) -> dict[str, float]:
+        return {f"eval/{place}": float(part) for place, part in enumerate(self.measured)}
+
+
+def test_an_evaluation_is_shown_part_by_part_and_measures_each_once():
+    group, seen = SupervisedGroup(LocalGroup(Evaluating, "actor", "cpu", ())), []
+
+    def shown(parts, total):
+        for part in parts:
+            seen.append(total)
+            yield part
+
+    assert group.evaluate(1, shown) == group.evaluate(2, shown) == {"eval/0": 0.0, "eval/1": 1.0, "eval/2": 2.0}
+    assert seen == [3] * 6

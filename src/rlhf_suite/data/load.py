@@ -25,7 +25,13 @@ from rlhf_suite.waits import waiting
 
 Encoded = TypeVar("Encoded")
 CACHE, GIB = "encoded", 1 << 30
-OnProgress = Callable[[str, int], None]  # called with a source and the number of its rows that are encoded
+Rows = Iterator[Row | RowError]
+Shown = Callable[[Rows, int | None, str], Rows]  # passes rows on and may show how many there are, of about how many
+
+
+def unshown(rows: Rows, total: int | None, what: str) -> Rows:
+    """Return the rows as they are."""
+    return rows
 
 
 @dataclass
@@ -36,7 +42,7 @@ class Loader(Generic[Encoded]):
     data: DataConfig
     seed: int
     bad: BadRows
-    on_progress: OnProgress | None = None
+    shown: Shown = unshown
     contents: list[list[str]] = field(default_factory=list)  # the digests of the files of each loaded source
 
     def __post_init__(self) -> None:
@@ -93,7 +99,7 @@ class Loader(Generic[Encoded]):
     ) -> tuple[Store[Encoded], BadRows]:
         """Encode the rows of one source into `folder`, or into memory where `folder` is None."""
         bad = BadRows(self.data.on_bad_row)
-        rows = self.with_progress(limited(located.rows(), sources.max_samples), name)
+        rows = self.shown(limited(located.rows(), sources.max_samples), expected(located, sources), f"rows of {name}")
         items = encode_rows(self.encoder, rows, bad, self.data.dataloader_num_workers)
         first = next(items, None)
         if first is None:
@@ -107,9 +113,8 @@ class Loader(Generic[Encoded]):
             write_folder(items, aside, bad)
         return open_in_process(folder), bad
 
-    def with_progress(self, rows: Iterator[Row | RowError], name: str) -> Iterator[Row | RowError]:
-        """Yield the rows and report how many are done."""
-        for done, row in enumerate(rows, start=1):
-            yield row
-            if self.on_progress is not None:
-                self.on_progress(name, done)
+
+def expected(located: Located, sources: Sources) -> int | None:
+    """Return about how many rows of a source are read."""
+    counts = filter(None, (located.num_rows(), sources.max_samples))
+    return min(counts, default=None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf_suite.config.sources import GYM, file_type, is_glob, matching_files
 from rlhf_suite.data import builtin, gym
-from rlhf_suite.data.files import READERS, numbered, read_file
+from rlhf_suite.data.files import READERS, num_rows, numbered, read_file
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -39,10 +39,12 @@ EVAL = SourceFlags("eval.dataset", "eval.split")
 
 
 class Located(NamedTuple):
-    """A source that was found: its rows, in order, and the files that hold them."""
+    """A source that was found: its rows, in order, the files that hold them, and about how many there are (None: only
+    reading them tells)."""
 
     rows: Callable[[], Iterator[Row | RowError]]
     files: list[Path]
+    num_rows: Callable[[], int | None]
 
 
 def locate(name: str, split: str, flags: SourceFlags) -> Located:
@@ -53,10 +55,10 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     """
     if name.startswith(builtin.PREFIX):
         rows = builtin.rows(name, flags.dataset)
-        return Located(lambda: numbered(name, rows), [])
+        return Located(lambda: numbered(name, rows), [], lambda: len(rows))
     if name.startswith(GYM):
         task = gym.task_of(name, flags.dataset)
-        return Located(lambda: task.rows(name), gym.version_files())
+        return Located(lambda: task.rows(name), gym.version_files(), lambda: len(task.dataset))
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():
@@ -78,7 +80,13 @@ def _files(paths: list[Path], flags: SourceFlags) -> Located:
     unknown = next((path for path in paths if file_type(path) not in READERS), None)
     if unknown is not None:
         raise UserError(f"{flags.dataset}: cannot read {str(unknown)!r}; known file types: {', '.join(READERS)}")
-    return Located(lambda: chain.from_iterable(map(read_file, paths)), paths)
+    return Located(lambda: chain.from_iterable(map(read_file, paths)), paths, lambda: _together(paths))
+
+
+def _together(paths: list[Path]) -> int | None:
+    """Return about how many rows all files have."""
+    counts = [num_rows(path) for path in paths]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _folder(folder: Path, split: str, flags: SourceFlags) -> Located:
@@ -127,7 +135,8 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
 
 def _of_library(name: str, rows: Dataset) -> Located:
     """Return a data set of the `datasets` library as a source."""
-    return Located(lambda: numbered(name, rows), [Path(file["filename"]) for file in rows.cache_files])
+    files = [Path(file["filename"]) for file in rows.cache_files]
+    return Located(lambda: numbered(name, rows), files, lambda: len(rows))
 
 
 def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:

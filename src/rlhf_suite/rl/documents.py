@@ -22,6 +22,8 @@ from rlhf_suite.train.task import Forward, StepLoss
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf_suite.data.load import Shown
+
 UNIT = "document_tokens"
 
 
@@ -34,16 +36,19 @@ class Documents:
     contents_digest: str  # of the files that they come from
 
 
-def load_documents(data: PromptDataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> Documents | None:
-    """Read and encode the documents of a run, which are cut as in continued pre-training; None if it has none."""
+def load_documents(
+    data: PromptDataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, shown: Shown | None = None
+) -> Documents | None:
+    """Read and encode the documents of a run, which are cut as in continued pre-training; None if it has none. `shown`
+    may show how many are encoded."""
     if data.pretrain_dataset is None:
         return None
-    from rlhf_suite.data.load import Loader  # pyarrow: a policy without documents needs none
+    from rlhf_suite.data.load import Loader, unshown  # pyarrow: a policy without documents needs none
 
     shared = {each.name: getattr(data, each.name) for each in fields(DataConfig)}
     own = {"row_format": None, "max_samples": None, "input_key": data.pretrain_key}
     config, bad = SFTDataConfig(**shared | own), BadRows(data.on_bad_row)
-    loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad)
+    loader: Loader[Example] = Loader(DocumentEncoder(tokenizer, config), config, seed, bad, shown or unshown)
     sources = Sources(data.pretrain_dataset, data.pretrain_split, None, data.pretrain_probs, DOCUMENTS)
     return Documents(loader.load(sources), bad.summary(), loader.contents_digest)
 

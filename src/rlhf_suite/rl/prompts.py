@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.images import ImageReader
-from rlhf_suite.data.load import Loader
+from rlhf_suite.data.load import Loader, Shown, unshown
 from rlhf_suite.data.row import BadRows
 from rlhf_suite.data.sources import EVAL, PROMPTS, Sources, metric_names, source_names
 from rlhf_suite.data.text_encoders import Prompt, PromptEncoder
@@ -32,19 +32,20 @@ class Prompts:
     contents_digest: str  # of the files that the training prompts come from
 
 
-def load_prompts(
+def load_prompts(  # noqa: PLR0913, PLR0917 - all that a prompt is made from
     data: PromptDataConfig,
     evaluation: RLEvalConfig,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
     keeps_chat: bool = False,
     reader: ImageReader | None = None,
+    shown: Shown = unshown,
 ) -> Prompts:
     """Read and encode all rows of data.prompt_dataset and eval.dataset. `keeps_chat`: with their messages, for
-    agents; `reader`: of images."""
+    agents; `reader`: of images; `shown` may show how many are encoded."""
     assert data.prompt_dataset is not None
     bad = BadRows(data.on_bad_row)
-    loader = Loader(PromptEncoder(tokenizer, data, keeps_chat, reader), data, seed, bad)
+    loader = Loader(PromptEncoder(tokenizer, data, keeps_chat, reader), data, seed, bad, shown)
     sources = Sources(data.prompt_dataset, data.prompt_split, data.max_samples, data.prompt_probs, PROMPTS)
     train, train_sources = loader.load_with_names(sources)
     contents_digest = loader.contents_digest

@@ -38,10 +38,10 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
     plan = with_warm_starts(plan, config.data.prompt_dataset)
     judges = read_judges(config, plan)
-    data = load_data(config, plan)
     record = RunFolder(folder)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(config.logger, record, config.task)))
+        data = load_data(config, plan, journal)
         announce(journal, config, plan, data)
         stack.enter_context(ray_cluster(config.launch, folder, plan.placement.num_devices))
         slots = reserve(plan.placement, config.launch.timeout_s)
@@ -55,7 +55,7 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         return build_pipeline(config, plan, record, journal, data, actors, rewards).run()
 
 
-def load_data(config: PPORun, plan: Plan) -> RunData:
+def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     """Load tokenizer and prompts, and refuse prompts that no source of rewards scores."""
     tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
     if TEACHER in plan.models:
@@ -65,10 +65,11 @@ def load_data(config: PPORun, plan: Plan) -> RunData:
         config.agent.kind != "single_turn",
     )
     evaluation = RLEvalConfig() if config.replays else config.eval
-    prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision)
+    prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.counted)
     if not config.replays:
         check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
-    documents = load_documents(config.data, tokenizer, config.train.seed)  # the policy's ranks read them from the cache
+    # The policy's ranks read them from the cache.
+    documents = load_documents(config.data, tokenizer, config.train.seed, journal.counted)
     if documents is not None:
         digest, notes = f"{prompts.contents_digest} {documents.contents_digest}", f"{prompts.notes} {documents.notes}"
         prompts = replace(prompts, contents_digest=digest, notes=notes.strip())

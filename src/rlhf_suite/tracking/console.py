@@ -81,16 +81,23 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._id, phase=name)
 
-    def part(self, what: str, done: int, total: int, began: float) -> None:
+    def part(self, what: str, done: int, total: int | None, began: float) -> None:
         """Show how far a phase is that began at `began` (time.monotonic): on a terminal with each part, elsewhere in a
-        line every PART_S seconds."""
+        line every PART_S seconds. Without a total nobody knows how long it takes."""
         now = time.monotonic()
-        left = clock((now - began) / done * (total - done))
+        far, left = f"{what} {done}", ""
+        if total is not None:
+            far, left = f"{far}/{total}", f"{clock((now - began) / done * max(0, total - done))} left"
         if self._bar is not None:
-            self._bar.update(self._id, phase=f"{what} {done}/{total}, {left} left")
-        elif self._visible and done < total and now - max(began, self._said) >= PART_S:
+            self._show_part(done, ", ".join(filter(None, (far, left))))
+        elif self._visible and done != total and now - max(began, self._said) >= PART_S:
             self._said = now
-            self._console.print(f"{self._task}: {what} {done}/{total}  {left} left", highlight=False, markup=False)
+            self._console.print(f"{self._task}: {far}  {left}".rstrip(), highlight=False, markup=False)
+
+    def _show_part(self, done: int, text: str) -> None:
+        """Show on a terminal how many parts of the current phase are done."""
+        assert self._bar is not None
+        self._bar.update(self._id, phase=text)
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that optimiser step `step` (from 1) is done."""
@@ -133,6 +140,22 @@ class Progress:
         """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+class PhaseProgress(Progress):
+    """The progress of a phase before the first step, which has the bar for itself."""
+
+    def __init__(self, config: LoggerConfig, task: str, total: int | None, console: Console | None = None) -> None:
+        self._is_known = total is not None
+        super().__init__(config, task, total or 0, 0, console=console)
+
+    def _open_bar(self) -> None:
+        if self._is_known:
+            super()._open_bar()
+
+    def _show_part(self, done: int, text: str) -> None:
+        assert self._bar is not None
+        self._bar.update(self._id, completed=done, phase=text)
 
 
 def clock(seconds: float) -> str:

@@ -6,18 +6,19 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import TypeVar
 
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.tracking.console import Progress, show_line
+from rlhf_suite.tracking.console import PhaseProgress, Progress, show_line
 from rlhf_suite.tracking.metrics import MetricLogger, damaged_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Timeline
 from rlhf_suite.waits import waiting
 
 T = TypeVar("T")
-ROWS_PER_LINE = 50_000  # encoded rows between two console lines
+SHORT_S = 3.0  # a phase before the first step that takes no longer shows nothing
+TICK_S = 0.1  # between two looks of the progress bar
 
 
 class Journal:
@@ -46,11 +47,6 @@ class Journal:
     def warn(self, message: str) -> None:
         """Print a message that a user must see to the error stream, also if logger.progress is off."""
         show_line(message, to_stderr=True)
-
-    def show_encoding(self, source: str, rows: int) -> None:
-        """Show how many rows of a data source are encoded."""
-        if rows % ROWS_PER_LINE == 0:
-            self.info(f"{source}: {rows:,} rows encoded")
 
     @contextmanager
     def phase(self, name: str, who: str | None = "driver") -> Iterator[None]:
@@ -81,13 +77,20 @@ class Journal:
         if hasattr(self, "progress"):
             self.progress.phase(name)
 
-    def counted(self, items: Iterable[T], total: int, what: str) -> Iterator[T]:
-        """Yield `total` items as they come, and show how many have come and how long the others may take."""
-        began = time.monotonic()
-        for done, item in enumerate(items, start=1):
-            if hasattr(self, "progress"):
-                self.progress.part(what, done, total, began)
-            yield item
+    def counted(self, items: Iterable[T], total: int | None, what: str) -> Iterator[T]:
+        """Yield the items as they come, and show how many have come and how long the others may take. `total`: how many
+        there are, if that is known. Before the run begins, a phase that lasts has a bar of its own."""
+        began, said = time.monotonic(), 0.0
+        shown = getattr(self, "progress", None)
+        with ExitStack() as stack:
+            for done, item in enumerate(items, start=1):
+                now = time.monotonic()
+                if shown is None and now - began >= SHORT_S:
+                    shown = stack.enter_context(closing(PhaseProgress(self.config, self.task, total)))
+                if shown is not None and (done == total or now - said >= TICK_S):
+                    said = now
+                    shown.part(what, done, total, began)
+                yield item
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Write the metrics of a step with the seconds of every phase since the last call.

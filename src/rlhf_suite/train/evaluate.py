@@ -17,7 +17,52 @@ from rlhf_suite.train.task import Objective, SupervisedBatch
 Prepare = Callable[[list[SupervisedBatch]], list[SupervisedBatch]]
 
 
-@torch.no_grad()
+class Evaluation:
+    """The measurement of an objective over sets, in `parts` of at most train.batch_size items of one set.
+
+    `prepare` is what a training step does to its micro-batches before their losses.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        objective: Objective[SupervisedBatch],
+        sets: Mapping[str, Sequence[Item]],
+        config: TrainConfig,
+        prepare: Prepare = list,
+    ) -> None:
+        self.model, self.objective, self.sets, self.config, self.prepare = model, objective, sets, config, prepare
+        size = config.batch_size
+        self.parts = [
+            (name, range(start, min(start + size, len(items))))
+            for name, items in sets.items()
+            for start in range(0, len(items), size)
+        ]
+        self.metrics: dict[str, dict[str, Metric]] = {name: {} for name in sets}
+
+    @torch.no_grad()
+    def measure(self, part: int) -> None:
+        """Add the metrics of one part. The model is in training mode before and after."""
+        (name, chosen), model = self.parts[part], self.model
+        model.module.eval()
+        batches = rank_micro_batches(self.sets[name], chosen, self.config, model.world)
+        batches = self.prepare(equalise(model, batches))
+        with balanced_experts(model, batches):
+            for batch in batches:
+                found = balanced_loss(model, self.objective, batch.to(model.world.device)).metrics
+                add_metrics(self.metrics[name], found)
+        model.module.train()
+
+    def result(self) -> dict[str, float]:
+        """Return `eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them (a mean over units)."""
+        overall: dict[str, Metric] = {}
+        result: dict[str, float] = {}
+        for name, metrics in self.metrics.items():
+            result |= {f"eval/{name}/{key}": value for key, value in self.model.world.combined(metrics).items()}
+            add_metrics(overall, metrics)
+        return result | {f"eval/{key}": value for key, value in self.model.world.combined(overall).items()}
+
+
 def evaluate(
     model: TrainedModel,
     objective: Objective[SupervisedBatch],
@@ -25,33 +70,8 @@ def evaluate(
     config: TrainConfig,
     prepare: Prepare = list,
 ) -> dict[str, float]:
-    """Return `eval/<set>/<metric>` of every set, and `eval/<metric>` over all of them together (a mean over units).
-
-    `prepare` is what a training step does to its micro-batches before their losses.
-    """
-    model.module.eval()
-    overall: dict[str, Metric] = {}
-    result: dict[str, float] = {}
-    for name, examples in sets.items():
-        metrics = set_metrics(model, objective, examples, config, prepare)
-        result |= {f"eval/{name}/{key}": value for key, value in model.world.combined(metrics).items()}
-        add_metrics(overall, metrics)
-    model.module.train()
-    return result | {f"eval/{key}": value for key, value in model.world.combined(overall).items()}
-
-
-def set_metrics(
-    model: TrainedModel,
-    objective: Objective[SupervisedBatch],
-    examples: Sequence[Item],
-    config: TrainConfig,
-    prepare: Prepare,
-) -> dict[str, Metric]:
-    metrics: dict[str, Metric] = {}
-    for start in range(0, len(examples), config.batch_size):
-        chosen = range(start, min(start + config.batch_size, len(examples)))
-        batches = prepare(equalise(model, rank_micro_batches(examples, chosen, config, model.world)))
-        with balanced_experts(model, batches):
-            for batch in batches:
-                add_metrics(metrics, balanced_loss(model, objective, batch.to(model.world.device)).metrics)
-    return metrics
+    """Return the result of a whole evaluation."""
+    evaluation = Evaluation(model, objective, sets, config, prepare)
+    for part in range(len(evaluation.parts)):
+        evaluation.measure(part)
+    return evaluation.result()

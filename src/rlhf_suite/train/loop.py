@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 
 from rlhf_suite.config.eval import EvalConfig
 from rlhf_suite.config.train import TrainConfig
@@ -110,4 +111,4 @@ class Trainer(TrainingLoop):
         return self.evaluation.steps if self.evaluation.steps > 0 else self.steps_per_epoch
 
     def measure(self, step: int) -> dict[str, float]:
-        return self.group.evaluate(step)
+        return self.group.evaluate(step, partial(self.journal.counted, what="evaluated batches"))

@@ -24,7 +24,7 @@ from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.annotations import annotated_once
-from rlhf_suite.train.evaluate import evaluate
+from rlhf_suite.train.evaluate import Evaluation, evaluate
 from rlhf_suite.train.export import export
 from rlhf_suite.train.frozen import load_frozen_roles, prepared
 from rlhf_suite.train.loader import StepLoader
@@ -93,9 +93,18 @@ class SupervisedWorker(TrainedWorker):
         result = {f"train/{name}": value for name, value in metrics.items()}
         return result | {"perf/memory_gb": world.peak_memory_gb()}
 
-    def evaluate(self) -> dict[str, float]:
+    def begin_evaluation(self) -> int:
+        """Begin to measure the held-out sets; return in how many parts that is done."""
+        self.evaluation = Evaluation(self.model, self.task, self.data.held_out, self.config.train, self.prepare)
+        return len(self.evaluation.parts)
+
+    def evaluate_part(self, part: int) -> None:
+        """Measure a part (0-based) of the held-out sets."""
+        self.evaluation.measure(part)
+
+    def end_evaluation(self) -> dict[str, float]:
         """Return the metrics of the task on the held-out sets."""
-        return evaluate(self.model, self.task, self.data.held_out, self.config.train, self.prepare)
+        return self.evaluation.result()
 
     def prepare(self, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
         return prepared(self.task, self.model, batches)
@@ -150,7 +159,7 @@ def encode(config: R, make_task: MakeTask[R], task: Task, journal: Journal) -> E
     bad = BadRows(data.on_bad_row)
     assert data.dataset is not None
     sources = Sources(data.dataset, data.dataset_split, data.max_samples, data.dataset_probs)
-    loader = Loader(task.encoder, data, seed, bad, journal.show_encoding)
+    loader = Loader(task.encoder, data, seed, bad, journal.counted)
     items = in_rows(task.assemble(loader.load(sources)), config, journal)
     contents_digest = loader.contents_digest
     held_out: dict[str, Sequence[Item]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +75,11 @@ class SupervisedGroup(TrainedGroup):
         metrics: dict[str, float] = self.begin("train_step", step, what=f"step {step + 1}").result()
         return metrics
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Return the metrics of the held-out sets after `step` optimiser steps."""
-        metrics: dict[str, float] = self.begin("evaluate", what=f"the evaluation after step {step}").result()
+    def evaluate(self, step: int, shown: Callable[[Iterator[None], int], Iterator[None]]) -> dict[str, float]:
+        """Return the metrics of the held-out sets after `step` optimiser steps. `shown` passes the parts on as they are
+        done, and may show how many there are, of their number."""
+        what = f"the evaluation after step {step}"
+        num_parts: int = self.begin("begin_evaluation", what=what).result()
+        deque(shown((self.begin("evaluate_part", part, what=what).result() for part in range(num_parts)), num_parts), 0)
+        metrics: dict[str, float] = self.begin("end_evaluation", what=what).result()
         return metrics
