@@ -32,11 +32,11 @@ from rlhf_suite.algo.advantage import (
     whole_rewards,
 )
 from rlhf_suite.config.algo import AdvantageConfig
+from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
 from rlhf_suite.rl.filtering import Candidate
 from rlhf_suite.rl.samples import ScoredTrajectories
 
-BETA = 0.01  # of dpg: algo.kl.init_coef, of which the KL penalty is a multiple
 CORRECT = 0.5  # a whole reward above this is that of a right answer
 BIN = 1000  # tokens: responses are whitened with those of about their length
 ALPHA, KAPPA = (
@@ -52,11 +52,17 @@ def dpg(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """Distributional policy gradient towards pi_ref exp(R / beta) (Go et al. 2023), with a baseline from the group.
 
     w = R / beta - sum_t KL_t is the log of the target over the policy, up to a constant; A = w - log mean exp(w) over
-    the group, for all tokens of a response. KL has to be in the reward (algo.kl.use_loss=false, estimator k1).
+    the group, for all tokens of a response. beta is that of the KL penalty in the reward (estimator k1), so there has
+    to be one.
+
+    Raises:
+        UserError: there is none.
     """
+    if inputs.kl_coef == 0:
+        raise UserError("dpg needs the beta of a KL penalty: set algo.kl.init_coef above 0 and algo.kl.use_loss=false")
     rows, written = torch.repeat_interleave(inputs.lengths), inputs.lengths > 0  # [T], [B]
     penalties = torch.zeros_like(inputs.rewards).index_add(0, rows, inputs.kl_penalty)
-    weights = (whole_rewards(inputs) - penalties) / BETA  # [B]
+    weights = (whole_rewards(inputs) - penalties) / inputs.kl_coef  # [B]
     credit = torch.zeros_like(weights)
     for group in inputs.groups[written].unique():
         members = written & (inputs.groups == group)

@@ -14,6 +14,7 @@ from rlhf_suite.algo.advantage import Credit, CreditInput, assign_credit, whiten
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator, group_filter, prompt_filter
 from rlhf_suite.rl.filtering import Candidate
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -38,10 +39,22 @@ def test_dpg_is_the_log_of_target_over_policy_less_its_mean_in_the_group():
     """Weights log 3 - log 2 and 0; a KL of log 2 is a penalty of 0.01 log 2. A row without tokens is not in it."""
     kl = [0.01 * math.log(2), 0, 0, 0]
     given = inputs([0.01 * math.log(3), 0, 5, 0.01 * math.log(4)], [1, 2, 0, 1], [3, 3, 3, 1], kl)
+    given = replace(given, kl_coef=0.01)
     first, second = math.log(3 / 2), 0.0
     mean = math.log((math.exp(first) + math.exp(second)) / 2)
     wanted = [first - mean, second - mean, second - mean, 0]
     assert run("dpg", given).advantages.tolist() == pytest.approx(wanted)
+
+
+def test_dpg_takes_the_beta_of_the_kl_penalty_and_refuses_to_work_without_one():
+    """Twice the beta, rewards and penalties are the same weights."""
+    given = inputs([0.5, 0.25, 1.0], [1, 2, 1], [0, 0, 0], [0.1, 0.0, 0.2, 0.3])
+    once = run("dpg", replace(given, kl_coef=0.05))
+    twice = replace(given, rewards=2 * given.rewards, kl_penalty=2 * given.kl_penalty, kl_coef=0.1)
+    assert torch.allclose(run("dpg", twice).advantages, once.advantages)
+    assert not torch.allclose(run("dpg", replace(given, kl_coef=0.1)).advantages, once.advantages)
+    with pytest.raises(UserError, match="needs the beta of a KL penalty"):
+        run("dpg", given)
 
 
 def test_no_mean_whitens_whole_rewards():

@@ -243,3 +243,16 @@ def test_advantages_are_clipped_after_the_teacher_and_the_share_of_clipped_token
         "train/advantage_clip_ratio"
         not in CreditAssigner(replace(config, advantage=AdvantageConfig("rloo"))).assign(batch)[1]
     )
+
+
+@pytest.mark.parametrize(("loss", "reference", "wanted"), [(False, True, 0.1), (True, True, 0), (False, False, 0)])
+def test_an_estimator_knows_the_beta_of_the_kl_penalty(batch, tmp_path, loss, reference, wanted):
+    """The coefficient is that of the step, as the controller has it; it is 0 where the KL is no penalty."""
+    own = tmp_path / "own.py"
+    lines = ("from rlhf_suite.algo.advantage import Credit", "def beta(inputs, config):")
+    body = "    found = inputs.kl_penalty * 0 + inputs.kl_coef\n    return Credit(found, found)\n"
+    own.write_text("\n".join((*lines, body)))
+    config = AlgoConfig(advantage=AdvantageConfig(estimator=f"{own}:beta"), kl=KLConfig(init_coef=0.1, use_loss=loss))
+    given = batch if reference else replace(batch, ref_log_probs=None)
+    found = CreditAssigner(config).assign(given)[0].advantages
+    assert found.tolist() == pytest.approx([wanted * each for each in MASK])

@@ -55,6 +55,7 @@ class CreditInput:
     turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
     episodes: Tensor | None = None  # [B] int, which episode a row belongs to; None: each row is one
     entropies: Tensor | None = None  # [T] nats, of the policy where token t was chosen; where they are needed
+    kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is no penalty
 
     def __post_init__(self) -> None:
         per_token = (self.values, self.turn_rewards, self.entropies)

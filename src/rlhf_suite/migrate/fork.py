@@ -82,7 +82,7 @@ HANDLERS: dict[str, Handler] = {
     **{
         flag: nothing(f"--{flag}: {reason}")
         for flag, reason in {
-            "dpg_beta": f"it is BETA at the top of {FILE}, and equals algo.kl.init_coef",
+            "dpg_beta": "it is algo.kl.init_coef, the beta of the KL penalty",
             "entropy_shape_alpha": f"it is ALPHA at the top of {FILE}",
             "entropy_shape_kappa": f"it is KAPPA at the top of {FILE}",
             "use_adv_mask_before": LEAVES,

@@ -48,6 +48,7 @@ class CreditAssigner:
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
             metrics |= {"train/kl": mean(kl, mask), "train/logprobs_diff": mean(old - reference, mask)}
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
+        is_charged = batch.ref_log_probs is not None and not self.config.kl.use_loss
         values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
         credit = assign_credit(
             CreditInput(
@@ -60,6 +61,7 @@ class CreditAssigner:
                 turn_rewards=None if turns is None else masked(turns, mask),
                 episodes=batch.episode,
                 entropies=None if batch.entropies is None else masked(batch.entropies, mask),
+                kl_coef=self.kl_coef if is_charged else 0.0,
             ),
             self.config.advantage,
         )
