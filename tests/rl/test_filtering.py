@@ -25,6 +25,31 @@ from rlhf_suite.tracking.metrics import read_rows
 FORK = Path(__file__).parents[2] / "experiments" / "own_code" / "async_fork.py"
 STEPS = 6
 OWN = """
+import gc, threading
+from pathlib import Path
+from rlhf_suite.rl.stream import Stream
+
+def look(name):
+    def at_locks():
+        for each in gc.get_objects():
+            if type(each) is Stream:
+                is_free = each.changed.acquire(timeout=5)
+                if is_free:
+                    each.changed.release()
+                with Path(__file__).with_name("seen.txt").open("a") as file:
+                    file.write(f"{name} {is_free}\\n")
+    other = threading.Thread(target=at_locks)
+    other.start()
+    other.join()
+
+def looking_group(group):
+    look("group")
+    return odd(group)
+
+def looking_prompts(candidates, generator):
+    look("prompts")
+    return rarest(candidates, generator)
+
 def odd(group):
     return "odd prompt" if group.trajectories[0].prompt % 2 else None
 
@@ -152,6 +177,14 @@ def test_a_stream_that_was_stopped_goes_on_with_its_record_of_scores(ranks, own,
     assert [len(prompts(tmp_path, step)) for step in range(1, STEPS + 1)] == [2] * STEPS
     after = History.load(tmp_path / "checkpoints/step_000006/samples").scores
     assert all(after[prompt][: len(groups)] == groups for prompt, groups in before.items())
+
+
+def test_while_a_filter_thinks_other_threads_of_a_stream_go_on(ranks, own, tmp_path):
+    """Each of them looks, from another thread, whether the lock of the stream is free."""
+    more = {"algo__prompt_filter": f"{own}:looking_prompts", "algo__group_filter": f"{own}:looking_group"}
+    ranks(1).call(run, tmp_path, flags("stream", **more, rollout__vllm_generate_batch_size=4))
+    seen = set(Path(own).with_name("seen.txt").read_text().splitlines())
+    assert seen == {"group True", "prompts True"}
 
 
 def failing_run(world, folder, config) -> tuple[str, str]:

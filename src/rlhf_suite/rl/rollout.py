@@ -167,17 +167,25 @@ class RolloutBuilder:
         """Return the places of the candidates that are sampled, of the prompts `indices` of the round `number`, and
         count the others."""
         places = self.filters.chosen(indices, self.state.history, number)
+        self.count_chosen(indices, places, counts)
+        return places
+
+    def count_chosen(self, indices: Sequence[int], places: Sequence[int], counts: Counter[str]) -> None:
+        """Count the candidates that the filter of prompts did not choose."""
         if self.algo.prompt_filter is not None:
             counts["rollout/prompts_not_chosen"] += len(indices) - len(places)
-        return places
 
     def objection(self, group: ScoredTrajectories, counts: Counter[str]) -> Objection | None:
         """Return why a group is not trained on, None for one that is; count it, and take note of its scores."""
-        self.filters.observe(group, self.state.history)
         found = self.filters.objection(group)
+        self.note(group, found, counts)
+        return found
+
+    def note(self, group: ScoredTrajectories, found: Objection | None, counts: Counter[str]) -> None:
+        """Take note of a group's scores, and count what a filter objected to."""
+        self.filters.observe(group, self.state.history)
         if found is not None and found.metric is not None:
             counts[found.metric] += 1
-        return found
 
 
 def nothing_left(algo: AlgoConfig, rounds: int, size: int, counts: Mapping[str, float]) -> str:

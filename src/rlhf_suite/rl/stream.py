@@ -23,9 +23,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +98,11 @@ class GroupOrder:
 
 
 class Stream:
-    """A schedule of single groups. Groups end on other threads; `changed` guards all that they touch."""
+    """A schedule of single groups. Groups end on other threads; `changed` guards all that they touch.
+
+    The user's filters run without that lock: while they think, finished groups are taken and responses come in. What
+    they say takes effect under it, with the record of scores, so that a checkpoint has both or neither.
+    """
 
     def __init__(
         self,
@@ -118,6 +122,7 @@ class Stream:
         self.rejected = self.skipped = 0  # of them those that were rejected, and those that did not begin
         self.round_end = 0  # behind the candidates that the filter of prompts has seen
         self.chosen: set[int] = set()  # of the last round of candidates
+        self.is_choosing = False  # a thread asks the filter of prompts
         self.begun: dict[int, int] = {}  # index -> version, of groups that are neither trained nor rejected
         self.unscored: list[list[Trajectory]] = []
         self.finished: dict[int, ScoredTrajectories] = {}  # in the order in which they ended
@@ -146,27 +151,48 @@ class Stream:
             write_text(self.rejected_file, "".join(lines[: self.rejected]))
 
     def dispatch(self) -> None:
-        """Begin groups as far as admission allows."""
-        while self.outstanding < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed:
+        """Begin groups as far as admission allows. While one thread asks the filter of prompts, groups are begun by it
+        alone."""
+        while not self.is_choosing and self.may_begin:
+            if self.next >= self.round_end:
+                self.choose()
+                continue
             index, self.next = self.next, self.next + 1
-            if self.is_chosen(index):
+            if index in self.chosen:
                 self.start(index)
             else:
                 self.skipped += 1
+
+    @property
+    def may_begin(self) -> bool:
+        return self.outstanding < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed
 
     @property
     def outstanding(self) -> int:
         """The groups that are trained, or will be unless they are rejected."""
         return self.next - self.rejected - self.skipped
 
-    def is_chosen(self, index: int) -> bool:
-        """Return whether the filter of prompts takes a group; it is asked for a whole round of candidates at once."""
-        if index >= self.round_end:
-            size = self.builder.rounds_order.batch_size
-            candidates = [self.order.prompt(index + place)[0] for place in range(size)]
-            places = self.builder.chosen(candidates, index // size, self.counts)
-            self.round_end, self.chosen = index + size, {index + place for place in places}
-        return index in self.chosen
+    def choose(self) -> None:
+        """Ask the filter of prompts which groups of the next round of candidates begin."""
+        first, size = self.next, self.builder.rounds_order.batch_size
+        candidates = [self.order.prompt(first + place)[0] for place in range(size)]
+        history = self.builder.state.history.copy()
+        with self.unlocked() if self.builder.algo.prompt_filter is not None else nullcontext():
+            places = self.builder.filters.chosen(candidates, history, first // size)
+        self.builder.count_chosen(candidates, places, self.counts)
+        self.round_end, self.chosen = first + size, {first + place for place in places}
+
+    @contextmanager
+    def unlocked(self) -> Iterator[None]:
+        """Leave the lock to other threads while the filter of prompts chooses."""
+        self.is_choosing = True
+        self.changed.notify_all()
+        self.changed.release()
+        try:
+            yield
+        finally:
+            self.changed.acquire()
+            self.is_choosing = False
 
     def measure(self) -> None:
         """Keep the record of whether the engines work."""
@@ -221,6 +247,7 @@ class Stream:
     ) -> None:
         """Keep the groups that are trained on, and reject the others."""
         by_index = {group.trajectories[0].group: group for group in scored.by_group()}
+        objections = {index: self.builder.filters.objection(group) for index, group in by_index.items()}
         with self.changed:
             self.counts.update(counts)
             for index, trajectories in groups.items():
@@ -228,7 +255,9 @@ class Stream:
                     assert (np.diff(trajectory.version[trajectory.model_mask]) >= 0).all(), "versions fall in a ledger"
                 if index not in by_index:
                     self.reject(index, "the reward failed")
-                elif (objection := self.builder.objection(by_index[index], self.counts)) is not None:
+                    continue
+                self.builder.note(by_index[index], objections[index], self.counts)
+                if (objection := objections[index]) is not None:
                     self.reject(index, objection.reason)
                 else:
                     self.finished[index] = by_index[index]
