@@ -150,8 +150,9 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
     from rlhf_suite.cli.execute import run_with
     from rlhf_suite.cli.explain import origins
     from rlhf_suite.cli.run_log import recorded
+    from rlhf_suite.launch.slurm import is_first_node
     from rlhf_suite.locks import InUse
-    from rlhf_suite.preflight.folders import is_first_node, working_in
+    from rlhf_suite.preflight.folders import working_in
 
     (run,) = found.runs
     try:

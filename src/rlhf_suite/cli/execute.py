@@ -23,7 +23,8 @@ from rlhf_suite.config.runs import LoopRun, Run, TrainedRun
 from rlhf_suite.disk import full_reason, write_json
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.preflight.folders import finished, how_to_continue, is_first_node, keep_other_config
+from rlhf_suite.launch.slurm import is_first_node, join_node
+from rlhf_suite.preflight.folders import finished, how_to_continue, keep_other_config
 from rlhf_suite.tracking.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -53,7 +54,6 @@ def tell(message: str, code: int) -> int:
 
 def execute(run: Run, folder: Path, say: Callable[[str, int], int] = tell) -> int:
     """Run a task in its folder; return the exit code. Errors that users can mend or understand have no traceback."""
-    from rlhf_suite.launch.slurm import join_node
     from rlhf_suite.launch.stop import Stopped, stoppable
 
     try:

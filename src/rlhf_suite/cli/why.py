@@ -32,12 +32,12 @@ def main(words: Sequence[str]) -> int:
     folder = RunFolder(Path(words[0]).expanduser())
     if not folder.status_file.exists():
         raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
-    code, lines = told(folder)
+    code, lines = described(folder)
     print(printable("\n".join(lines), OUTPUT_LIMIT, keep_lines=True))
     return code
 
 
-def told(folder: RunFolder) -> tuple[int, list[str]]:
+def described(folder: RunFolder) -> tuple[int, list[str]]:
     """Return the exit code and the lines about a run."""
     status, record = folder.status(), read_record(folder)
     state = str(status["state"])
@@ -45,11 +45,8 @@ def told(folder: RunFolder) -> tuple[int, list[str]]:
     if state == "done":
         return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
     if state != "running":
-        return WRONG, [
-            *lines,
-            *indented(str(status["error"] or "")),
-            *last_state(folder, record, "when it ended it waited"),
-        ]
+        lines += [f"  {line}" for line in str(status["error"] or "").splitlines()]
+        return WRONG, [*lines, *last_state(folder, record, "when it ended it waited")]
     where = f"process {status.get('pid')} on {status.get('host')}"
     if not is_alive(status):
         what = f"  but {where} is gone: it was killed. The same command with ckpt.load_enable=true continues it"
@@ -70,20 +67,14 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
     return record
 
 
-def waits(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the open waits of a record, the oldest first."""
-    found: list[dict[str, Any]] = record.get("waits", [])
-    return found
-
-
 def last_state(folder: RunFolder, record: dict[str, Any], when: str) -> Iterator[str]:
     """Yield what a run waited for at its last record, where its main thread was, and the logs of those concerned."""
     if not record:
         return
-    moment, names = record["time"], list[str]()
+    moment, waits, names = record["time"], record.get("waits", []), list[str]()
     clock = time.strftime("%H:%M:%S", time.localtime(moment))
-    yield f"{when} for" + ("" if waits(record) else " nothing") + f" ({clock})"
-    for each in waits(record):
+    yield f"{when} for" + ("" if waits else " nothing") + f" ({clock})"
+    for each in waits:  # the oldest first
         limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
         whom = f" ({', '.join(each['who'])})" if each["who"] else ""
         yield f"  {each['what']}{whom}: for {duration(moment - each['began'])}{limit}"
@@ -96,10 +87,6 @@ def last_state(folder: RunFolder, record: dict[str, Any], when: str) -> Iterator
         log = folder.logs / f"{name}.log"
         if log.exists():
             yield Member(name, log).tail()
-
-
-def indented(text: str) -> list[str]:
-    return [f"  {line}" for line in text.splitlines()]
 
 
 def duration(seconds: float) -> str:

@@ -58,6 +58,12 @@ def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     return Allocation(f"{environ['SLURM_JOB_ID']}-{restart}", int(environ["SLURM_PROCID"]), nodes)
 
 
+def is_first_node() -> bool:
+    """Return whether this process drives the run; the others of a Slurm job lend it their nodes."""
+    here = allocation()
+    return here is None or here.rank == 0
+
+
 @contextmanager
 def head(allocation: Allocation, folder: Path, config: LaunchConfig) -> Iterator[str]:
     """Start the head of Ray on this node and yield its address, `host:port`; stop Ray on all nodes after the block."""

@@ -19,7 +19,7 @@ from rlhf_suite.config.resume import allowed_changes, changes, is_allowed, load_
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
-from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.launch.slurm import allocation, is_first_node
 from rlhf_suite.locks import LOCK, alone_in, holder_of
 from rlhf_suite.preflight.inspections.outputs import targets
 from rlhf_suite.preflight.jobs import Preflight, node_problem, too_few_nodes
@@ -95,12 +95,6 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
         fix = ("add ckpt.load_enable=true to continue it, or " if can else "") + "choose another folder"
         return Problem("run_dir", f"{folder} holds a run already", fix)
     return Place(folder)
-
-
-def is_first_node() -> bool:
-    """Return whether this process drives the run; the others of a Slurm job lend it their nodes."""
-    here = allocation()
-    return here is None or here.rank == 0
 
 
 def busy(folder: Path) -> Problem | None:

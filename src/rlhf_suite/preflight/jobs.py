@@ -217,16 +217,12 @@ def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> 
     HydraConfig.instance().cfg = cast(HydraConf, SimpleNamespace(hydra=config.hydra))
     subfolder = str(config.hydra.sweep.subdir)
     with open_dict(config):
-        for key in interpolated(config, "${hydra."):
-            OmegaConf.update(config, key, OmegaConf.select(config, key))
+        for key, node in [*leaves(config, {"hydra"})]:
+            if isinstance(node._value(), str) and "${hydra." in node._value():
+                OmegaConf.update(config, key, OmegaConf.select(config, key))
         result.hydra = config.pop("hydra")  # still resolves what it takes from the run
     result.config = config
     return subfolder
-
-
-def interpolated(config: DictConfig, mark: str) -> list[str]:
-    """Return the flags whose value is a text with `mark` in it."""
-    return [key for key, node in leaves(config, {"hydra"}) if isinstance(node._value(), str) and mark in node._value()]
 
 
 def is_reported(key: str, problems: list[Problem]) -> bool:

@@ -11,7 +11,7 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import Run
 from rlhf_suite.config.sources import hub_names
-from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.model_uses import model_uses
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 
@@ -33,8 +33,7 @@ def hub_names_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
         if not NAME.fullmatch(name):
             yield Problem(key, f"{name} is neither a file or folder here nor a name of the hub", "check the spelling")
     named = [(key, name) for key, name in absent if NAME.fullmatch(name)]
-    here = allocation() if folder is not None else None
-    if folder is None or not named or (here is not None and here.rank > 0):
+    if folder is None or not named or not is_first_node():
         return
     reason = hub_problem()
     for key, name in named if reason else ():

@@ -14,7 +14,7 @@ from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.rules.rewards import named
 from rlhf_suite.config.runs import LoopRun, PPORun, Run, ScoredTextRun, ServeRMRun
-from rlhf_suite.launch.slurm import allocation
+from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.python_source import SourceError, bound_names, functions, parsed
 from rlhf_suite.registry import reward_rule
@@ -62,8 +62,7 @@ def function_problems(key: str, name: str, tree: ast.Module) -> Iterator[Problem
 
 def reward_servers_answer(run: Run, folder: Path | None) -> Iterator[Problem]:
     """Yield a problem for each source of which no server accepts connections. Only the node that will use them asks."""
-    here = allocation() if folder is not None else None
-    if folder is None or (here is not None and here.rank > 0):
+    if folder is None or not is_first_node():
         return
     for key, value in remote_urls(run).items():
         if not is_http(value):
