@@ -15,14 +15,8 @@ from rlhf_suite.config.runs import TASKS
 SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
 SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
 # Options with a value, and the value of an option that came without one.
-VALUED = {
-    "--cfg": "job",
-    "--info": "all",
-    "--package": "",
-    "--config-dir": "",
-    "--config": "",
-    "--shell-completion": "",
-}
+VALUED = dict.fromkeys(("--package", "--config-dir", "--config", "--shell-completion"), "")
+VALUED |= {"--cfg": "job", "--info": "all"}
 ALIASES = {"-c": "--cfg", "-i": "--info", "-p": "--package", "-cd": "--config-dir", "-sc": "--shell-completion"}
 VALUES = {
     "--cfg": ("job", "hydra", "all"),

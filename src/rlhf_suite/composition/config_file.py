@@ -75,15 +75,4 @@ def words_of(content: dict[str, Any]) -> Iterator[str]:
     flags = flags_of(task if task in TASKS else None)
     for key, value in flattened(content.items(), flags):
         if key not in OF_ONE_RUN and not (key in group_names() and value is None):
-            yield f"{key}={value if key in group_names() else written(value)}"
-
-
-def written(value: Any) -> str:
-    """Return a value as Hydra's grammar reads it back unchanged."""
-    if isinstance(value, str):
-        return quoted(value)
-    if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
-    return spelled(value)
+            yield f"{key}={value if key in group_names() else spelled(value, quoted)}"

@@ -18,15 +18,16 @@ BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
 )
 
 
-def spelled(value: Any) -> str:
-    """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text."""
+def spelled(value: Any, text: Callable[[str], str] = str) -> str:
+    """Return a value as one writes it on the command line: null, true, [0.9,0.95], {a: {b: 1}}, text. `text=quoted`:
+    as Hydra's grammar reads it back unchanged."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{','.join(spelled(item) for item in value)}]"
+        return f"[{','.join(spelled(item, text) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {spelled(item)}' for name, item in value.items())}}}"
-    return str(value)
+        return f"{{{', '.join(f'{name}: {spelled(item, text)}' for name, item in value.items())}}}"
+    return text(value) if isinstance(value, str) else str(value)
 
 
 def number_of(count: int, thing: str) -> str:

@@ -22,6 +22,7 @@ LENGTHS = ("train.max_steps", "train.max_epochs", "train.num_episodes")
 # Where a checkpoint was found does not change what is in it.
 PLACE = "ckpt.path"
 UNIVERSAL = "ds.use_universal_ckpt"
+UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, ValueError, LookupError, AttributeError, AssertionError)
 # The parts that Muon's momentum is saved in depend on these flags of `ds`, and on the ranks of the model.
 MUON_SHAPE = ("ds.zero_stage", "ds.zpg", "ds.adam_offload")
 
@@ -109,15 +110,7 @@ def load_earlier(path: Path) -> Run | Problem:
     """Return the configuration of an earlier run, or say why it cannot be read."""
     try:
         return load(path)
-    except (
-        OSError,
-        YAMLError,
-        OmegaConfBaseException,
-        ValueError,
-        LookupError,
-        AttributeError,
-        AssertionError,
-    ) as error:
+    except UNREADABLE as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         fix = "restore it, or start a new run in another folder"
         return Problem("ckpt.load_enable", f"{path} cannot be read: {reason}", fix)

@@ -19,25 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
-from rlhf_suite.composition.compose import (
-    Composed,
-    compose_job,
-    hidden_presets,
-    hydra_ready,
-    mistaken_names,
-    pairs,
-    search_path,
-)
-from rlhf_suite.composition.overrides import (
-    Overrides,
-    Value,
-    flattened,
-    several_values,
-    sort,
-    with_sweep_params,
-    without_sweeps,
-)
+from rlhf_suite.composition.overrides import Overrides, Value, flattened
 from rlhf_suite.composition.presets import names_in
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
@@ -76,29 +60,29 @@ class Preflight:
 
 def preflight(line: CommandLine) -> Preflight:
     """Compose and check all jobs of a command line."""
-    if hidden := hidden_presets(line):
+    if hidden := compose.hidden_presets(line):
         return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
-    with hydra_ready():
-        given = sort([*config_folder(line, result), *line.overrides])
+    with compose.hydra_ready():
+        given = overrides.sort([*config_folder(line, result), *line.overrides])
         given.own_presets = line.own_presets
         result.problems += given.problems
         result.given = frozenset(each.key_or_group for each in given.values) - set(line.from_file)
         result.chosen = frozenset(given.chosen)
         result.is_job = any(word.startswith("hydra.job.num=") for word in given.settings)
-        first = compose_job(next(given.choice_sets(), []), given)
+        first = compose.compose_job(next(given.choice_sets(), []), given)
         settings = first.config.hydra
         result.is_sweep = "--multirun" in line.options or settings.mode == RunMode.MULTIRUN
         result.is_submitted = on_slurm(settings) and not (result.is_sweep or result.is_job)
         result.problems += settings_problems(settings, result)
         is_one_job = not (result.is_sweep or given.sweeps)
         if result.is_sweep:
-            given = with_sweep_params(given, settings)
+            given = overrides.with_sweep_params(given, settings)
         else:
-            result.problems += [several_values(each) for each in given.sweeps]
-            given = without_sweeps(given)
+            result.problems += [overrides.several_values(each) for each in given.sweeps]
+            given = overrides.without_sweeps(given)
         for choices in given.choice_sets():
-            check_choices(choices, first if is_one_job else compose_job(choices, given), given, result)
+            check_choices(choices, first if is_one_job else compose.compose_job(choices, given), given, result)
         if not result.problems:
             set_folder(settings if result.is_sweep else result.hydra, given, result)
             nodes = OmegaConf.select(settings, "launcher.nodes") or 1
@@ -118,7 +102,7 @@ def config_folder(line: CommandLine, result: Preflight) -> list[str]:
     if not Path(folder).expanduser().is_dir():
         result.problems.append(Problem("--config-dir", f"{folder!r} is not a folder", "give a folder of presets"))
         return []
-    return [search_path(folder)]
+    return [compose.search_path(folder)]
 
 
 def on_slurm(hydra: DictConfig) -> bool:
@@ -162,7 +146,7 @@ def set_folder(hydra: DictConfig, given: Overrides, result: Preflight) -> None:
         result.folder, result.chosen_folder = Path(folders.pop() if folders else "."), True
 
 
-def check_choices(choices: list[str], composed: Composed, given: Overrides, result: Preflight) -> None:
+def check_choices(choices: list[str], composed: compose.Composed, given: Overrides, result: Preflight) -> None:
     """Check all jobs that share one combination of presets. The configuration of a single job is used up by it."""
     base, problems, demo = composed
     task = base.get("task")
@@ -172,13 +156,14 @@ def check_choices(choices: list[str], composed: Composed, given: Overrides, resu
     if task is None and not any(already_reported):
         fix = f"add {' or '.join(f'task={name}' for name in TASKS)}"
         result.problems.append(Problem("task", "none is chosen", fix))
-    result.problems += [*problems, *mistaken_names(task, given)]
+    result.problems += [*problems, *compose.mistaken_names(task, given)]
     if task is None:
         return
     result.demo = demo or result.demo
     if not result.runs:
         result.presets = {group: name for group, name in base.hydra.runtime.choices.items() if name is not None}
-        result.presets |= {group: names_in(several) for group, several in pairs(choices) if several.startswith("[")}
+        several = {group: names_in(choice) for group, choice in compose.pairs(choices) if choice.startswith("[")}
+        result.presets |= several
     copied = pickle.dumps(base) if result.is_sweep else b""  # a deep copy takes six times as long
     for values in given.value_sets():
         config = pickle.loads(copied) if result.is_sweep else base

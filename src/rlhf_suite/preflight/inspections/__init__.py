@@ -1,8 +1,8 @@
 """The last part of the preflight: inspect files, servers and this machine before anything heavy is imported.
 
 The rules in `config` compare flags with flags. An inspection compares a flag with the world: whether a file
-exists and can be read, whether a folder can be written, whether a server answers. Each file here inspects one subject
-and lists its functions in `INSPECTIONS`. An inspection must take well under a second and import nothing heavy.
+exists and can be read, whether a folder can be written, whether a server answers. Each file here inspects one subject.
+An inspection must take well under a second and import nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from rlhf_suite.preflight.inspections.machine import machine
 from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.replay import replay_fits
-from rlhf_suite.preflight.inspections.rewards import (
-    programs_have_a_jail,
-    reward_files_define,
-    reward_servers_answer,
-    token_fits_a_header,
-)
+from rlhf_suite.preflight.inspections.rewards import REWARDS
 
 # An inspection takes the run and its folder. The folder is None if it is not known yet (for a whole sweep,
 # `explain=true`).
@@ -32,13 +27,10 @@ INSPECTIONS: tuple[Inspection, ...] = (
     resume_fits,
     replay_fits,
     machine,
-    token_fits_a_header,
-    reward_files_define,
     models_fit,
     reward_model_reads_the_policy,
     hub_names_exist,
-    reward_servers_answer,
-    programs_have_a_jail,
+    *REWARDS,
     *OUTPUTS,
 )
 

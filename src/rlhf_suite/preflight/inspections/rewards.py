@@ -121,3 +121,6 @@ def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) ->
     else:
         what = f"this machine offers no jail for programs of the model: {lacks}"
         yield Problem(key, what, f"run on a machine that offers one (docs/rewards.md), or {otherwise}")
+
+
+REWARDS = (token_fits_a_header, reward_files_define, reward_servers_answer, programs_have_a_jail)
