@@ -27,14 +27,6 @@ BASELINE = [
 ]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache that is not the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the runs of this session are; all processes of pytest-xdist share it."""
@@ -42,6 +34,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "runs"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(runs: Path) -> Iterator[None]:
+    """A cache that is not the user's. All processes of pytest-xdist share it: vLLM inspects each class of model in a
+    process of its own, which takes as long as the start of an engine, and keeps the result there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(runs / "cache"))
+        yield
 
 
 def made_once(folder: Path, make: Callable[[], object]) -> Path:

@@ -107,7 +107,6 @@ def test_a_signal_to_the_driver_unwinds_it_and_ends_the_cluster(tmp_path, number
     assert not session.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may act as another user")
 def late(monkeypatch, times: int) -> list[int]:
     """Have the daemons of Ray be late so many times; return the list to which each start appends its object store."""
     begin, seen = ray.init, []
@@ -137,6 +136,7 @@ def test_a_machine_on_which_ray_is_always_late_is_named(tmp_path, monkeypatch):
     assert len(seen) == 3
 
 
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may act as another user")
 def test_another_user_reaches_neither_token_nor_logs_nor_sockets(tmp_path):
     with ray_cluster(CONFIG, tmp_path, slots=1):
         node = ray._private.worker._global_node

@@ -349,7 +349,7 @@ def test_the_plan_of_a_sweep_is_that_of_its_first_job(capsys, folder):
 
 @pytest.mark.stack  # each proposal is a whole plan
 def test_every_proposal_fits_when_it_is_planned_again(capsys, folder):
-    words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=32")
+    words = ("--gpu", "rtx-4090", *TRAINING, f"{FLAG}={folder(num_hidden_layers=8)}", "train.micro_batch_size=32")
     code, out, _ = planned(capsys, *words)
     assert code == 1
     assert "It does not fit: " in out
