@@ -1,6 +1,6 @@
 """How far each gradient is from its formula in float64: `python benchmarks/gradient_equality.py` computes every loss in
-every split and writes docs/gradient_equality.md; with words only the losses whose names have one of them, beside the
-rows that the page has."""
+every split and writes docs/gradient_equality.md; with words only the losses whose names have one of them, and with
+`--missing` only the rows that the page does not have, beside the rows that it has."""
 
 from __future__ import annotations
 
@@ -188,9 +188,10 @@ def started() -> Iterator[tuple[Path, AllRanks]]:
                 group.close()
 
 
-def table(part: Part, words: list[str], known: dict[str, str], folder: Path, ranks: AllRanks) -> str:
+def table(part: Part, wanted: argparse.Namespace, known: dict[str, str], folder: Path, ranks: AllRanks) -> str:
     """Rows are losses, columns are splits."""
-    chosen = [loss for loss in part.losses if not words or any(word in loss for word in words)]
+    chosen = [loss for loss in part.losses if not wanted.words or any(word in loss for word in wanted.words)]
+    chosen = [loss for loss in chosen if not wanted.missing or loss not in known]
     for loss, row in part.errors(folder, ranks, chosen) if chosen else ():
         errors = {split.name: error for split, error in zip(part.splits, row, strict=True)}
         print(json.dumps({"loss": loss} | errors), flush=True)
@@ -211,10 +212,11 @@ def rows_of(part: Part, page: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
-    words = parser.parse_args().words
+    parser.add_argument("--missing", action="store_true", help="only the rows that the page does not have yet")
+    wanted = parser.parse_args()
     page = PAGE.read_text()
     with started() as (folder, ranks):
-        tables = {part.title: table(part, words, rows_of(part, page), folder, ranks) for part in PARTS}
+        tables = {part.title: table(part, wanted, rows_of(part, page), folder, ranks) for part in PARTS}
     PAGE.write_text(HEAD + "\n\n".join(f"## {title}\n\n{rows}" for title, rows in tables.items()) + "\n")
 
 

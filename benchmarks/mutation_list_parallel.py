@@ -15,6 +15,7 @@ CPU_ADAM = ("tests/train/test_cpu_adam.py", "-k", "updates")
 NO_COMPILER = ("tests/train/test_cpu_adam.py", "-k", "without_a_compiler")
 DEEPCOMPILE = ("tests/train/test_deepcompile.py", "-m", "not gpu")
 COMPILED_RULES = ("tests/config/test_mistakes.py", "-k", "deepcompile")
+SPLIT_SHAPES = ("tests/train/test_other_shapes.py", "-k", "tensor and ZeRO-0 and ZeRO-3")
 RUNS = ("tests/e2e/test_tensor_parallel_runs.py", "-k", "sft and not data")
 RUNS_ON_FOUR = ("tests/e2e/test_tensor_parallel_runs.py", "-k", "distill and data")
 ON_NODES = ("tests/engines/test_engine_on_nodes.py",)
@@ -133,6 +134,20 @@ PARALLEL = [
         "replace(entry, shape=tuple(part.shape), digest=digest(part))",
         "replace(entry, shape=tuple(part.shape))",
         SHARDS,
+    ),
+    Mutation(
+        "ZeRO-3: a whole matrix beside split ones is taken to be divided over fewer ranks than it is",
+        "train/parts.py",
+        "return torch.distributed.get_rank(group=parameter.ds_process_group)",
+        "return torch.distributed.get_rank() // 2",
+        SPLIT_SHAPES,
+    ),
+    Mutation(
+        "ZeRO-3: the parts of a whole matrix that ranks of another tensor index have are not read",
+        "train/parts.py",
+        "if is_own or name not in split:",
+        "if is_own:",
+        SPLIT_SHAPES,
     ),
     Mutation(
         "DeepSpeed's AdamW in host memory has betas of its own",

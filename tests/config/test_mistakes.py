@@ -260,7 +260,7 @@ MISTAKES = [
         "ds.ring_attn_mode",
         "write ds.ring_attn_mode=gather",
     ),
-    (SFT + TENSOR + "actor.num_gpus_per_node=2 ds.zero_stage=3", "ds.zero_stage", "write ds.zero_stage=2"),
+    (SFT + TENSOR + "actor.num_gpus_per_node=2 ds.zero_stage=3 ds.zpg=2", "ds.zpg", "write ds.zpg=1"),
     (
         SFT + TENSOR + "actor.num_gpus_per_node=2 actor.optim=muon actor.max_norm=0",
         "actor.optim",

@@ -65,6 +65,17 @@ VARIANTS = {
         ),
         is_proof=True,
     ),
+    "two ranks split the matrices of the layers, ZeRO 3": Variant(
+        "actor_critic",
+        (
+            "ds.tensor_parallel_size=2",
+            "ds.zero_stage=3",
+            "actor.num_gpus_per_node=2",
+            "critic.num_gpus_per_node=2",
+            "ref.num_gpus_per_node=2",
+        ),
+        is_proof=True,
+    ),
     "torch trains alone, without DeepSpeed": Variant("actor_critic", ("ds.zero_stage=null",), is_proof=True),
     "two ranks of the policy": Variant("baseline", ("actor.num_gpus_per_node=2",), is_proof=True),
     "all roles share two devices, of which each has a half of the engine": Variant(

@@ -32,6 +32,7 @@ TASKS = {"sft": TEXTS, "distill": TEXTS, "dpo": PAIRS, "rm": PAIRS}
 SPLITS = {
     "2 tensor": ("ds.tensor_parallel_size=2", "actor.num_gpus_per_node=2"),
     "2 data x 2 tensor": ("ds.tensor_parallel_size=2", "actor.num_gpus_per_node=4"),
+    "2 data x 2 tensor at ZeRO-3": ("ds.tensor_parallel_size=2", "actor.num_gpus_per_node=4", "ds.zero_stage=3"),
 }
 LEAST_STEP = 1e-4  # by which the runs move their weights at least
 

@@ -74,14 +74,14 @@ SEQUENCE_SPLITS = [
 
 # Ranks that split the matrices of each layer.
 TENSOR_SPLITS = [
-    *(Split(f"tensor 2, ZeRO-{stage}", ranks=2, tensor=2, zero=stage) for stage in (0, 1, 2)),
+    *(Split(f"tensor 2, ZeRO-{stage}", ranks=2, tensor=2, zero=stage) for stage in (0, 1, 2, 3)),
     Split("tensor 2, padded, micro 2, ZeRO-2", ranks=2, tensor=2, zero=2, micro=2, packed=False),
     Split("tensor 2, checkpointing, ZeRO-1", ranks=2, tensor=2, zero=1, checkpointing="plain"),
-    Split("tensor 2, re-entrant, token budget", ranks=2, tensor=2, zero=2, checkpointing="re-entrant", budget=True),
-    *(Split(f"2 x tensor 2, ZeRO-{stage}, micro 2", ranks=4, tensor=2, zero=stage, micro=2) for stage in (0, 1, 2)),
+    Split("tensor 2, re-entrant, token budget", ranks=2, tensor=2, zero=3, checkpointing="re-entrant", budget=True),
+    *(Split(f"2 x tensor 2, ZeRO-{stage}, micro 2", ranks=4, tensor=2, zero=stage, micro=2) for stage in (0, 1, 2, 3)),
     *(
         Split(f"sequence 2 x tensor 2, {mode}, ZeRO-{stage}", ranks=4, sequence=2, tensor=2, mode=mode, zero=stage)
-        for mode, stage in (("gather", 2), ("ring", 0))
+        for mode, stage in (("gather", 2), ("ring", 0), ("gather", 3))
     ),
 ]
 

@@ -29,12 +29,17 @@ PAIRS = [
     (2, Setup(2, lora=True), 1, Setup(3, lora=True)),
     (1, Setup(2, offload=True), 2, Setup(3)),
     (2, Setup(1, tensor=2), 2, Setup(1, tensor=2)),
+    (2, Setup(0, tensor=2), 4, Setup(3, tensor=2)),
     *(
         pytest.param(*pair, marks=pytest.mark.proof)
         for pair in (
             (4, Setup(2, tensor=2), 2, Setup(0, tensor=2)),
             (2, Setup(0, tensor=2), 4, Setup(2, tensor=2)),
             (4, Setup(2, "bf16", tensor=2), 2, Setup(1, "bf16", tensor=2)),
+            (4, Setup(3, tensor=2), 4, Setup(3, tensor=2)),
+            (4, Setup(3, tensor=2), 2, Setup(0, tensor=2)),
+            (2, Setup(2, "bf16", tensor=2), 4, Setup(3, "bf16", tensor=2)),
+            (4, Setup(3, "bf16", tensor=2), 2, Setup(3, "bf16", tensor=2)),
         )
     ),
 ]

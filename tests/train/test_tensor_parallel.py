@@ -27,6 +27,7 @@ SETUPS = [
     Setup(2, "bf16"),
     Setup(1, offload=True),
     Setup(2, sleeps=True),
+    Setup(3),
     Setup(2, freeze=("model.layers.0.self_attn.q_norm", "model.embed_tokens")),
 ]
 

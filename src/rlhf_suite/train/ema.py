@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf_suite.train.parts import SavedParts, local_part, write_parts
+from rlhf_suite.train.parts import local_part, write_parts
 from rlhf_suite.train.strategy import TrainedModel
 
 AVERAGE = "average"
@@ -29,7 +29,7 @@ class WeightAverage:
     def parts(self) -> dict[str, tuple[int, Tensor]]:
         """Return where this rank's part of each trained parameter starts, and the part, flattened."""
         named = self.model.module.named_parameters()
-        return {name: local_part(p, self.model.replica) for name, p in named if p.requires_grad}
+        return {name: local_part(p) for name, p in named if p.requires_grad}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -65,7 +65,7 @@ class WeightAverage:
 
     def load_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on any number of ranks and at any ZeRO stage."""
-        saved, parts = SavedParts(folder, self.model.files("ema")), self.parts()
+        saved, parts = self.model.saved_parts(folder, "ema"), self.parts()
         saved.check_names(parts)
         for name, (start, _) in parts.items():
             saved.read(name, AVERAGE, start, self.average[name])

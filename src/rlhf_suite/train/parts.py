@@ -40,8 +40,8 @@ class Held:
         return tensor.detach().view(-1)[self.offset : self.offset + self.weight.numel()]
 
 
-def held_parts(module: nn.Module, optimizer: Any, rank: int) -> Iterator[Held]:
-    """Yield what `optimizer` of `rank` holds of the trained parameters: torch's own, or one around it."""
+def held_parts(module: nn.Module, optimizer: Any) -> Iterator[Held]:
+    """Yield what `optimizer` of this rank holds of the trained parameters: torch's own, or one around it."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     if isinstance(optimizer, MasterWeights):
         held = optimizer.masters.items()
@@ -51,7 +51,7 @@ def held_parts(module: nn.Module, optimizer: Any, rank: int) -> Iterator[Held]:
         yield from (Held(names[each], 0, each.detach().view(-1), each, 0) for each in updated)
     elif hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-            yield from _divided_each(names, group, flat, rank)
+            yield from _divided_each(names, group, flat)
     elif hasattr(optimizer, "bf16_groups"):  # ZeRO-1 in bf16
         for group, flat in zip(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, strict=True):
             yield from _divided_in_a_row(names, group, flat)
@@ -60,12 +60,12 @@ def held_parts(module: nn.Module, optimizer: Any, rank: int) -> Iterator[Held]:
             yield from _divided_in_a_row(names, group, flat)
 
 
-def _divided_each(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor, rank: int) -> Iterator[Held]:
+def _divided_each(names: Mapping[Any, str], group: Iterable[Any], flat: Tensor) -> Iterator[Held]:
     """Yield the parts in a group of which every rank has the same share of each parameter; the last one is padded."""
     offset = 0
     for parameter in group:
         size = parameter.partition_numel()
-        start = size * rank
+        start = size * number_among_owners(parameter)
         count = min(size, parameter.ds_numel - start)
         if count > 0:
             yield Held(names[parameter], start, flat.detach()[offset : offset + count], flat, offset)
@@ -80,13 +80,20 @@ def _divided_in_a_row(names: Mapping[Any, str], group: Iterable[Any], flat: Tens
             yield Held(names[parameter], start, place.hp_fragment.detach(), flat, offset)
 
 
-def local_part(parameter: Any, rank: int) -> tuple[int, Tensor]:
-    """Return what a rank has of a model's parameter, flattened, and where it starts: a part under ZeRO-3, else all."""
+def local_part(parameter: Any) -> tuple[int, Tensor]:
+    """Return what this rank has of a model's parameter, flattened, and where it starts: a part under ZeRO-3, else
+    all."""
     if not hasattr(parameter, "ds_tensor"):
         return 0, parameter.detach().view(-1)
     size = parameter.partition_numel()
-    start = min(size * rank, parameter.ds_numel)
+    start = min(size * number_among_owners(parameter), parameter.ds_numel)
     return start, parameter.ds_tensor.detach()[: min(size, parameter.ds_numel - start)]
+
+
+def number_among_owners(parameter: Any) -> int:
+    """Return the number of this rank among those over which ZeRO-3 divides a parameter: all ranks or, if tensor
+    parallelism has split it, those that have the same part of it."""
+    return torch.distributed.get_rank(group=parameter.ds_process_group)
 
 
 def state_of(held: Held, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -122,27 +129,33 @@ def write_parts(path: Path, parts: Mapping[str, tuple[int, Mapping[str, Tensor],
 
 
 class SavedParts:
-    """The parts in the files `<prefix>_<rank>.pt` of a folder. Tensors are read when they are asked for.
+    """The parts of a model in the files `<kind>_<...>.pt` of a folder. Tensors are read when they are asked for.
+
+    Of the parameters in `split`, which tensor parallelism has split, each rank of the tensor axis has another part of
+    the matrix: only the files that begin with `own` count. All others are read from the files of all ranks.
 
     Raises:
         UserError: a file holds something else than tensors and plain values.
     """
 
-    def __init__(self, folder: Path, prefix: str) -> None:
+    def __init__(self, folder: Path, kind: str, own: str, split: Collection[str]) -> None:
         self.folder = folder
-        self.parts: dict[str, list[tuple[int, dict[str, Tensor], dict[str, Any]]]] = {}
-        for file in sorted(folder.glob(f"{prefix}_*.pt")):
+        self.parts: dict[str, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}
+        for file in sorted(folder.glob(f"{kind}_*.pt")):
+            is_own = file.name.startswith(f"{own}_")
             for name, (start, tensors, values) in load_tensors(file, "cpu", lazily=True).items():
-                self.parts.setdefault(name, []).append((start, tensors, values))
+                if is_own or name not in split:
+                    self.parts.setdefault(name, {}).setdefault(start, (tensors, values))
 
     def keys(self, name: str) -> Collection[str]:
         """Return the keys of the tensors of a parameter, except its weight."""
-        return [key for key in self.parts[name][0][1] if key != WEIGHT]
+        tensors, _ = next(iter(self.parts[name].values()))
+        return [key for key in tensors if key != WEIGHT]
 
     def values(self, name: str, start: int) -> dict[str, Any]:
         """Return the values that belong to a whole parameter, as the rank had them whose part begins at `start`."""
         parts = self.parts[name]
-        return next((values for begin, _, values in parts if begin == start), parts[0][2])
+        return parts.get(start, next(iter(parts.values())))[1]
 
     def check_names(self, names: Collection[str]) -> None:
         """Raise UserError unless the files have exactly these parameters."""
@@ -157,7 +170,7 @@ class SavedParts:
     def read(self, name: str, key: str, start: int, into: Tensor) -> None:
         """Fill `into`, a flat tensor, with the elements of a parameter from `start` on."""
         missing = end = into.numel()
-        for begin, tensors, _ in self.parts[name]:
+        for begin, (tensors, _) in self.parts[name].items():
             part = tensors[key]
             first, last = max(begin - start, 0), min(begin + part.numel() - start, end)
             if first < last:

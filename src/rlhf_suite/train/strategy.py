@@ -199,12 +199,17 @@ class TrainedModel:
         mesh = self.world.mesh
         return f"{kind}_tensor{mesh.tensor_index(self.world.rank)}" if mesh.tensor > 1 else kind
 
+    def saved_parts(self, folder: Path, kind: str) -> SavedParts:
+        """Return what the files of a checkpoint, named by `files(kind)`, hold for this rank."""
+        split = {name for name, parameter in self.module.named_parameters() if tensor_parallel.is_shard(parameter)}
+        return SavedParts(folder, kind, self.files(kind), split)
+
     def save_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Write the parts of weights and optimiser state that this rank holds, and its random numbers. Every rank
         calls it."""
         base = self.engine.optimizer
         if self.replica == 0 or not is_plain(self.ds):  # without ZeRO every rank has everything
-            held = list(held_parts(self.module, base, self.replica))
+            held = list(held_parts(self.module, base))
             states = [state_of(each, base) if with_optimizer else ({}, {}) for each in held]
             parts = {
                 each.name: (each.start, {WEIGHT: each.weight} | tensors, values)
@@ -216,15 +221,15 @@ class TrainedModel:
     def load_state(self, folder: Path, *, with_optimizer: bool = True) -> None:
         """Do the inverse of `save_state`, whatever the number of ranks and the ZeRO stage were. A rank that the
         checkpoint has not keeps the random numbers with which it began."""
-        saved = SavedParts(folder, self.files("state"))
+        saved = self.saved_parts(folder, "state")
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         saved.check_names(trained)
-        for held in held_parts(self.module, self.engine.optimizer, self.replica):
+        for held in held_parts(self.module, self.engine.optimizer):
             saved.read(held.name, WEIGHT, held.start, held.weight)
             if with_optimizer:
                 self._load_moments(saved, held)
         for name, parameter in trained.items():
-            start, part = local_part(parameter, self.replica)
+            start, part = local_part(parameter)
             saved.read(name, WEIGHT, start, part)
         if self.ds.zpg > 1:
             self.engine.optimizer.invalidate_secondary_tensor()

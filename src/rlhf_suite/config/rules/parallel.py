@@ -53,9 +53,8 @@ def matrices_split(run: AnyTrainedRun) -> Iterator[Problem]:
     if ds.ring_attn_size > 1 and ds.ring_attn_mode == "ulysses":
         what = f"ulysses and {TENSOR} would both split the heads"
         yield Problem("ds.ring_attn_mode", what, "write ds.ring_attn_mode=gather")
-    if ds.zero_stage == 3:
-        what = f"a checkpoint of a model whose matrices are split ({TENSOR}) does not go on under ZeRO-3"
-        yield Problem("ds.zero_stage", what, "write ds.zero_stage=2")
+    if ds.zpg > 1:
+        yield Problem("ds.zpg", f"a second partition of the weights has not been tried with {TENSOR}", "write ds.zpg=1")
     for name, section in model_sections(run).items():
         if isinstance(section, TrainedModelConfig) and section.optim == "muon":
             what = f"muon orthogonalises whole matrices, which {TENSOR} splits"
