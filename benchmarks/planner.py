@@ -34,7 +34,7 @@ SFT = (
     "ds.param_dtype=fp32",
 )
 ALONE = (*SFT, "ds.zero_stage=null")
-STEPS = (f"data.max_len={LENGTH}", "train.max_steps=2", "train.max_epochs=4", "launch.device=cpu")
+SIZES = (f"data.max_len={LENGTH}", "train.max_epochs=4", "launch.device=cpu")
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,9 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * NUM_ROWS)
 
 
-def words_of(shape: Shape, folder: Path, model: str) -> list[str]:
-    return [word.format(folder=folder) for word in (*shape.words, *STEPS)] + [f"actor.model_name_or_path={model}"]
+def words_of(shape: Shape, folder: Path, model: str, steps: int = 2) -> list[str]:
+    words = [word.format(folder=folder) for word in (*shape.words, *SIZES)]
+    return [*words, f"train.max_steps={steps}", f"actor.model_name_or_path={model}"]
 
 
 def measured(shape: Shape, folder: Path, model: str, runs: dict[Path, Run]) -> float:
@@ -114,17 +115,23 @@ def measured(shape: Shape, folder: Path, model: str, runs: dict[Path, Run]) -> f
     return max(float(row[metric]) for row in runs[place].steps)
 
 
-def planned(shape: Shape, folder: Path, model: str) -> float:
-    """Return what the plan says of a process, in GiB, without what its process takes before it has a model."""
+def checked(shape: Shape, folder: Path, model: str) -> AnyTrainedRun:
+    """Return the run of a shape."""
     from rlhf_suite.composition.arguments import parse
-    from rlhf_suite.planner.estimate import Target, estimate
     from rlhf_suite.preflight.jobs import preflight
 
-    checked = preflight(parse(words_of(shape, folder, model)))
-    assert not checked.problems, checked.problems
-    (run,) = checked.runs
+    found = preflight(parse(words_of(shape, folder, model)))
+    assert not found.problems, found.problems
+    (run,) = found.runs
     assert isinstance(run, AnyTrainedRun)
-    found = estimate(run, Target(None, 1 << 40, None))
+    return run
+
+
+def planned(shape: Shape, folder: Path, model: str) -> float:
+    """Return what the plan says of a process, in GiB, without what its process takes before it has a model."""
+    from rlhf_suite.planner.estimate import Target, estimate
+
+    found = estimate(checked(shape, folder, model), Target(None, 1 << 40, None))
     (process,) = (each for use in found.devices for each in use.processes if each.name == shape.role)
     mapped = found.shared_memory[SYNC] if shape.role == ENGINE else 0  # resident in it, but planned under /dev/shm
     return process.memory.also(moments={SYNC: mapped}).peak / GIB

@@ -73,7 +73,8 @@ def peak_flops(device: str) -> float | None:
 
 def cpu_flops(dtype: str) -> float:
     """Return the operations per second of one core of this machine in products of matrices of `dtype` (fp32 or bf16),
-    the best of five measurements of some hundredths of a second each."""
+    the best of five measurements of some hundredths of a second each. They are CPU seconds, so that the core counts as
+    the run's own whatever else works on it now."""
     import torch
 
     size, threads = 1024, torch.get_num_threads()
@@ -82,9 +83,9 @@ def cpu_flops(dtype: str) -> float:
     try:
         seconds = []
         for _ in range(5):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             matrix @ matrix
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.thread_time() - begin)
     finally:
         torch.set_num_threads(threads)
     return 2 * size**3 / min(seconds)
