@@ -47,11 +47,12 @@ the token.
 | run | tokens | plan, given rate | plan, own rate | measured | on the clock | error, given rate | error, own rate |
 |---|---|---|---|---|---|---|---|
 {{rows}}
-Not in the plan's operations are the update of the weights and what ranks gather from each other; the run under
-ZeRO-3, which gathers most, is furthest off. What training reaches of the rate of a product of matrices depends on the
-model and on the machine: the own rate takes {CPU_UTILISATION}, which is too much here. For a time to rely on, run a
-few steps, and multiply the rate by the plan's seconds over the measured ones. Times on GPUs, and of generation, have
-not been compared with measured ones.
+A rate measured in one kind of run holds for the others of the same model: LoRA, gradient checkpointing, reward models
+and RL. It does not hold for a model of another size, since small matrices are multiplied at a lower rate: the own rate,
+{CPU_UTILISATION} of that of a product of large matrices, fits the model of 92 million parameters and is too high for 12
+million. Not in the plan's operations are the update of the weights and what ranks gather from each other; the run under
+ZeRO-3 is slower than its plan. For a time to rely on, run a few steps of the model, and multiply the rate by the plan's
+seconds over the measured ones. Times on GPUs, and of generation, have not been compared with measured ones.
 """
 
 
