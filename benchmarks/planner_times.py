@@ -48,9 +48,9 @@ the token.
 |---|---|---|---|---|---|---|---|
 {{rows}}
 A rate measured in one kind of run holds for the others of the same model: LoRA, gradient checkpointing, reward models
-and RL. It does not hold for a model of another size, since small matrices are multiplied at a lower rate: the own rate,
-{CPU_UTILISATION} of that of a product of large matrices, fits the model of 92 million parameters and is too high for 12
-million. Not in the plan's operations are the update of the weights and what ranks gather from each other; the run under
+and RL. It does not hold for a model of another size: the one of 92 million parameters reached more. The own rate,
+{CPU_UTILISATION} of that of a product of large matrices, fits that model and is too high for the one of 12 million.
+Not in the plan's operations are the update of the weights and what ranks gather from each other; the run under
 ZeRO-3 is slower than its plan. For a time to rely on, run a few steps of the model, and multiply the rate by the plan's
 seconds over the measured ones. Times on GPUs, and of generation, have not been compared with measured ones.
 """
