@@ -292,7 +292,7 @@ def test_an_unknown_gpu_is_one_message():
 
 def test_the_rate_of_a_core_is_measured_on_one_thread():
     before = torch.get_num_threads()
-    assert cpu_flops("fp32") > 1e6
+    assert min(cpu_flops("fp32"), cpu_flops("bf16")) > 1e6
     assert torch.get_num_threads() == before
 
 
@@ -312,7 +312,9 @@ TRAINING = ("task=sft", "data.dataset=builtin:arithmetic", "data.max_len=2048", 
 
 
 def test_the_command_plans_a_run_for_a_gpu_that_is_not_here(capsys, folder):
-    code, out, _ = planned(capsys, "--gpu", "h200", *TRAINING, f"{FLAG}={folder()}", "train.micro_batch_size=1")
+    code, out, _ = planned(
+        capsys, "--gpu", "h200", *TRAINING, f"{FLAG}={folder(num_hidden_layers=8)}", "train.micro_batch_size=1"
+    )
     assert code == 0
     assert "It fits." in out
     assert "optimiser moments" in out

@@ -74,21 +74,32 @@ def peak_flops(device: str) -> float | None:
 def cpu_flops(dtype: str) -> float:
     """Return the operations per second of one core of this machine in products of matrices of `dtype` (fp32 or bf16),
     the best of five measurements of some hundredths of a second each. They are CPU seconds, so that the core counts as
-    the run's own whatever else works on it now."""
+    the run's own whatever else works on it now. The matrices have 1024 rows, or fewer where a core is slow: without
+    instructions for bf16 such a product would take seconds."""
     import torch
 
-    size, threads = 1024, torch.get_num_threads()
-    matrix = torch.ones(size, size, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+    size, threads = 256, torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        seconds = []
-        for _ in range(5):
-            begin = time.thread_time()
-            matrix @ matrix
-            seconds.append(time.thread_time() - begin)
+        while size < 1024 and product_s(size, dtype, 2) < 0.01:
+            size *= 2
+        return 2 * size**3 / product_s(size, dtype, 5)
     finally:
         torch.set_num_threads(threads)
-    return 2 * size**3 / min(seconds)
+
+
+def product_s(size: int, dtype: str, times: int) -> float:
+    """Return the CPU seconds of this thread for a product of two matrices of `size` rows and columns, the least of so
+    many."""
+    import torch
+
+    matrix = torch.ones(size, size, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+    seconds = []
+    for _ in range(times):
+        begin = time.thread_time()
+        matrix @ matrix
+        seconds.append(time.thread_time() - begin)
+    return min(seconds)
 
 
 @dataclass(frozen=True)
