@@ -93,7 +93,8 @@ def test_a_run_whose_engine_was_killed_gives_the_same_numbers(runs, warm, mode, 
         assert jobs.rollout(killed, step) == jobs.rollout(whole, step)
 
 
-@pytest.mark.parametrize("mode", ["beside", pytest.param("shared", marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("mode", ["beside", "shared"])
 def test_a_stream_whose_engine_was_killed_trains_on_every_group_once(runs, warm, mode):
     """On shared devices the engines pause while the models train: they die in a pause or not."""
     killed, words = runs / f"stream_{mode}_engine_killed", STREAM if mode == "beside" else SHARED

@@ -74,6 +74,7 @@ def lists_jobs(address: str, token: str) -> bool:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.proof
 def test_a_run_is_submitted_to_a_cluster_that_exists(cluster, tmp_path, warm):
     """The folder of the job and its variables travel with it; the reward reads both."""
     address, environment = cluster

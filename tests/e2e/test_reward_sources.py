@@ -52,6 +52,7 @@ def words(warm):
     ]
 
 
+@pytest.mark.proof
 def test_a_file_scores_and_the_groups_of_samples_it_fails_for_are_dropped_and_counted(runs, words, reward_file):
     folder = runs / "dropped"
     source = [

@@ -155,6 +155,7 @@ def ray_node(log: Path) -> int:
     raise AssertionError(f"nobody writes to {log}")
 
 
+@pytest.mark.proof
 def test_a_time_limit_is_survived(slurm, undisturbed, folders, note):
     """Slurm sends SIGUSR2 before the limit; `scancel --signal` sends the same to the same processes."""
     job = Submitted(slurm, folders / "time_limit", WORDS)
@@ -218,6 +219,7 @@ def test_a_lost_node_is_survived(slurm, undisturbed, folders, note):
     )
 
 
+@pytest.mark.proof
 def test_a_cancelled_job_saves_and_is_not_queued_again(slurm, folders, note):
     job = Submitted(slurm, folders / "cancelled", WORDS)
     job.wait_for_step(7)
