@@ -32,7 +32,8 @@ def model_folders_exist(run: Run) -> Iterator[Problem]:
         if not key.endswith("model_name_or_path") or path is None or not path.startswith(("/", "./", "../", "~")):
             continue
         if not Path(path).is_dir():
-            yield Problem(key, f"there is no folder {path}", "give a Hugging Face folder, a hub name or builtin:tiny")
+            fix = "give a Hugging Face folder, a hub name or builtin:tiny"
+            yield Problem(key, f"the folder {path} does not exist", fix)
 
 
 @rule
