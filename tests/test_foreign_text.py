@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import sys
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from rlhf_suite.cli import main
 from rlhf_suite.cli.execute import tell
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.foreign_text import printable
+from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.tracking.console import Progress
 from rlhf_suite.tracking.journal import Journal
@@ -82,3 +84,12 @@ def test_a_console_that_lacks_a_character_ends_no_run(monkeypatch):
     assert main(["--help", "task=sft", "data"]) == 0
     print("数学")
     assert console.buffer.getvalue().endswith(b"\\u6570\\u5b66\n")
+
+
+def test_an_error_is_told_with_the_line_of_the_user_and_not_that_of_a_library():
+    try:
+        json.loads("{")
+    except ValueError as error:
+        found = describe(error)
+    assert re.match(r"test_foreign_text\.py:\d+: JSONDecodeError: Expecting", found)
+    assert describe(KeyError("x")) == "KeyError: 'x'"

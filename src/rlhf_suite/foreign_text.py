@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 import unicodedata
+from pathlib import Path
 
 LIMIT = 1000
+NOT_OF_USER = (Path(__file__).parent, Path(traceback.__file__).parent)  # the suite, and the library of Python
 # Control characters, formatting that reorders or hides text, surrogates, line and paragraph separators.
 INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 JOINERS = "\u200c\u200d"  # Persian and emoji need them, and they do not reorder text
@@ -24,6 +27,20 @@ def printable(text: str, limit: int = LIMIT, keep_lines: bool = False) -> str:
     if not bare.isprintable():
         shown = "".join(char if char in kept or is_visible(char) else escaped(char) for char in shown)
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
+
+
+def describe(error: BaseException) -> str:
+    """Return what an exception says, and where the code of the user was, as `file.py:12: KeyError: 'x'`: its innermost
+    line outside of libraries and the suite, if there is one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(Path(frame.filename))]
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    return printable(f"{where}{type(error).__name__}: {error}", keep_lines=True)
+
+
+def is_of_user(file: Path) -> bool:
+    """Return whether a file belongs neither to a library nor to the suite."""
+    installed = {"site-packages", "dist-packages"} & {*file.parts} or file.name.startswith("<frozen ")
+    return not installed and not any(file.is_relative_to(folder) for folder in NOT_OF_USER)
 
 
 def is_visible(char: str) -> bool:

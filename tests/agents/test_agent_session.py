@@ -15,7 +15,7 @@ from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, to_batch
-from rlhf_suite.engines.requests import LoopThread
+from rlhf_suite.launch.link import LoopThread
 from rlhf_suite.rewards.base import Scored
 from rlhf_suite.rl.sampling import TRAINING, Sampler
 
@@ -33,9 +33,10 @@ def reply(draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_prompt_of_every_request_is_the_ledger_at_that_moment(tokenizer, seed):
+def test_the_prompt_of_every_request_is_the_ledger_at_that_moment(tokenizer, seed, record_property):
     draw = random.Random(seed)
     turns = 125
+    record_property("turns of each conversation", int(turns))
     policy = Scripted(tokenizer, (reply(draw) for _ in range(turns)), seed)
     session = open_session(tokenizer, policy, chat_task(tokenizer, tools=[TOOL]), parser="hermes", max_len=10**6)
 

@@ -55,7 +55,8 @@ def found(tokenizer, name: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_bridge_is_what_the_template_writes_behind_a_turn(tokenizers, name, kind):
+def test_the_bridge_is_what_the_template_writes_behind_a_turn(tokenizers, name, kind, record_property):
+    record_property("families of templates", len(FAMILIES))
     expected = getattr(FAMILIES[name], kind)
     if name in ("gemma", "no end") and not expected:
         with pytest.raises(UserError):

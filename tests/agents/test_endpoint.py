@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -212,8 +213,10 @@ def test_a_coroutine_function_that_blocks_stops_nobody(tokenizer, server):
 
     async def run_agent(task, base_url, api_key):
         if task.label == "blocks":
-            return float(done.wait(20))
+            waited = done.wait(20)
         ask(base_url, api_key, task.messages)
+        if task.label == "blocks":
+            return float(waited)
         done.set()
         return 1.0
 
@@ -515,8 +518,9 @@ def test_a_result_may_come_over_http(play, tokenizer):
         found.append(post(url, json={"reward": 2, "metrics": {"x": 1}}, headers=head(api_key)).status_code)
         found.append(get(f"{base_url}/models", headers=head(api_key)).json()["data"][0]["id"])
         found.append(get(base_url.split("/sessions")[0] + "/health").json())
+        ask(base_url, api_key, task.messages)
 
-    episode, _ = play(run_agent, None, must_score=True)
+    episode, _ = play(run_agent, Model(tokenizer, echo), must_score=True)
     assert found == [(400, "reward='much', not a finite number"), 200, "policy", {"status": "ok"}]
     assert isinstance(episode.outcome, Scored) and episode.outcome.reward == 2 and episode.outcome.extra == {"x": 1}
 
@@ -555,10 +559,29 @@ def test_an_error_of_the_program_is_a_failure_and_no_reward_is_one_where_nobody_
         ask(base_url, api_key, task.messages)
 
     episode, _ = play(broken, None)
-    assert episode.outcome == RewardFailure("run_agent raised KeyError: 'x'", "error")
+    assert re.fullmatch(r"run_agent failed: test_endpoint\.py:\d+: KeyError: 'x'", episode.outcome.reason)
     assert play(silent, Model(tokenizer, echo))[0].outcome is None
     episode, _ = play(silent, Model(tokenizer, echo), must_score=True)
     assert isinstance(episode.outcome, RewardFailure) and "no reward" in episode.outcome.reason
+
+
+def test_a_reward_without_a_turn_is_a_failure_and_not_a_silent_run_that_learns_nothing(play, tokenizer):
+    def elsewhere(task, base_url, api_key):
+        return 1.0
+
+    def refused(task, base_url, api_key):
+        assert ask(base_url, api_key, task.messages, temperature=0.0).status_code == 400
+        return 0.0
+
+    for program, said in (
+        (elsewhere, "its requests must go to base_url"),
+        (refused, "the endpoint had said: .*temperature"),
+    ):
+        episode, _ = play(program, None)
+        assert episode.status == "error" and episode.outcome.kind == "error"
+        assert re.fullmatch(
+            f"run_agent returned a reward without a turn of the model; {said}.*", episode.outcome.reason
+        )
 
 
 @pytest.mark.parametrize(("more", "status"), [({"max_turns": 2}, "turns"), ({"max_len": 60}, "truncated")])
@@ -585,7 +608,7 @@ def test_a_program_that_goes_on_behind_a_limit_may_still_fail(play, tokenizer):
         raise ValueError("something else")
 
     failure = play(run_agent, Model(tokenizer, echo))[0].outcome
-    assert failure == RewardFailure("run_agent raised ValueError: something else", "error")
+    assert re.fullmatch(r"run_agent failed: test_endpoint\.py:\d+: ValueError: something else", failure.reason)
 
 
 def test_a_program_that_takes_too_long_has_no_reward_and_is_answered_no_more(play, tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from scripted import Scripted, chat_task, open_session, run
 from rlhf_suite.agents.base import Start, Step
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT
-from rlhf_suite.rewards.base import Choice, RewardFailure, Scored
+from rlhf_suite.rewards.base import Choice, Scored
 
 
 class Guess:
@@ -172,8 +173,34 @@ def test_an_error_of_the_environment_is_the_outcome(tokenizer, broken):
     before = Guess.closed
     episode = play(tokenizer, ["3"], Broken)
     where = "turn 1: " if broken == "step" else ""
-    assert episode.outcome == RewardFailure(f"{where}KeyError: '{broken}'", "error")
+    assert re.fullmatch(rf"{where}test_environment_agent\.py:\d+: KeyError: '{broken}'", episode.outcome.reason)
     assert episode.status == "error" and Guess.closed == before + (broken != "make")
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "reason"),
+    [
+        ("reset", None, "returned None, not a Start"),
+        ("step", (1.0, True), "returned (1.0, True), not a Step"),
+        ("reset", Start(text=5), "a Start with text=5: it is not a text"),
+        ("step", Step(reward="1"), "a Step with reward='1': it is not a number"),
+        ("step", Step(reward={"right": 1.0, "form": None}), "a Step with form=None: it is not a number"),
+        ("step", Step(score="high", done=True), "a Step with score='high': it is not a number"),
+        ("step", Step(reward=1.0, done=True, extra={"board": None}), "a Step with board=None: it is not a number"),
+        ("step", Step(messages={"role": "user"}), "messages={'role': 'user'}: it is not a list of messages"),
+    ],
+)
+def test_an_answer_of_another_type_is_an_error_of_the_environment(tokenizer, method, answer, reason):
+    async def wrong(self, given):
+        return answer
+
+    class Wrong(Guess): ...
+
+    setattr(Wrong, method, wrong)
+    episode = play(tokenizer, ["3"], Wrong)
+    where = "turn 1: " if method == "step" else ""
+    assert episode.outcome.reason.startswith(f"{where}{method} of the environment returned ")
+    assert episode.outcome.reason.endswith(reason) and episode.status == "error"
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])

@@ -6,8 +6,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import rlhf_suite
@@ -67,3 +69,9 @@ def test_the_command_line_imports_nothing_heavy(module):
     code = f"import sys, rlhf_suite.{module}; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_module_imports_itself_through_others():
+    graph = grimp.build_graph("rlhf_suite", cache_dir=None)
+    assert len(graph.modules) > 300
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()

@@ -33,6 +33,23 @@ def write_weights(file, shapes):
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * end)
 
 
+@pytest.mark.parametrize(
+    ("server", "what"),
+    [
+        ("mcp:no-such-command server.py", "there is no command 'no-such-command'"),
+        ("mcp:'bash server.py", "No closing quotation"),
+        ("mcp:bash -c true", None),
+        ("mcp:http://host:8000/mcp", None),
+    ],
+)
+def test_the_command_of_a_server_of_tools_is_on_this_machine(server, what):
+    tools = shlex.quote(f"agent.tools=[{json.dumps(server)}]")
+    line = f"task=ppo demo=ppo agent.kind=tools {tools} data.apply_chat_template=true"
+    problems = found(line)
+    assert [key for key, _ in problems] == (["agent.tools"] if what else [])
+    assert all(what in text for _, text in problems)
+
+
 @pytest.fixture
 def model(tmp_path):
     """Makes a model folder, with other settings or files than those of a language model."""

@@ -361,14 +361,14 @@ MISTAKES = [
     (SFT + "data.max_skipped_share=2", "data.max_skipped_share", "<= 1"),
     (SFT + "data.dataset=none/*.jsonl", "data.dataset", "no file matches none/*.jsonl"),
     (SFT + "data.tokenizer_chat_template=x", "data.tokenizer_chat_template", "or data.apply_chat_template=true"),
-    (SFT + "eval.steps=5", "eval.dataset", "nothing to evaluate on"),
-    (SFT + "train.early_stopping_patience=2", "eval.dataset", "needs an evaluation"),
+    (SFT + "eval.steps=5", "eval.dataset", "or eval.steps=-1"),
+    (SFT + "train.early_stopping_patience=2", "eval.dataset", "or train.early_stopping_patience=null"),
     (
         SFT + "train.early_stopping_patience=2 ckpt.best_metric_key=none eval.dataset=builtin:reverse_eval",
         "ckpt.best_metric_key",
         "there is no metric",
     ),
-    (SFT + "ckpt.best_metric_key=eval/loss", "eval.dataset", "needs an evaluation"),
+    (SFT + "ckpt.best_metric_key=eval/loss", "eval.dataset", "or ckpt.best_metric_key=none"),
     (SFT + "data.multiturn=true", "data.multiturn", "add data.apply_chat_template=true"),
     (SFT + "actor.pretrain_mode_enable=true data.multiturn=true", "data.multiturn", "plain text"),
     (
@@ -500,7 +500,7 @@ MISTAKES = [
     (PPO + "'reward.clip_range=[1]'", "reward.clip_range", "low < high"),
     (PPO + "'actor.eps_clip_low_high=[0.2]'", "actor.eps_clip_low_high", "not [low, high]"),
     (PPO + "data.prompt_dataset=null", "data.prompt_dataset", "no data is named"),
-    (PPO + "eval.dataset=builtin:reverse_eval", "eval.steps", "never used"),
+    (PPO + "eval.dataset=builtin:reverse_eval", "eval.steps", "or eval.dataset=null"),
     (
         PPO + """'eval.dataset="builtin:reverse_eval,builtin:sort_eval"' eval.steps=1 'eval.label_key=[a,b,c]'""",
         "eval.label_key",

@@ -31,7 +31,7 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome
 
 if TYPE_CHECKING:
-    from rlhf_suite.agents.session import Session
+    pass
 
 Schema = dict[str, Any]  # a tool, as chat templates describe it: {"type": "function", "function": {"name": ...}}
 # Why an episode ended: the environment or the model was finished; no room for another token, or a turn after which the
@@ -166,16 +166,3 @@ class Episode:
     outcome: Outcome | None = None  # None: the reward sources of the run score it
     status: Status = "done"
     extra: dict[str, float] = field(default_factory=dict)  # metrics
-
-
-class Agent(Protocol):
-    """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
-
-    max_turns: int  # of the model in an episode
-
-    async def run(self, task: Task, session: Session) -> Episode:
-        """Run one episode.
-
-        A failure of the environment is an outcome; a failure of the engines is raised.
-        """
-        ...

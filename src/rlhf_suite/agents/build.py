@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.agents.base import Agent, Environment
+from rlhf_suite.agents.base import Environment
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.compat import (
     GymnasiumEnvironment,
@@ -17,7 +17,7 @@ from rlhf_suite.agents.compat import (
 )
 from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
 from rlhf_suite.agents.environment import EnvironmentAgent
-from rlhf_suite.agents.episodes import Episodes
+from rlhf_suite.agents.episodes import Agent, Episodes
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed

@@ -20,6 +20,7 @@ from rlhf_suite.agents.environment import called
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
+from rlhf_suite.foreign_text import describe
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 
 Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
@@ -252,7 +253,7 @@ class EndpointAgent:
             if chat.failed.done():
                 raise
             why = f" (the endpoint had said: {chat.refused})" if chat.refused else ""
-            raise ProgramFailure(f"run_agent raised {type(error).__name__}: {error}{why}") from error
+            raise ProgramFailure(f"run_agent failed: {describe(error)}{why}") from error
         finally:
             running.cancel()
 
@@ -262,6 +263,9 @@ class EndpointAgent:
             outcome = chat.report if returned is None else outcome_of(returned, self.choice)
         except ValueError as error:
             raise ProgramFailure(f"run_agent returned {error}") from error
+        if isinstance(outcome, Scored) and not chat.session.num_turns and chat.limit is None:
+            why = f"the endpoint had said: {chat.refused}" if chat.refused else "its requests must go to base_url"
+            raise ProgramFailure(f"run_agent returned a reward without a turn of the model; {why}")
         if outcome is None and self.must_score:
             raise ProgramFailure("run_agent returned no reward, and the run has no reward source")
         return outcome

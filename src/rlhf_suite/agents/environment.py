@@ -9,15 +9,17 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat, TypeVar
 
 from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
 from rlhf_suite.agents.session import Session
+from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
 
+T = TypeVar("T", Start, Step)
 CLOSE_TIMEOUT_S = 10.0  # an environment that does not close in this time is left to itself
 
 
@@ -131,12 +133,13 @@ class EnvironmentAgent:
         self, environment: Environment, task: Task, session: Session, progress: Progress
     ) -> tuple[Status, float]:
         """Play to the end, and return why it ended and the reward of the last step."""
-        start: Start = await self.ask(environment.reset, task)
+        start = checked(await self.ask(environment.reset, task), Start, "reset", "")
         if not session.begin(start.messages, start.text, start.tools):
             raise EnvironmentFailure("the prompt of the environment leaves no room for a turn in data.max_len")
         while True:
             turn = await session.reply()
-            step: Step = await self.ask(environment.step, turn, where=f"turn {session.num_turns}: ")
+            where = f"turn {session.num_turns}: "
+            step = checked(await self.ask(environment.step, turn, where=where), Step, "step", where)
             reward = progress.add(turn, step)
             if status := self.ended(turn, step, session):
                 return status, reward
@@ -173,7 +176,38 @@ class EnvironmentAgent:
                 raise EnvironmentFailure(f"{where}{reason}", is_timeout=True) from error
             if isinstance(error, EnvironmentFailure):
                 raise
-            raise EnvironmentFailure(f"{where}{type(error).__name__}: {error}") from error
+            raise EnvironmentFailure(f"{where}{describe(error)}") from error
+
+
+def checked(answer: object, wanted: type[T], name: str, where: str) -> T:
+    """Return what a method of an environment returned, which is of the wanted type, as its fields are.
+
+    Raises:
+        EnvironmentFailure: it is something else.
+    """
+    if not isinstance(answer, wanted):
+        shown = printable(repr(answer), 60)
+        raise EnvironmentFailure(f"{where}{name} of the environment returned {shown}, not a {wanted.__name__}")
+    for field_name, value, what in wrong_fields(answer):
+        shown = f"{field_name}={printable(repr(value), 60)}"
+        raise EnvironmentFailure(f"{where}{name} of the environment returned a {wanted.__name__} with {shown}: {what}")
+    return answer
+
+
+def wrong_fields(answer: Start | Step) -> Iterator[tuple[str, object, str]]:
+    """Yield the fields of an answer that are of another type: name, value, and what is wrong."""
+    messages = () if answer.messages is None else answer.messages
+    if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
+        yield "messages", messages, "it is not a list of messages"
+    if not isinstance(answer.text, str | None):
+        yield "text", answer.text, "it is not a text"
+    if isinstance(answer, Step):
+        parts = answer.reward if isinstance(answer.reward, Mapping) else {}
+        whole = {"score": answer.score} if parts else {"score": answer.score, "reward": answer.reward}
+        numbers = {name: value for name, value in whole.items() if value is not None}
+        for name, value in {**numbers, **parts, **answer.extra}.items():
+            if not isinstance(value, SupportsFloat):
+                yield name, value, "it is not a number"
 
 
 async def closed(environment: Environment) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 from dataclasses import replace
+from typing import Protocol
 
-from rlhf_suite.agents.base import Agent, Episode, Task
+from rlhf_suite.agents.base import Episode, Task
 from rlhf_suite.agents.session import Session, Shared
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
@@ -14,6 +15,35 @@ from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import RewardFailure, Scored
 from rlhf_suite.tracking.timeline import Activity, Timeline
 from rlhf_suite.waits import waiting
+
+
+class EpisodeRunner(Protocol):
+    """Runs episodes, in this process (`Episodes`) or in others (`rl.episode_workers`)."""
+
+    environments: Activity
+
+    def limited(self, max_turns: int) -> EpisodeRunner:
+        """Return the episodes of the same agent with at most so many turns."""
+        ...
+
+    async def run(
+        self, prompt: Prompt, ledger: Trajectory, sampling: SamplingSettings, seed: tuple[int, ...]
+    ) -> list[Trajectory]:
+        """Return the ledgers of one episode."""
+        ...
+
+
+class Agent(Protocol):
+    """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
+
+    max_turns: int  # of the model in an episode
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Run one episode.
+
+        A failure of the environment is an outcome; a failure of the engines is raised.
+        """
+        ...
 
 
 class Episodes:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_set, is_true, needs
+from rlhf_suite.config.flags import FREE, flag, is_false, is_null, is_one_of, is_set, is_true, needs
 from rlhf_suite.config.formatting import literal
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
     "reasoning_gym:<task>"
 )
-REWARD_COLUMNS = "Further columns that a .py file or servers get with each row, by name (docs/rewards.md)"
+REWARD_COLUMNS = "Further columns that reward files, servers and agents get with each row, by name (docs/rewards.md)"
+WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | is_one_of("agent.kind", "environment", "endpoint")
 INPUT_KEY = "Column of the prompt or conversation; the texts of a comma list of columns are joined by blank lines"
 
 
@@ -89,7 +90,7 @@ class PromptTextConfig(TextConfig):
     prompt_split: str = flag("train", "Split of sources that have several")
     input_template: str | None = flag(None, "Prompt template with one {}", when=PLAIN)
     label_key: str | None = flag(None, "Column that the reward gets as the label")
-    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
+    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=WITH_COLUMNS)
 
 
 @dataclass
@@ -108,7 +109,7 @@ class ScoredRowsConfig:
     dataset_split: str = flag("train", "Split of sources that have several")
     input_key: str = flag("prompt", INPUT_KEY)
     label_key: str | None = flag(None, "Column that a rule or a file gets as the label")
-    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=is_set("reward.remote_url", "<.py file or URLs>"))
+    reward_columns: list[str] = flag([], REWARD_COLUMNS, when=WITH_COLUMNS)
     query_key: str | None = flag("reward_query")
     """Column of prompt and response with special tokens, as task=generate writes it: this is what rewards see. Rows
     without it: the prompt, the response and what ends it"""

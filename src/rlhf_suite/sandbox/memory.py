@@ -9,15 +9,24 @@ from __future__ import annotations
 import resource
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlhf_suite.sandbox.process import JailedProcess
 
 EVERY_S = 0.1
 PAGE = resource.getpagesize()
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A session, as far as its memory goes. `kill` ends it, and is given the reason."""
+
+    pid: int  # of its first process
+    folder: str | None  # of a bare session, whose files count; None: it has a root of its own
+    memory_mb: int
+    disk_mb: int
+    kill: Callable[[str], None]
 
 
 class Watcher:
@@ -25,10 +34,10 @@ class Watcher:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.sessions: set[JailedProcess] = set()
+        self.sessions: set[Watched] = set()
         self.thread: threading.Thread | None = None
 
-    def add(self, session: JailedProcess) -> None:
+    def add(self, session: Watched) -> None:
         """Watch a session from now on. The thread starts with the first one, again in a fork of this process."""
         with self.changed:
             self.sessions.add(session)
@@ -37,7 +46,7 @@ class Watcher:
                 self.thread.start()
             self.changed.notify()
 
-    def remove(self, session: JailedProcess) -> None:
+    def remove(self, session: Watched) -> None:
         """Stop watching a session."""
         with self.changed:
             self.sessions.discard(session)
@@ -56,17 +65,17 @@ class Watcher:
 watcher = Watcher()
 
 
-def excess(session: JailedProcess) -> str | None:
+def excess(session: Watched) -> str | None:
     """Return what a session holds too much of, or None."""
     pids = family(session.pid)
     if session.folder is None:
         pids = pids[1:]  # the first process of the namespace is our guard
-    limit = session.resources.memory_mb << 20
+    limit = session.memory_mb << 20
     used = sum(map(resident, pids))
     if used > limit and (used := sum(map(proportional, pids))) > limit:
         return f"it used {used >> 20} MiB of memory; its limit is {limit >> 20} MiB"
-    if session.folder is not None and (written := on_disk(session.folder)) > session.resources.disk_mb << 20:
-        return f"it wrote {written >> 20} MiB to its folder; its limit is {session.resources.disk_mb} MiB"
+    if session.folder is not None and (written := on_disk(session.folder)) > session.disk_mb << 20:
+        return f"it wrote {written >> 20} MiB to its folder; its limit is {session.disk_mb} MiB"
     return None
 
 

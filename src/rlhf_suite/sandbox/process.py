@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.sandbox.confine import FOLDER, JailOptions, SessionOptions
-from rlhf_suite.sandbox.memory import watcher
+from rlhf_suite.sandbox.memory import Watched, watcher
 from rlhf_suite.sandbox.template import ENDED, ENVIRONMENT, ERROR
 
 SOURCES = Path(__file__).resolve().parents[2]
@@ -160,6 +160,7 @@ class JailedProcess:
         self.killed_because: str | None = None
         self.problem: str | None = None  # of the jail, not of the code
         self.resources, self.pidfd, self.pid = resources, -1, 0
+        self.watched: Watched | None = None  # once it is born
         self.folder = tempfile.mkdtemp(prefix="rlhf_suite_") if template.options.bare else None
         self.lock = threading.Lock()
         theirs: list[int] = []
@@ -272,7 +273,9 @@ class JailedProcess:
             self.pidfd = pidfd
         info = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
         self.pid = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-        watcher.add(self)
+        limits = self.resources
+        self.watched = Watched(self.pid, self.folder, limits.memory_mb, limits.disk_mb, self.kill)
+        watcher.add(self.watched)
 
     @property
     def start_problem(self) -> str | None:
@@ -303,7 +306,8 @@ class JailedProcess:
 
     def close(self) -> None:
         """Kill the session and close its descriptors."""
-        watcher.remove(self)
+        if self.watched is not None:
+            watcher.remove(self.watched)
         self.kill("it was closed")
         with self.lock:
             if self.is_closed:

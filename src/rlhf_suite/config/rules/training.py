@@ -165,13 +165,21 @@ def steps_count(run: AnyTrainedRun) -> Iterator[Problem]:
 @rule
 def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
     waiting = (
-        ("eval.steps is set, but there is nothing to evaluate on", run.eval.steps > 0),
-        ("ckpt.best_metric_key needs an evaluation", run.ckpt.best_metric_key not in (None, "none")),
-        ("train.early_stopping_patience needs an evaluation", run.train.early_stopping_patience is not None),
+        ("eval.steps is set, but there is nothing to evaluate on", "eval.steps=-1", run.eval.steps > 0),
+        (
+            "ckpt.best_metric_key needs an evaluation",
+            "ckpt.best_metric_key=none",
+            run.ckpt.best_metric_key not in (None, "none"),
+        ),
+        (
+            "train.early_stopping_patience needs an evaluation",
+            "train.early_stopping_patience=null",
+            run.train.early_stopping_patience is not None,
+        ),
     )
-    what = next((what for what, waits in waiting if waits), None)
-    if what is not None and run.eval.dataset is None:
-        yield Problem("eval.dataset", what, "add eval.dataset=<source>")
+    first = next(((what, off) for what, off, waits in waiting if waits), None)
+    if first is not None and run.eval.dataset is None:
+        yield Problem("eval.dataset", first[0], f"add eval.dataset=<source>, or {first[1]}")
 
 
 @rule

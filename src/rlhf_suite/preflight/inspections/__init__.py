@@ -13,7 +13,7 @@ from pathlib import Path
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
-from rlhf_suite.preflight.inspections.machine import machine
+from rlhf_suite.preflight.inspections.machine import commands_of_tools_exist, machine
 from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
 from rlhf_suite.preflight.inspections.replay import replay_fits
@@ -27,6 +27,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     resume_fits,
     replay_fits,
     machine,
+    commands_of_tools_exist,
     models_fit,
     reward_model_reads_the_policy,
     hub_names_exist,

@@ -1,8 +1,10 @@
-"""What a run needs of this machine and would miss late: loopback, ports, shared memory, a folder for sockets, GPUs."""
+"""What a run needs of this machine and would miss late: loopback, ports, shared memory, a folder for sockets, GPUs,
+commands of tools."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from pathlib import Path
 
 from rlhf_suite.config.plan import is_on_ray
 from rlhf_suite.config.problems import Problem
-from rlhf_suite.config.runs import LoopRun, ResumableRun, Run, SamplingRun
+from rlhf_suite.config.reward import is_http
+from rlhf_suite.config.rules.agents import MCP
+from rlhf_suite.config.runs import LoopRun, PPORun, ResumableRun, Run, SamplingRun
 from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.launch.session import root_problem
 
@@ -40,6 +44,19 @@ def stages(run: SamplingRun) -> Iterator[Problem]:
         what = "the CPU build of vLLM does not run the stages of a pipeline"
         fix = "write vllm.pipeline_parallel_size=1, or raise vllm.tensor_parallel_size"
         yield Problem("vllm.pipeline_parallel_size", what, fix)
+
+
+def commands_of_tools_exist(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem for each MCP server in agent.tools whose command this machine does not have."""
+    for server in run.agent.tools if isinstance(run, PPORun) else ():
+        try:
+            command = next(iter(shlex.split(server.removeprefix(MCP))), "")
+        except ValueError as error:
+            yield Problem("agent.tools", f"{server!r} is not a command ({error})", "close its quotation marks")
+            continue
+        if not is_http(command) and shutil.which(command) is None:
+            what = f"there is no command {command!r} for {server!r} (seen from {Path.cwd()})"
+            yield Problem("agent.tools", what, "install it, or write its whole path")
 
 
 def network() -> Iterator[Problem]:
