@@ -40,6 +40,9 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         "agent.kind=environment agent.server_url=ws://localhost:8000/ws agent.action_key=null",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} agent.host=127.0.0.2 agent.max_concurrent=4",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} agent.tool_parser=json",
+        "agent.kind=environment train.agent_func_path=ENV agent.num_workers=2 agent.max_restarts=0",
+        "agent.kind=environment train.agent_func_path=ENV data.reward_columns=[level]",
+        f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} data.reward_columns=[level]",
     ],
 )
 def test_whole_agents_have_no_problem(checked, files, line):
@@ -50,6 +53,7 @@ def test_whole_agents_have_no_problem(checked, files, line):
     ("line", "key", "what"),
     [
         ("agent.kind=environment", "train.agent_func_path", "has no environment"),
+        (f"agent.kind=python {RULE} data.reward_columns=[level]", "data.reward_columns", "has no effect"),
         (f"agent.kind=tools {RULE} {CHAT}", "train.agent_func_path", "has no tools"),
         ("agent.kind=environment train.agent_func_path=gone.py", "train.agent_func_path", "not a Python file"),
         ("agent.kind=environment train.agent_func_path=NONE", "train.agent_func_path", "nothing that an agent"),
@@ -100,6 +104,9 @@ def test_whole_agents_have_no_problem(checked, files, line):
             "agent.kind",
         ),
         (f"{RULE} agent.max_turns=3", "agent.max_turns", "agent.kind"),
+        (f"{RULE} agent.num_workers=2", "agent.num_workers", "agent.kind"),
+        ("agent.kind=environment train.agent_func_path=ENV agent.num_workers=-1", "agent.num_workers", "is not >= 0"),
+        ("agent.kind=environment train.agent_func_path=ENV agent.max_restarts=1", "agent.max_restarts", "num_workers"),
         (f"{RULE} train.agent_func_path=ENV", "train.agent_func_path", "agent.kind"),
     ],
 )

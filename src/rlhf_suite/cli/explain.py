@@ -103,6 +103,8 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
     if plan.device == "cuda":
         memory = "vLLM's default" if engines.gpu_memory_utilization is None else f"{engines.gpu_memory_utilization}"
         yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
+    if run.agent.has_workers:
+        yield "processes that run episodes", "agent.num_workers", f"{run.agent.num_workers}"
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
         if run.train.partial_rollout_enable:

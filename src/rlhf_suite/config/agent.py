@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf_suite import registry
-from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_set
+from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_positive, is_set
 
 KINDS = ("single_turn", "tools", "environment", "python", "endpoint")
 MANY_TURNS = is_not(".kind", "single_turn", "tools, environment, python or endpoint")
 ANSWERED = is_one_of(".kind", "tools", "environment", "python")
 PYTHON = is_one_of(".kind", "python")
+WORKERS = is_positive(".num_workers", "<number of processes>")
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
@@ -45,6 +46,13 @@ class AgentConfig:
     max_feedback_tokens: int | None = flag(512, ge=16, when=ANSWERED)
     """Longest answer to a turn in tokens; more is cut off; null: no limit"""
     max_concurrent: int = flag(256, "Episodes that are under way at a time", ge=1, resume=FREE, when=MANY_TURNS)
+    num_workers: int = flag(0, ge=0, resume=FREE, when=MANY_TURNS)
+    """Processes beside the driver that run the episodes, spread over the nodes; 0: the driver runs them"""
+    max_restarts: int = flag(
+        3, ge=0, resume=FREE, when=(MANY_TURNS, is_positive(".num_workers", "<number of processes>"))
+    )
+    """Times that each of these processes is started again when it dies; its unfinished episodes begin anew. 0: the run
+    ends"""
     tool_parser: str = flag("hermes", algorithms=registry.tool_parser, when=MANY_TURNS)
     """How calls of tools are read from the text of a turn"""
     vllm_tool_parser: str | None = flag(None, when=MANY_TURNS)
@@ -60,6 +68,11 @@ class AgentConfig:
     this machine, where names last for the episode"""
     python_allow_weaker: bool = flag(False, when=(PYTHON, is_null(".python_url")), resume=FREE)
     """Run code also where the machine offers only a weaker jail, without namespaces"""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether processes beside the driver run the episodes."""
+        return self.kind != "single_turn" and self.num_workers > 0
 
     @property
     def calls_tools(self) -> bool:

@@ -20,12 +20,12 @@ import ray
 from numpy.typing import NDArray
 
 from rlhf_suite.data.generation import Generation, GenerationRequest
-from rlhf_suite.engines.requests import EngineClient, LoopThread
+from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.engines.spec import EngineInfo
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.link import LoopThread, Restarts
 from rlhf_suite.launch.wait import ActorDied, wait_for
-from rlhf_suite.tracking.console import show_line
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 T = TypeVar("T")
@@ -49,8 +49,7 @@ class EnginePool:
         max_restarts: int = 0,
     ) -> None:
         self._handles, self._members, self._timeout_s = list(handles), list(members), timeout_s
-        self._create, self._max_restarts = create, max_restarts
-        self._restarts = [0] * len(self._handles)
+        self._create, self._restarts = create, Restarts(len(self._handles), max_restarts, "vllm.max_restarts")
         self._lock = threading.RLock()  # no thread replaces an engine while another one calls all of them
         self._published: Manifest | None = None  # of the last sync; None: engines have the weights of their folder
         self._meetings = 0
@@ -70,7 +69,7 @@ class EnginePool:
     @property
     def restarts(self) -> int:
         """Return how often an engine was started again."""
-        return sum(self._restarts)
+        return self._restarts.total
 
     def retire(self) -> None:
         """End what waits for a response; from now on an engine that dies is not started again. For the end of a run."""
@@ -194,14 +193,9 @@ class EnginePool:
 
     def _start_again(self, number: int, death: ActorDied) -> None:
         """Create the engine `number` again. Raise its death if that is not to be."""
-        count, limit = self._restarts[number], self._max_restarts
-        if self._is_retired or self._create is None or not limit:
+        if self._is_retired or self._create is None:
             raise death
-        if count == limit:
-            raise ActorDied(f"{death}\nIt had been started again {count} times (vllm.max_restarts={limit})", death.name)
-        self._restarts[number] += 1
-        first, *_ = str(death).splitlines()
-        show_line(f"{first} It is started again (restart {count + 1} of {limit}, vllm.max_restarts)", to_stderr=True)
+        self._restarts.count(number, death)
         ray.kill(self._handles[number])  # a process that only lost its connection must not stay
         self._handles[number] = self._create(number)
 

@@ -24,6 +24,7 @@ POLL_S = 1.0
 # When an actor dies, its peers fail too ("connection closed by peer"), sometimes before Ray reports the death itself.
 # So after a first failure the wait continues for this long, to find the cause.
 CAUSE_S = 2.0
+LIMIT = "launch.timeout_s"  # the flag that limits most waits
 
 
 class ActorDied(RunError):
@@ -84,13 +85,14 @@ def _fetched(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
         raise _expired(list(actors), f"the results of {what}", timeout_s) from None
 
 
-async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member) -> Any:
-    """Return the result of a call without blocking the event loop. Errors are those of `wait_for`."""
+async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member, flags: str = LIMIT) -> Any:
+    """Return the result of a call without blocking the event loop. Errors are those of `wait_for`. `flags`: those that
+    the limit comes from."""
     result = asyncio.wrap_future(ref.future())
     with waiting(what, names_of([actor]), timeout_s):
         done, _ = await asyncio.wait([result], timeout=timeout_s)
     if not done:
-        raise _expired([actor], what, timeout_s)
+        raise _expired([actor], what, timeout_s, flags)
     error = result.exception()
     if isinstance(error, Exception):
         raise _explain([(actor, _unwrapped(error))], what)
@@ -148,9 +150,7 @@ def names_of(actors: Sequence[Member]) -> list[str]:
     return sorted({who.name for who in actors})
 
 
-def _expired(late: list[Member], what: str, timeout_s: float) -> RunError:
+def _expired(late: list[Member], what: str, timeout_s: float, flags: str = LIMIT) -> RunError:
     """Return the error for actors that did not answer in time, with the end of the log of the first one."""
     names = ", ".join(names_of(late))
-    return RunError(
-        f"no answer within {timeout_s:g} s (launch.timeout_s) from {names}, waiting for {what}\n{late[0].tail()}"
-    )
+    return RunError(f"no answer within {timeout_s:g} s ({flags}) from {names}, waiting for {what}\n{late[0].tail()}")

@@ -284,6 +284,9 @@ class Planner:
             found[f"{each.name} x {each.count}"] = each.count * (
                 own + (device if not is_engine else device * each.devices) + sum(each.memory.host.values())
             )
+        if isinstance(self.run, PPORun) and self.run.agent.has_workers and not self.run.replays:
+            count = self.run.agent.num_workers
+            found[f"episode workers x {count}"] = count * memory.EPISODE_PROCESS
         if isinstance(self.run, PPORun) or sum(each.count for each in processes.values()) > 1:
             found["driver and Ray"] = memory.DRIVER_PROCESS + memory.RAY_DAEMONS
         return found | self.shared_memory()

@@ -27,6 +27,7 @@ SIZES = {"bf16": 2, "fp32": 4}
 # Resident memory of processes that have imported their libraries and hold no model: rough, above the 0.5 to 0.6 GiB of
 # a rank and 0.8 GiB of an engine that docs/planner.md has measured on a CPU.
 RANK_PROCESS, DRIVER_PROCESS, ENGINE_PROCESS, RAY_DAEMONS = 800 * MIB, 800 * MIB, 1100 * MIB, 500 * MIB
+EPISODE_PROCESS = 600 * MIB  # an episode worker: without what user code and sandboxed sessions take
 GPU_PROCESS = 600 * MIB  # of a GPU, for a process that uses it: context, kernels and libraries; not measured here
 ENGINE_GRAPHS = 1 * GIB  # CUDA graphs of an engine, unless vllm.enforce_eager
 GPU_BATCHED_TOKENS = 8192  # of a step of vLLM, unless a sequence may be longer

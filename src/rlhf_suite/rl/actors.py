@@ -1,4 +1,4 @@
-"""The actors of a run: one worker group per model, and the engines. All start at once."""
+"""The actors of a run: one worker group per model, the engines, and what runs episodes. All start at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.engines.start import start_engines
 from rlhf_suite.launch.environment import runtime_env
 from rlhf_suite.launch.placement import Slot
+from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ProcessRewardGroup, ReferenceGroup, RewardGroup
 from rlhf_suite.rl.roles import CriticRole, PolicyRole, ProcessRole, ReferenceRole, RewardRole, Role, WorkerSettings
 
@@ -31,9 +32,12 @@ class Actors:
     frozen: Mapping[str, ReferenceGroup]  # language models whose log-probs the run needs, by their names in the plan
     rewards: Mapping[str, RewardGroup]  # by their names in the plan
     process: ProcessRewardGroup | None
+    episodes: EpisodeWorkers | None = None  # None: the driver runs them, or there is no agent
 
     def ready(self) -> None:
         """Wait until all actors are up."""
+        if self.episodes is not None:
+            self.episodes.ready()
         for group in (self.policy, self.critic, *self.frozen.values(), *self.rewards.values(), self.process):
             if group is not None:
                 group.ready()
@@ -74,4 +78,5 @@ def start_actors(
         frozen={name: start(ReferenceGroup, ReferenceRole, name) for name in plan.models if name not in others},
         rewards={name: start(RewardGroup, RewardRole, name) for name in judges},
         process=group(ProcessRewardGroup, ProcessRole, PROCESS),
+        episodes=None if engines is None else start_episode_workers(run, plan, engines, log_dir),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.agents.build import make_episodes
-from rlhf_suite.agents.episodes import Episodes
+from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.batch import Example, TokenBatch, collate
@@ -20,6 +20,7 @@ from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.episode_workers import EpisodeWorkers
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.filtering import Filters
@@ -82,7 +83,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         limit, sampling = math.inf, replayed(config, data)
     else:
         limit = mismatch_limit(config.algo.mismatch_max, config.ds.param_dtype, plan.device)
-        sampling = sampled(config, plan, folder, journal, data, actors.policy, actors.engines, rewards, limit)
+        sampling = sampled(config, plan, folder, journal, data, actors, actors.engines, rewards, limit)
     counts = {"steps_per_rollout": plan.optimizer_steps_per_rollout, "critic_warm_up": plan.critic_warm_up}
     return Pipeline(
         train=config.train,
@@ -115,7 +116,7 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     folder: RunFolder,
     journal: Journal,
     data: RunData,
-    policy: PolicyGroup,
+    actors: Actors,
     engines: EnginePool,
     rewards: Rewards | None,
     mismatch_limit: float,
@@ -123,7 +124,7 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     """Return the parts of a run that samples from its engines."""
     tokenizer, prompts, order = data.tokenizer, data.prompts, data.order
     stop_ids = stop_token_ids(plan.models[ACTOR].path, tokenizer)
-    episodes = watched_episodes(config, engines, data, stop_ids, journal.timeline)
+    episodes = watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
     sampler = make_sampler(config, data, engines, stop_ids, episodes)
     scorer, held_out_scorer = (
         Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
@@ -135,7 +136,7 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     builder = RolloutBuilder(filters, config.rollout, *parts, in_background=plan.rollouts_ahead > 0)
     return Sampling(
         make_schedule(config, plan, builder, steps, folder.rollouts),
-        connected_weight_sync(config, plan, policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
+        connected_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
         Evaluator(
             config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
         ),
@@ -154,14 +155,17 @@ def replayed(config: PPORun, data: RunData) -> Sampling:
 def watched_episodes(
     config: PPORun,
     engines: EnginePool,
+    workers: EpisodeWorkers | None,
     data: RunData,
     stop_ids: Sequence[int],
     timeline: Timeline,
-) -> Episodes | None:
+) -> EpisodeRunner | None:
     """Have the timeline record when engines and environments are busy, and return what runs the episodes, if the run
-    has an agent."""
+    has an agent: `workers`, or this process."""
     engines.busy = Activity(timeline, "engines", "generation")
-    episodes = make_episodes(config, engines, data.tokenizer, stop_ids, ChatServer, data.vision)
+    episodes: EpisodeRunner | None = workers
+    if workers is None:
+        episodes = make_episodes(config, engines, data.tokenizer, stop_ids, ChatServer, data.vision)
     if episodes is not None:
         episodes.environments.timeline = timeline
     return episodes
@@ -183,7 +187,7 @@ def make_sampler(
     data: RunData,
     engines: EnginePool,
     stop_ids: Sequence[int],
-    episodes: Episodes | None,
+    episodes: EpisodeRunner | None,
 ) -> Sampler:
     """Return what samples responses to the prompts that the run trains on."""
     return Sampler(

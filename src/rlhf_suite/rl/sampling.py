@@ -11,7 +11,7 @@ from itertools import chain
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_suite.agents.episodes import Episodes
+from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
@@ -36,7 +36,7 @@ class Sampler:
         max_len: int,
         adds_greedy: bool,
         sleeps: bool,
-        episodes: Episodes | None = None,
+        episodes: EpisodeRunner | None = None,
         never: Sequence[int] = (),
     ) -> None:
         self.config, self.prompts, self.engines, self.stop_ids = config, prompts, engines, tuple(stop_ids)

@@ -57,6 +57,8 @@ def select(
         bound: S, the largest age.
     """
     size = total(step + 1) - total(step)
+    if len(finished) < size:
+        return None
     chosen: list[int] = []
     taken: set[int] = set()
     for due in range(step, step + bound + 1):

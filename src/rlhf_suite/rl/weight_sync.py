@@ -9,6 +9,7 @@ from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch, take
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.model_groups import PolicyGroup
+from rlhf_suite.rl.sharding import ForwardBatch
 from rlhf_suite.weight_sync.digests import WeightSyncError
 
 PROBE_SEQUENCES = 4
@@ -97,7 +98,7 @@ class WeightSync:
         if len(fitting) == 0:
             return 0.0
         chosen = every_token(take(batch, fitting))
-        ours = self.policy.log_probs(chosen, 1.0, what=f"the probe of sync {version}").result().numpy()
+        ours = self.policy.log_probs(ForwardBatch(chosen), 1.0, what=f"the probe of sync {version}").result().numpy()
         sequences = [ids.tolist() for ids in torch.split(chosen.ids, chosen.lengths.tolist())]
         mask = chosen.mask.numpy().astype(bool)
         gaps = [np.abs(np.concatenate(theirs) - ours)[mask].mean() for theirs in self.engines.score(sequences)]

@@ -1,0 +1,261 @@
+"""Episodes in real processes of their own: what they are given, what they give back, and what becomes of them when one
+dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from plain_run import small
+
+from rlhf_suite.agents.build import make_episodes
+from rlhf_suite.config.plan import Machine, resolve
+from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
+from rlhf_suite.data.text_encoders import Prompt
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.wait import ActorDied
+from rlhf_suite.models.builtin import create_tiny
+from rlhf_suite.models.load import load_tokenizer
+from rlhf_suite.polling import poll_until
+from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
+from rlhf_suite.rl.sampling import stop_token_ids
+from rlhf_suite.serving.chat_server import ChatServer
+
+pytestmark = pytest.mark.stack
+
+CODE = """
+import os, subprocess
+from pathlib import Path
+from rlhf_suite.agents.base import Start, Step
+
+HERE = Path(__file__).parent
+
+class Environment:
+    async def reset(self, task):
+        self.label, self.turns = task.label, 0
+        print("an episode of", task.label, "begins", flush=True)
+        if task.label == "child" and not (HERE / "child").exists():
+            process = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, start_new_session=True)
+            (HERE / "child").write_text(str(process.pid))
+        return Start(text=f"{task.text} of {task.label}: ")
+
+    async def step(self, turn):
+        self.turns += 1
+        where = {"process": float(os.getpid())}
+        return Step(text=" more ", reward=len(turn.ids) / 8, done=self.turns == 3, extra=where)
+
+    async def close(self): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(address="local", include_dashboard=False, object_store_memory=100 << 20, num_cpus=1, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    create_tiny(folder)
+    return str(folder)
+
+
+class Policy:
+    """Writes tokens that follow from the seed and the prompt alone, while it is let."""
+
+    def __init__(self) -> None:
+        self.loop, self.asked = LoopThread("policy"), list[GenerationRequest]()
+        self.may_answer = asyncio.Event()
+        self.answering = self.most = 0  # requests at a time
+        self.error: Exception | None = None
+        self.let(True)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request)
+        self.answering += 1
+        self.most = max(self.most, self.answering)
+        await self.may_answer.wait()
+        self.answering -= 1
+        if self.error is not None:
+            raise self.error
+        draw = np.random.default_rng([request.seed, *request.prompt_ids])
+        count = min(request.max_new_tokens, 2 + request.seed % 5)
+        ids, log_probs = draw.integers(20, 80, count, np.int32), -draw.random(count).astype(np.float32)
+        ids[-1] = request.sampling.stop_token_ids[0]
+        return Generation(request.id, ids, log_probs, "stop", np.full(count, 7, np.int32))
+
+    def let(self, answer: bool) -> None:
+        self.loop.loop.call_soon_threadsafe(self.may_answer.set if answer else self.may_answer.clear)
+
+
+class Job:
+    """A run with an environment, its policy, and its workers if it has any. `folder` holds its files."""
+
+    def __init__(self, folder: Path, model: str, code: str = CODE, **flags) -> None:
+        self.logs, file = folder / "logs", folder / "environment.py"
+        folder.mkdir(exist_ok=True)
+        file.write_text(code)
+        given = {"actor__model_name_or_path": model, "train__agent_func_path": str(file), "reward__rule": None}
+        self.run = small(agent__kind="environment", rollout__max_new_tokens=64, data__max_len=256, **given, **flags)
+        self.policy, self.tokenizer = Policy(), load_tokenizer(model, self.run.data)
+        self.stop_ids = stop_token_ids(model, self.tokenizer)
+
+    def workers(self) -> EpisodeWorkers:
+        workers = start_episode_workers(self.run, resolve(self.run, Machine("cpu", 0)), self.policy, self.logs)
+        assert workers is not None
+        workers.ready()
+        return workers
+
+    def here(self):
+        return make_episodes(self.run, self.policy, self.tokenizer, self.stop_ids, ChatServer)
+
+    def start(self, episodes, count: int, labels: str = "abc"):
+        """Start episodes, and return the futures of their ledgers."""
+        sampling = SamplingSettings(stop_token_ids=tuple(self.stop_ids))
+        found = []
+        for number in range(count):
+            text = f"number {number}"
+            prompt = Prompt(self.tokenizer(text)["input_ids"], text, labels[number % len(labels)], "default", "here")
+            ledger = Trajectory.start(number, number // 2, number % 2, prompt.ids)
+            found.append(self.policy.loop.start(episodes.run(prompt, ledger, sampling, (5, 0, 8, number))))
+        return found
+
+    def wait_for_requests(self, count: int) -> None:
+        assert poll_until(lambda: len(self.policy.asked) >= count, 60), len(self.policy.asked)
+
+
+def ledgers(futures) -> list[Trajectory]:
+    return [ledger for future in futures for ledger in future.result(120)]
+
+
+def content(found: list[Trajectory]) -> list[dict]:
+    """Return all that ledgers hold, but for the process in which they were made."""
+    rows = []
+    for each in found:
+        values = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(each).items()}
+        rows.append(values | {"extra": {name: v for name, v in each.extra.items() if name != "process"}})
+    return rows
+
+
+def processes(found: list[Trajectory]) -> set[int]:
+    return {int(each.extra["process"]) for each in found}
+
+
+def test_episodes_of_two_workers_are_those_of_the_driver(cluster, model, tmp_path):
+    job = Job(tmp_path, model, agent__num_workers=2)
+    workers = job.workers()
+    theirs, ours = ledgers(job.start(workers, 12)), ledgers(job.start(job.here(), 12))
+    assert content(theirs) == content(ours)
+    assert len({len(each.ids) for each in theirs}) > 3 and all(each.turn_rewards.any() for each in theirs)
+    assert processes(ours) == {os.getpid()} and len(processes(theirs) - {os.getpid()}) == 2
+    assert all(each.ids.flags.writeable and each.turn_rewards.flags.writeable for each in theirs)
+    assert len({asked.id for asked in job.policy.asked}) < len(job.policy.asked), "both workers count from 0"
+    printed = [(job.logs / f"episode-worker-{number}.log").read_text() for number in range(2)]
+    assert [text.count(" begins") for text in printed] == [6, 6]
+    assert workers.environments.count == 0
+    short = ledgers(job.start(workers.limited(2), 4))
+    assert content(short) == content(ledgers(job.start(job.here().limited(2), 4)))
+    assert {each.extra["agent/turns"] for each in short} == {2.0}
+    workers.close()
+
+
+def test_agent_max_concurrent_is_the_limit_of_all_workers(cluster, model, tmp_path):
+    job = Job(tmp_path, model, agent__num_workers=2, agent__max_concurrent=3)
+    workers = job.workers()
+    job.policy.let(False)
+    started = job.start(workers, 9)
+    job.wait_for_requests(3)
+    job.policy.let(True)
+    assert len(ledgers(started)) == 9 and job.policy.most == 3
+    workers.close()
+
+
+def kill(workers: EpisodeWorkers, number: int) -> None:
+    """Kill the process of a worker, known by the log that its output goes to."""
+    log = workers.members[number].log.resolve()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError):
+            if Path(f"/proc/{process.pid}/fd/1").readlink() == log:
+                os.kill(process.pid, signal.SIGKILL)
+                return
+    raise AssertionError(f"nobody writes to {log}")
+
+
+def test_unfinished_episodes_of_a_dead_worker_begin_anew_and_its_second_death_is_final(cluster, model, tmp_path, capfd):
+    job = Job(tmp_path, model, agent__num_workers=2, agent__max_restarts=1)
+    workers = job.workers()
+    expected = ledgers(job.start(job.here(), 8))
+    (tmp_path / "child").unlink(missing_ok=True)
+    done = ledgers(job.start(workers, 8))  # a worker that is started again does not run them a second time
+    asked = len(job.policy.asked)
+    job.policy.let(False)
+    started = job.start(workers, 8)
+    job.wait_for_requests(asked + 8)
+    kill(workers, 1)
+    job.wait_for_requests(asked + 12)  # the four of the dead worker ask again, and get other numbers
+    assert workers.environments.count == 0
+    job.policy.let(True)
+    found = ledgers(started)
+    assert content(done) == content(found) == content(expected)
+    assert workers.environments.count == 0 and workers.restarts.counts == [0, 1]
+    said = capfd.readouterr()
+    assert "episode-worker-1 died during" in said.err and "(restart 1 of 1, agent.max_restarts)" in said.err
+    assert "episode-worker-1 runs again: its 4 unfinished episodes begin anew" in said.out
+    assert (job.logs / "episode-worker-1.log").read_text().count(" begins") == 12
+    job.policy.let(False)
+    started = job.start(workers, 8)
+    job.wait_for_requests(asked + 8 * 3 + 4 + 8)
+    kill(workers, 1)
+    with pytest.raises(ActorDied, match=r"(?s)episode-worker-1 died during 4 episodes.*started again 1 times"):
+        started[1].result(120)
+    job.policy.let(True)
+    assert content(ledgers(started[::2])) == content(expected[::2])
+    workers.close()
+
+
+def test_what_an_episode_started_ends_with_its_worker(cluster, model, tmp_path):
+    """A process that would live on alone, in a session of its own as MCP servers have, is killed by the next worker, or
+    when the workers are closed."""
+    job = Job(tmp_path, model, agent__num_workers=1)
+    workers = job.workers()
+    for end in (lambda: kill(workers, 0), workers.close):
+        ledgers(job.start(workers, 1, ["child"]))
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        assert child.is_running() and child.cmdline() == ["sleep", "1000"]
+        end()
+        if not workers.is_closed:
+            (tmp_path / "child").unlink()
+            ledgers(job.start(workers, 1, ["other"]))
+        psutil.wait_procs([child], 30)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_file_that_cannot_be_imported_is_the_same_message_as_in_the_driver(cluster, model, tmp_path):
+    job = Job(tmp_path, model, "import nowhere_to_be_found\n\nclass Environment: ...", agent__num_workers=1)
+    messages = []
+    for make in (job.here, job.workers):
+        with pytest.raises(UserError) as raised:
+            make()
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1] and "nowhere_to_be_found" in messages[0]
+
+
+def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):
+    job = Job(tmp_path, model, agent__num_workers=1)
+    workers = job.workers()
+    job.policy.error = RunError("the engines are gone")
+    for future in job.start(workers, 3):
+        with pytest.raises(RunError, match="the engines are gone"):
+            future.result(60)
+    workers.close()
