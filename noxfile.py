@@ -59,6 +59,7 @@ PROOF_PAGES: dict[str, tuple[str, ...]] = {
     "server_attacks": ("--write",),
     "serve_attacks": ("--write",),
     "endpoint_attacks": ("--write",),
+    "agent_proofs": ("--write",),
 }
 
 

@@ -1,41 +1,56 @@
-"""What the driver itself does in a step of reinforcement learning, on ledgers of random tokens: no model, no engine.
+"""What the driver itself does in a step of reinforcement learning, on ledgers of random tokens: no engine, no model.
 
-`python benchmarks/driver.py --responses 16384 --estimators gae group_norm --save`. The line has of each part its
-seconds, CPU seconds of all threads, and the peak of the memory of this process above that of the ledgers and the batch
-at its start. `us_per_token` is the CPU time of all parts, with the first estimator, over the tokens; credit is that of
-assignment, with a KL penalty in the reward. `memory_over_batch` is the highest peak over the bytes of the batch.
+`python benchmarks/driver.py --responses 16384 --save` runs the suite's own parts of a step, one after the other. The
+ranks of its models answer at once with random numbers, and what that takes is left out. Each estimator runs in a step
+of its own: gae with a critic, all with a reference, the correction of each token and a KL penalty in the reward.
+
+The line has of each part its seconds, CPU seconds of all threads, and the peak of the memory of this process above that
+at its start. `us_per_token` is the CPU time of all parts of a step over its tokens; `memory_over_batch` is the highest
+peak over the bytes of the batch. The first step also takes the memory that later ones use again. Beside the steps,
+`texts_us_per_token` is what it takes to decode the texts that rewards read, in their thread while the engines write.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from common import publish
-from rlhf_suite.algo.correction import mismatch
 from rlhf_suite.config.algo import AdvantageConfig, AlgoConfig, KLConfig
+from rlhf_suite.config.data import DataConfig
+from rlhf_suite.config.reward import RLRewardConfig
+from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.data.trajectory import Experience, Trajectory, to_batch
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.distributed.mesh import Mesh
+from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.processes import keep_freed_memory
+from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.rl.credit import CreditAssigner
-from rlhf_suite.rl.mismatch import corrected
+from rlhf_suite.rl.experience import ExperienceMaker
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
+from rlhf_suite.rl.pipeline import staleness
 from rlhf_suite.rl.rollout_file import write_rollouts
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
-from rlhf_suite.rl.sharding import balanced_parts, forward_groups, reassemble, shards, split
-from rlhf_suite.rl.update import step_indices
+from rlhf_suite.rl.scoring import query_texts
+from rlhf_suite.rl.shaping import Shaper
+from rlhf_suite.rl.update import Updater
 
 Result = TypeVar("Result")
-GROUP, VOCABULARY = 8, 150_000
+GROUP, VOCABULARY, VERSION = 8, 150_000, 1
 
 
 def ledgers(count: int, longest: int, median: float) -> list[Trajectory]:
@@ -48,7 +63,7 @@ def ledgers(count: int, longest: int, median: float) -> list[Trajectory]:
         prompt = numbers.integers(0, VOCABULARY, int(numbers.integers(8, 200))).tolist()
         one = Trajectory.start(row // GROUP, row // GROUP, row % GROUP, prompt)
         log_probs = -numbers.exponential(0.5, length).astype(np.float32)
-        one.append_model(numbers.integers(0, VOCABULARY, length), log_probs, 1)
+        one.append_model(numbers.integers(0, VOCABULARY, length), log_probs, VERSION)
         one.finish_reason = "length" if length == longest else "stop"
         made.append(one)
     return made
@@ -62,36 +77,57 @@ def scored(made: list[Trajectory]) -> ScoredTrajectories:
     return ScoredTrajectories(made, rewards, rewards, texts, texts, texts, sources, texts, greedy=rewards)
 
 
-def with_models(batch: Experience, samples: ScoredTrajectories) -> Experience:
-    """What policy, reference and critic would have said, drawn at random."""
-    noise = torch.Generator().manual_seed(2)
+@dataclass
+class InstantRanks:
+    """The ranks of a model that answer at once: a number per token, or metrics of an update."""
 
-    def near(values: torch.Tensor, scale: float) -> torch.Tensor:
-        return torch.randn(len(values), generator=noise).mul_(scale).add_(values).mul_(batch.mask)
+    name: str
+    mesh: Mesh
+    clock: Clock
+    noise: torch.Tensor  # at least as many numbers as a rank gets tokens
+    members: Sequence[Member] = ()
 
-    assert batch.engine_log_probs is not None and samples.greedy is not None
-    old = near(batch.engine_log_probs, 0.01)
-    given = {"reward": torch.from_numpy(samples.rewards), "greedy": torch.from_numpy(samples.greedy)}
-    return replace(batch, old_log_probs=old, ref_log_probs=near(old, 0.1), values=near(batch.mask, 0.1), **given)
+    def start_sharded(self, method: str, shards: Sequence[Any], *_: Any) -> list[Any]:
+        with self.clock.stopped():
+            return [self.answer(method, shard) for shard in shards]
+
+    def answer(self, method: str, shard: Any) -> Any:
+        return {} if method == "update" else self.noise[: shard.num_tokens] * shard.mask
+
+    def wait(self, refs: Sequence[Any], what: str) -> list[Any]:
+        return list(refs)
+
+
+@dataclass
+class Clock:
+    """Seconds and CPU seconds without those in which it was stopped."""
+
+    skipped: np.ndarray = field(default_factory=lambda: np.zeros(2))
+
+    def now(self) -> np.ndarray:
+        return np.array([time.perf_counter(), time.process_time()]) - self.skipped
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        before = self.now()
+        yield
+        self.skipped += self.now() - before
 
 
 class Parts:
     """Runs the parts of a step one after the other, and remembers what each took."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.rows: dict[str, dict[str, float]] = {}
 
     def run(self, name: str, part: Callable[[], Result]) -> Result:
         gc.collect()
-        before = reset_peak()
-        wall, cpu = time.perf_counter(), time.process_time()
+        before, started = reset_peak(), self.clock.now()
         result = part()
-        took = {"s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
-        self.rows[name] = {key: round(value, 3) for key, value in took.items()} | {"peak_mb": round(peak() - before)}
+        wall, cpu = self.clock.now() - started
+        self.rows[name] = {"s": round(wall, 3), "cpu_s": round(cpu, 3), "peak_mb": round(peak() - before)}
         return result
-
-    def cpu_s(self, left_out: list[str]) -> float:
-        return sum(row["cpu_s"] for name, row in self.rows.items() if name not in left_out)
 
 
 def reset_peak() -> float:
@@ -117,44 +153,55 @@ def size_mb(batch: TokenBatch) -> float:
     return sum(each.nbytes for each in (batch.ids, *batch.columns("token").values())) / 2**20
 
 
-def assigner(estimator: str) -> CreditAssigner:
-    advantage = AdvantageConfig(estimator=estimator, gamma=0.99, lambd=0.95)
-    return CreditAssigner(AlgoConfig(advantage=advantage, kl=KLConfig(init_coef=0.1)))
+def step(estimator: str, samples: ScoredTrajectories, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run every part of a step in its order, and return what they took."""
+    clock = Clock()
+    parts = Parts(clock)
+    tokens = sum(len(t.ids) for t in samples.trajectories)
+    noise = torch.randn(2 * tokens // arguments.ranks + arguments.longest) / 10
 
+    def ranks(name: str) -> InstantRanks:
+        return InstantRanks(name, Mesh(data=arguments.ranks), clock, noise)
 
-def forward(parts: Parts, batch: Experience, ranks: int) -> None:
-    """What a forward pass on several ranks asks of the driver."""
-    chosen = parts.run("balance", lambda: balanced_parts(batch, ranks))
-    pieces = parts.run("shards", lambda: shards(batch, chosen))
-    parts.run("reassemble", lambda: reassemble(batch, chosen, [piece.mask for piece in pieces]))
+    algo = AlgoConfig(
+        advantage=AdvantageConfig(estimator=estimator, gamma=0.99, lambd=0.95, is_correction_level="token"),
+        kl=KLConfig(init_coef=0.1),
+    )
+    policy, frozen = PolicyGroup(ranks("actor")), {"ref": ReferenceGroup(ranks("ref"))}
+    critic = CriticGroup(ranks("critic")) if algo.advantage.needs("values") else None
+    counts = {"steps_per_rollout": arguments.steps, "critic_warm_up": 0, "mismatch_limit": math.inf}
+    maker = ExperienceMaker(algo, 1.0, policy, frozen, critic, **counts)
+    train = RLTrainConfig(batch_size=-(-len(samples.trajectories) // arguments.steps))
+    credit, updater = CreditAssigner(algo), Updater(train, policy, critic, **counts)
 
-
-def update(parts: Parts, batch: Experience, steps: int, ranks: int) -> None:
-    """What the optimiser steps ask of it."""
-    chosen = step_indices(len(batch), -(-len(batch) // steps), 1, (0, 0))
-    parts.run("split", lambda: split(batch, chosen, ranks))
-
-
-def measure(arguments: argparse.Namespace) -> tuple[Parts, Experience]:
-    """Run every part of a step in its order."""
-    parts = Parts()
-    samples = scored(ledgers(arguments.responses, arguments.longest, arguments.median))
-    parts.run("sample_metrics", lambda: sample_metrics(samples))
-    batch = with_models(parts.run("batch", lambda: to_batch(samples.trajectories)), samples)
-    old, engine = batch.old_log_probs, batch.engine_log_probs
-    assert old is not None and engine is not None
-    forward(parts, batch, arguments.ranks)
-    parts.run("mismatch", lambda: mismatch(engine, old, batch.mask))
-    correction = AdvantageConfig(is_correction_level="token")
-    batch, _ = parts.run("correction", lambda: corrected(batch, correction))
-    for estimator in arguments.estimators:
-        given = batch if estimator == "gae" else replace(batch, values=None)
-        result, _ = parts.run(f"credit {estimator}", lambda: assigner(estimator).assign(given))  # noqa: B023 - now
-    update(parts, result, arguments.steps, arguments.ranks)
-    parts.run("micro_batches", lambda: forward_groups(result, 1, 2 * arguments.longest))
+    shaper = Shaper(RLRewardConfig(), lambda prompt: arguments.longest)
+    shaped = parts.run("shaping", lambda: shaper.shape(samples))
+    parts.run("sample_metrics", lambda: sample_metrics(shaped))
+    batch, _ = parts.run("experience", lambda: maker.make(shaped, VERSION))
+    batch, _ = parts.run("credit", lambda: credit.assign(batch))
+    parts.run("update", lambda: updater.update(batch, VERSION, credit.kl_coef))
+    parts.run("staleness", lambda: staleness(batch, VERSION))
     with TemporaryDirectory(prefix="rlhf-suite-benchmark-") as folder:
-        parts.run("rollout_file", lambda: write_rollouts(Path(folder), 1, samples, result))
-    return parts, result
+        parts.run("rollout_file", lambda: write_rollouts(Path(folder), 1, shaped, batch))
+    rows = parts.rows.values()
+    return {
+        "us_per_token": round(1e6 * sum(row["cpu_s"] for row in rows) / tokens, 3),
+        "memory_over_batch": round(max(row["peak_mb"] for row in rows) / size_mb(batch), 2),
+        "batch_mb": round(size_mb(batch), 1),
+        "parts": parts.rows,
+    }
+
+
+def decoding(samples: ScoredTrajectories) -> float:
+    """Return the CPU microseconds per token that the texts of the first 2,000 responses take."""
+    tokenizer = load_tokenizer("builtin:small", DataConfig())
+    made = samples.trajectories[:2000]
+    whole = [each.ids % len(tokenizer) for each in made]
+    answers = [each.response_ids % len(tokenizer) for each in made]
+    before = time.process_time()
+    query_texts(tokenizer, whole)
+    tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return round(1e6 * (time.process_time() - before) / sum(map(len, whole)), 3)
 
 
 def main() -> None:
@@ -168,18 +215,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="optimiser steps per rollout")
     parser.add_argument("--save", action="store_true", help="add the line to results/driver.jsonl")
     arguments = parser.parse_args()
-    parts, batch = measure(arguments)
-    others = [f"credit {name}" for name in arguments.estimators[1:]]
-    size = size_mb(batch)
-    result = {
-        "responses": len(batch),
-        "tokens": batch.num_tokens,
-        "batch_mb": round(size, 1),
-        "us_per_token": round(1e6 * parts.cpu_s(others) / batch.num_tokens, 3),
-        "memory_over_batch": round(max(row["peak_mb"] for row in parts.rows.values()) / size, 2),
-        "parts": parts.rows,
-    }
-    publish("driver", result, arguments.save)
+    keep_freed_memory()
+    samples = scored(ledgers(arguments.responses, arguments.longest, arguments.median))
+    steps = {estimator: step(estimator, samples, arguments) for estimator in arguments.estimators}
+    tokens = sum(len(t.ids) for t in samples.trajectories)
+    result = {"responses": arguments.responses, "tokens": tokens, "texts_us_per_token": decoding(samples)}
+    publish("driver", result | {"steps": steps}, arguments.save)
 
 
 if __name__ == "__main__":

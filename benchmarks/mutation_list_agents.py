@@ -15,6 +15,7 @@ OPENENV = ("tests/agents/test_openenv.py",)
 RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
 TOOLS = ("tests/agents/test_tools.py",)
+WORKERS = ("tests/rl/test_episode_workers.py",)
 
 AGENTS = [
     Mutation(
@@ -58,6 +59,69 @@ AGENTS = [
         "self._append(np.asarray(ids), ENVIRONMENT, zeros(ids), -1)",
         "self._append(np.asarray(ids), MODEL, zeros(ids), -1)",
         SESSION,
+    ),
+    Mutation(
+        "the log-probs of a turn stand one token too late",
+        "data/trajectory.py",
+        "self._append(ids, MODEL, log_probs, versions)",
+        "self._append(ids, MODEL, np.roll(log_probs, 1), versions)",
+        RUNS,
+    ),
+    Mutation(
+        "an environment may return anything",
+        "agents/environment.py",
+        "if not isinstance(answer, wanted):",
+        "if False:",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "the fields of what an environment returns may be anything",
+        "agents/environment.py",
+        "what in wrong_fields(answer):",
+        "what in ():",
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "an error of an environment has the line of a library",
+        "foreign_text.py",
+        " if is_of_user(Path(frame.filename))]",
+        "]",
+        ("tests/test_foreign_text.py",),
+    ),
+    Mutation(
+        "a reward without a turn of the model counts",
+        "agents/endpoint.py",
+        "and not chat.session.num_turns and",
+        "and chat.session.num_turns < 0 and",
+        ENDPOINT,
+    ),
+    Mutation(
+        "nobody looks for the command of an MCP server",
+        "preflight/inspections/machine.py",
+        "shutil.which(command) is None",
+        "shutil.which(command) is False",
+        ("tests/config/test_inspections.py", "-k", "command"),
+    ),
+    Mutation(
+        "environments get no columns without a reward file",
+        "config/data.py",
+        ' | is_one_of("agent.kind", "environment", "endpoint")',
+        "",
+        ("tests/config/test_agent_flags.py",),
+    ),
+    Mutation(
+        "a failed environment is said to be the reward's fault",
+        "rl/scoring.py",
+        '"agent.on_error" if any(failed) else "reward.on_error"',
+        '"reward.on_error"',
+        ("tests/rl/test_scoring.py",),
+    ),
+    Mutation(
+        "a wait for an environment has no deadline of its own",
+        "agents/environment.py",
+        "asyncio.timeout(self.step_timeout_s) as deadline",
+        "asyncio.timeout(None) as deadline",
+        ENVIRONMENT,
     ),
     Mutation(
         "every turn of an episode draws the same random numbers",
@@ -409,5 +473,54 @@ AGENTS = [
         "text=feedback or None,",
         'text="\\n" if feedback else None,',
         FOREIGN,
+    ),
+    Mutation(
+        "an episode worker gets answers to what the dead one before it asked",
+        "rl/episode_workers.py",
+        "            task.cancel()\n",
+        "            pass\n",
+        WORKERS,
+    ),
+    Mutation(
+        "an episode worker leaves alone what the dead one before it started",
+        "rl/episode_worker.py",
+        "        end_marked(MARK, name)\n",
+        "",
+        WORKERS,
+    ),
+    Mutation(
+        "episode workers run more than agent.max_concurrent episodes",
+        "rl/episode_workers.py",
+        "async with self.slots:",
+        "if True:",
+        WORKERS,
+    ),
+    Mutation(
+        "ledgers of episode workers cannot be changed",
+        "rl/episode_workers.py",
+        "name: each.copy()",
+        "name: each",
+        WORKERS,
+    ),
+    Mutation(
+        "an episode of a worker is with its environment while an engine writes",
+        "rl/episode_workers.py",
+        "        self.environments.end()\n",
+        "",
+        WORKERS,
+    ),
+    Mutation(
+        "allowed calls do not hold in episode workers",
+        "rl/episode_worker.py",
+        "if order.max_turns is not None:",
+        "if False:",
+        WORKERS,
+    ),
+    Mutation(
+        "the first episode worker runs all episodes",
+        "rl/episode_workers.py",
+        "link = min(self.links, key=lambda link: len(link.pending))",
+        "link = self.links[0]",
+        WORKERS,
     ),
 ]

@@ -121,9 +121,23 @@ RL = [
     Mutation(
         "a part of the sequences comes back in another order",
         "rl/sharding.py",
-        "torch.cat(results)[torch.argsort(order)]",
-        "torch.cat(results)",
+        "self._joined(results)[self.rows]",
+        "self._joined(results)",
         ("tests/rl/test_sharding.py",),
+    ),
+    Mutation(
+        "the numbers of the tokens come back in the order of the parts",
+        "rl/sharding.py",
+        "self._joined(results).index_select(0, self.tokens)",
+        "self._joined(results)",
+        ("tests/rl/test_sharding.py",),
+    ),
+    Mutation(
+        "the critic is trained without its targets",
+        "rl/model_groups.py",
+        '"correction", "advantages")',
+        '"correction", "advantages", "returns")',
+        ("tests/rl/test_update.py", "tests/rl/test_objectives.py"),
     ),
     Mutation(
         "ranks share the first sequences of a rollout in place of those of an optimiser step",

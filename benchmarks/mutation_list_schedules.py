@@ -19,6 +19,13 @@ SCHEDULES = [
         LENGTHS,
     ),
     Mutation(
+        "a group may become one step older than the bound",
+        "rl/stream.py",
+        "if version + bound <= due",
+        "if version + bound < due",
+        (*STREAM, "-k", "random_schedules"),
+    ),
+    Mutation(
         "a rollout that is made ahead begins one weight sync too early",
         "rl/schedules.py",
         "self.version < k - self.depth",
@@ -76,17 +83,17 @@ SCHEDULES = [
     ),
     Mutation(
         "an engine is started again once more than it may be",
-        "engines/pool.py",
-        "if count == limit:",
-        "if count > limit:",
+        "launch/link.py",
+        "if count == self.limit:",
+        "if count > self.limit:",
         DEATHS,
     ),
     Mutation(
         "requests that a dead engine had get other seeds",
-        "engines/requests.py",
-        "self.start(self.submit([*self.requests.items()]))",
+        "launch/link.py",
+        "self.start(self.submit([*self.orders.items()]))",
         'replace = __import__("dataclasses").replace\n'
-        "            self.start(self.submit([(n, replace(r, seed=r.seed + 1)) for n, r in self.requests.items()]))",
+        "            self.start(self.submit([(n, replace(r, seed=r.seed + 1)) for n, r in self.orders.items()]))",
         DEATHS,
     ),
     Mutation(

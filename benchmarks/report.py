@@ -110,6 +110,8 @@ def experience_of(random: np.random.Generator, scored: ScoredTrajectories) -> Ex
     return Experience(
         torch.from_numpy(np.concatenate([each.ids for each in trajectories])),
         torch.tensor([len(each.ids) for each in trajectories]),
+        owner=torch.from_numpy(np.concatenate([t.owner for t in scored.trajectories])),
+        weight_version=torch.from_numpy(np.concatenate([t.version for t in scored.trajectories])),
         mask=mask,
         engine_log_probs=engine,
         old_log_probs=near(1e-3),

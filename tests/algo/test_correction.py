@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from rlhf_suite.algo import correction
 from rlhf_suite.algo.correction import (
     CorrectionInput,
     Mismatch,
@@ -26,7 +27,7 @@ def given(ratios=RATIOS, engine=0.1, mask=MASK, segments=SEGMENTS) -> Correction
     """Tokens to which the engine gives one probability, and the trainer `ratios` times it."""
     q = torch.full((len(ratios),), engine, dtype=torch.float64).log()
     p = q + torch.tensor(ratios, dtype=torch.float64).log()
-    return CorrectionInput(p, q, torch.tensor(mask), torch.tensor(segments), max(segments) + 1)
+    return CorrectionInput(p, q, torch.tensor(mask), torch.bincount(torch.tensor(segments)))
 
 
 def config(level, mode="mask", gating="ratio", threshold=(0.5, 2.0)) -> AdvantageConfig:
@@ -91,7 +92,7 @@ def test_where_nothing_differs_every_weight_is_one(level, gating):
 def test_importance_weights_have_a_mean_of_one_under_the_engine():
     """Every token of a distribution, as often as the engine says it: what makes the correction unbiased."""
     q, p = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
-    inputs = CorrectionInput(p.log(), q.log(), torch.ones(3), torch.arange(3), 3)
+    inputs = CorrectionInput(p.log(), q.log(), torch.ones(3), torch.ones(3, dtype=torch.int64))
     found = correction_weights(inputs, config("token", "clip", threshold=[100.0]))
     assert float((q * found).sum()) == pytest.approx(1.0)
 
@@ -110,7 +111,7 @@ def test_metrics_by_hand():
 @pytest.mark.parametrize("mode", ["mask", "clip"])
 def test_extreme_differences_stay_finite(level, mode):
     engine, trainer = torch.tensor([0.0, -1e4, -1.0]), torch.tensor([-1e4, 0.0, -1.0])
-    inputs = CorrectionInput(trainer, engine, torch.ones(3), torch.tensor([0, 1, 2]), 3)
+    inputs = CorrectionInput(trainer, engine, torch.ones(3), torch.ones(3, dtype=torch.int64))
     for gating in ("ratio", "binary_kl", "tv"):
         found = correction_weights(inputs, config(level, mode, gating, [2.0]))
         assert found.isfinite().all() and found[2] > 0
@@ -137,6 +138,23 @@ def test_tokens_on_which_engine_and_trainer_agree_best_pass_a_divergence_gate(le
     """The rounding of a divergence near 0 is often negative, and one upper bound must keep all such tokens."""
     engine = torch.linspace(0.001, 0.999, 4001, dtype=torch.float64).log()
     count = len(engine)
-    inputs = CorrectionInput(engine + 1e-9, engine, torch.ones(count), torch.arange(count), count)
+    inputs = CorrectionInput(engine + 1e-9, engine, torch.ones(count), torch.ones(count, dtype=torch.int64))
     found = correction_weights(inputs, config(level, gating="binary_kl", threshold=[0.05]))
     assert (found > 0).all()
+
+
+def test_the_mismatch_of_many_tokens_is_measured_part_by_part(monkeypatch):
+    numbers = torch.Generator().manual_seed(0)
+    engine, trainer = (torch.randn(50, generator=numbers) for _ in range(2))
+    mask = (torch.rand(50, generator=numbers) < 0.5).float()
+    whole = mismatch(engine, trainer, mask)
+    monkeypatch.setattr(correction, "SLAB", 7)
+    parts = mismatch(engine, trainer, mask)
+    assert (parts.mean_abs, parts.kl) == pytest.approx((whole.mean_abs, whole.kl), rel=1e-12)
+    assert parts.max_abs == whole.max_abs
+    inputs = CorrectionInput(trainer, engine, mask, torch.tensor([20, 30]))
+    weights = correction_weights(inputs, config("token"))
+    in_parts = correction_metrics(inputs, weights)
+    monkeypatch.setattr(correction, "SLAB", 100)
+    assert in_parts == pytest.approx(correction_metrics(inputs, weights), rel=1e-12)
+    assert math.isnan(mismatch(torch.full((9,), torch.nan), torch.zeros(9), torch.ones(9)).max_abs)

@@ -65,9 +65,12 @@ def test_every_demo_that_trains_has_its_errors_on_the_pages():
 @pytest.mark.stack
 def test_driver_prints_what_each_part_of_a_step_took():
     found = line("driver.py", "--responses", "64", "--longest", "200", "--median", "30", "--estimators", "gae", "opo")
-    assert {"batch", "mismatch", "credit gae", "credit opo", "split", "rollout_file"} <= found["parts"].keys()
-    assert all(row.keys() == {"s", "cpu_s", "peak_mb"} for row in found["parts"].values())
-    assert found["us_per_token"] > 0 and 64 * 8 < found["tokens"] < 64 * 400
+    assert found["texts_us_per_token"] > 0
+    assert found["steps"].keys() == {"gae", "opo"} and 64 * 8 < found["tokens"] < 64 * 400
+    for step in found["steps"].values():
+        assert {"sample_metrics", "experience", "credit", "update", "rollout_file"} <= step["parts"].keys()
+        assert all(row.keys() == {"s", "cpu_s", "peak_mb"} for row in step["parts"].values())
+        assert step["us_per_token"] > 0
 
 
 @pytest.mark.proof

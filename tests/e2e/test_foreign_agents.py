@@ -101,9 +101,11 @@ def samples(folder):
     return [sample for step in (1, 2, 3) for sample in jobs.rollout(folder, step)]
 
 
-def test_files_of_other_libraries_and_servers_train(folder, server, samples):
+def test_files_of_other_libraries_and_servers_train(folder, server, samples, record_property):
     steps = jobs.train_rows(folder)
     assert len(steps) == 3 and all(np.isfinite(row["train/policy_loss"]) for row in steps)
+    record_property("kinds of agents in one run", len(SAYS))
+    record_property("most turns of an episode", float(max(sample["agent/turns"] for sample in samples)))
     assert len(samples) == 72
     for name, text in SAYS.items():
         mine = [sample for sample in samples if sample["datasource"] == name]
@@ -115,13 +117,14 @@ def test_files_of_other_libraries_and_servers_train(folder, server, samples):
     assert len(server.sessions) == 12, "an episode each"
 
 
-def test_engine_and_trainer_agree_on_every_turn(samples):
+def test_engine_and_trainer_agree_on_every_turn(samples, record_property):
     gaps = []
     for sample in samples:
         own = np.array(sample["owner"]) == MODEL
         turns = np.cumsum(np.diff(own.astype(int), prepend=0) == 1)
         later = own & (turns > 1)
         gaps += np.abs(np.array(sample["engine_log_probs"]) - np.array(sample["old_log_probs"]))[later].tolist()
+    record_property("mean difference of log-probs", float(np.mean(gaps)))
     assert len(gaps) > 100 and np.mean(gaps) < 1e-6
 
 

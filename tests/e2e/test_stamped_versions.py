@@ -62,9 +62,10 @@ def mean(parts) -> float:
     return float(np.concatenate(parts).mean())
 
 
-def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses):
+def test_every_token_has_the_log_prob_of_the_weights_that_it_is_stamped_with(responses, record_property):
     versions = np.concatenate([tokens.version for tokens in responses])
     differences = np.concatenate([tokens.differences() for tokens in responses])
+    record_property("mean difference of log-probs", float(differences.mean()))
     assert len({*versions}) >= STEPS - jobs.ASYNC_BOUND
     for version in {*versions}:
         assert differences[versions == version].mean() <= LIMIT, version
@@ -80,5 +81,7 @@ def test_tokens_after_a_change_of_weights_follow_the_new_weights_alone(mode, res
         )
 
 
-def test_the_versions_are_far_enough_apart_to_tell_them_by_their_log_probs(responses):
-    assert mean([tokens.differences(1) for tokens in responses]) > 1000 * LIMIT
+def test_the_versions_are_far_enough_apart_to_tell_them_by_their_log_probs(responses, record_property):
+    found = mean([tokens.differences(1) for tokens in responses])
+    record_property("under the next version", float(found))
+    assert found > 1000 * LIMIT

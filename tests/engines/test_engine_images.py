@@ -88,13 +88,15 @@ def gap(model, asked, answers) -> float:
     return float(np.abs(ours - np.concatenate([answer.log_probs for answer in answers])).max())
 
 
-def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing):
+def test_engine_and_trainer_agree_and_every_tensor_is_proved(pool, seeing, record_property):
     report = sync(pool, trained(seeing, 1), 2)
     names = [name for name, _ in named_weights(trained(seeing, 1))]
     assert any("vision_model" in name for name in names) and report.received == len(names)
     assert not [name for name in report.not_readable if "embeddings" not in name], "the tower's matrices are read back"
     asked = requests(seeing)
-    assert gap(trained(seeing, 1), asked, pool.generate_all(asked)) <= 2e-6
+    largest = gap(trained(seeing, 1), asked, pool.generate_all(asked))
+    record_property("largest difference between engine and trainer", float(largest))
+    assert largest <= 2e-6
 
 
 def test_a_sync_replaces_the_tower_and_the_features_of_images_that_were_seen(pool, seeing):

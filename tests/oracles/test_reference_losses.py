@@ -148,7 +148,9 @@ CORRECTIONS = {
 
 
 def weights_of(case: Case, config: AdvantageConfig):
-    given = CorrectionInput(case.flat("old_logp"), case.flat("rollout_logp"), case.flat("mask"), SEGMENTS, ROWS)
+    given = CorrectionInput(
+        case.flat("old_logp"), case.flat("rollout_logp"), case.flat("mask"), torch.bincount(SEGMENTS, minlength=ROWS)
+    )
     return correction_weights(given, config)
 
 

@@ -62,15 +62,13 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
         one.append_model(np.array([7]), np.array([-1.0], np.float32), version)
     batch = to_batch(made)
     batch = replace(batch, old_log_probs=torch.tensor([9, 9, -3.0, 9, 9, -1.00002]))
-    nothing = np.zeros(2, np.float32)
-    samples = ScoredTrajectories(made, nothing, nothing, *[[]] * 5)
-    found = maker().mismatch(batch, samples, version=5)
+    found = maker().mismatch(batch, version=5)
     assert found["mismatch/mean"] == found["mismatch/max"] == pytest.approx(2e-5, rel=0.02)
 
 
 class Asked:
-    """In place of a worker group: says of each token what the engine said, and as its entropy 2 more; keeps what it was
-    asked."""
+    """In place of a worker group: says -1 of each token that the model wrote, as the engine did, and as its entropy 2
+    more; keeps what it was asked."""
 
     name, mesh = "actor", Mesh(1)
 
@@ -79,7 +77,7 @@ class Asked:
 
     def start_sharded(self, method, shards, *numbers):
         self.asked.append((method, *numbers))
-        said = [shard.engine_log_probs for shard in shards]
+        said = [-shard.mask for shard in shards]
         return [torch.stack([each, each + 2], 1) for each in said] if method == "log_probs_and_entropies" else said
 
     def wait(self, refs, what):
@@ -128,4 +126,5 @@ def test_shaped_rewards_are_learned_from():
     maker, samples = made()
     batch, _ = maker.make(samples, version=3)
     assert batch.reward.tolist() == [0.5, -0.25]
-    assert {"old_log_probs", "ref_log_probs", "engine_log_probs", "mask"} == batch.columns("token").keys()
+    found = {"old_log_probs", "ref_log_probs", "engine_log_probs", "mask", "owner", "weight_version"}
+    assert found == batch.columns("token").keys()

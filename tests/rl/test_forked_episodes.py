@@ -101,7 +101,7 @@ def gradient(model, batches: list[Experience], mode: str, loss: str = "ppo") -> 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("estimator", ["reinforce_baseline", "rloo", "group_norm", "opo"])
 @pytest.mark.parametrize("splits", [[[0, 1, 2, 3]], [[1, 3], [0], [2]]])
-def test_a_forked_episode_is_trained_on_as_its_unforked_twin_is(model, mode, estimator, splits):
+def test_a_forked_episode_is_trained_on_as_its_unforked_twin_is(model, mode, estimator, splits, record_property):
     """Also where the ledgers of an episode are in different micro-batches."""
     twin = experience([*whole(0), *other(1), *other(2)], [1.0, 0.0, 0.5], estimator)
     fork = experience([*forked(0), *other(1), *other(2)], [1.0, 1.0, 0.0, 0.5], estimator)
@@ -109,7 +109,9 @@ def test_a_forked_episode_is_trained_on_as_its_unforked_twin_is(model, mode, est
     parts = [take(fork, rows) for rows in splits]
     (wanted, loss), (found, of_parts) = gradient(model, [twin], mode), gradient(model, parts, mode)
     assert of_parts == pytest.approx(loss, abs=1e-6)
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+    error = float((found - wanted).norm() / wanted.norm())
+    record_property("relative difference of gradients", float(error))
+    assert error < 1e-4
     by_ledgers = [replace(part, episode=None, episode_tokens=None) for part in parts]
     changed = gradient(model, by_ledgers, mode)[0]
     assert (float((changed - wanted).norm() / wanted.norm()) < 1e-4) is (mode == "token-mean")

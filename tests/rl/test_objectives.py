@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from rlhf_suite.config.models import CriticConfig, PolicyConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.forward import token_log_probs
 from rlhf_suite.models.load import load_model
+from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
 
 DS = DeepSpeedConfig(param_dtype="fp32", packing_samples=True)
@@ -97,3 +99,28 @@ def test_without_old_log_probs_the_gradient_is_that_of_the_unmoved_policy(model,
     assert torch.allclose(*gradients, rtol=1e-6, atol=1e-8)
     gap = loss.metrics["engine_gap"]
     assert float(gap.total / gap.count) == pytest.approx(0.25, rel=1e-4)
+
+
+class Recorded(Experience):
+    """A batch that keeps the names of what is read of it."""
+
+    read: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name):
+        Recorded.read.add(name)
+        return super().__getattribute__(name)
+
+
+def test_updates_read_no_column_that_stays_with_the_driver(model, batch):
+    every = replace(batch, values=batch.mask, returns=batch.mask, correction=batch.mask, engine_log_probs=batch.mask)
+    recorded = Recorded(**{each.name: getattr(every, each.name) for each in fields(every)})
+    policies = [objective(KLConfig(use_loss=True), entropy_coef=0.1), objective(loss_agg_mode="seq-mean-token-mean")]
+    values = ValueObjective(CriticConfig())
+    critic = load_model("builtin:tiny", head="value", ds=DS)
+    for group, cases in ((PolicyGroup, [(each, model) for each in policies]), (CriticGroup, [(values, critic)])):
+        Recorded.read.clear()
+        for each, own_model in cases:
+            each.units(recorded)
+            each.loss(own_model, recorded)
+        assert "mask" in Recorded.read and not Recorded.read & {*group.unread}
+    assert {"values", "returns"} <= Recorded.read

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_suite.data.batch import Example, collate
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.models.load import model_folder
+from rlhf_suite.rl.sharding import ForwardBatch
 
 pytestmark = pytest.mark.stack
 
@@ -33,7 +34,7 @@ def rollout(policy, temperature: float, advantage: float) -> Experience:
         for length in LENGTHS
     ]
     batch = replace(collate(examples, Experience), index=torch.arange(len(LENGTHS)))
-    log_probs = policy.log_probs(batch, temperature).result()
+    log_probs = policy.log_probs(ForwardBatch(batch), temperature).result()
     batch = replace(batch, old_log_probs=log_probs, engine_log_probs=log_probs, ref_log_probs=log_probs - 0.5)
     return replace(batch, advantages=advantage * batch.mask)
 
@@ -79,8 +80,8 @@ def measured(world, config, temperature):
     """Log-probs and entropies from one forward pass in two micro-batches, and log-probs alone."""
     policy = models(config, steps=1)["policy"]
     batch = rollout(policy, temperature, 1.0)
-    both = policy.log_probs_and_entropies(batch, temperature).result()
-    return batch, both, policy.log_probs(batch, temperature).result()
+    both = policy.log_probs_and_entropies(ForwardBatch(batch), temperature).result()
+    return batch, both, policy.log_probs(ForwardBatch(batch), temperature).result()
 
 
 def test_entropies_are_those_of_what_the_tokens_were_drawn_from(ranks):

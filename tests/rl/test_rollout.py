@@ -101,7 +101,6 @@ def test_metrics_are_told_by_source():
     assert (metrics["train/a/pass_rate"], metrics["train/b/pass_rate"]) == (1, 0.5)
     assert metrics["train/b/reward"] == pytest.approx(0.125)
     assert metrics["train/b/response_length"] == 3 and metrics["train/b/truncated"] == 0
-    assert metrics["rollout/weight_version"] == 4
     assert "train/a/reward" not in sample_metrics(scored([trajectory()], [1.0]))
 
 

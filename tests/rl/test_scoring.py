@@ -123,13 +123,15 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
     assert dropped.rewards.tolist() == [4, 4] and metrics["rollout/dropped_groups"] == 1
     with pytest.raises(RunError, match=r"1 of 4 samples .*broken.*agent\.on_error=drop"):
         score("stop", samples(), on_error="drop")
-    with pytest.raises(RunError, match=r"1 of 4 .*reward\.on_error=drop"):
+    with pytest.raises(RunError, match=r"1 of 4 .*repair the agent, or drop such groups with agent\.on_error=drop"):
         score(None, samples())
     with pytest.raises(RunError, match=r"1 of 2 .*reward\.max_error_rate=0\.25"):
         score("zero", samples()[:2], max_error_rate=0.25)
     broken = [sample(tokenizer, 0, "x"), failed(tokenizer, 1)]
     with pytest.raises(RunError, match=r"1 of 2 .*reward\.on_error=drop"):
         score("zero", broken)
+    with pytest.raises(RunError, match=r"1 of 1 .*repair the reward, or drop such groups with reward\.on_error=drop"):
+        score(None, broken[:1])
 
 
 def test_parts_of_a_step_are_put_together_as_a_whole_step(score, tokenizer, rewards, tmp_path):

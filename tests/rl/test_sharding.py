@@ -9,12 +9,13 @@ import torch
 
 from memory import peak_bytes
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.sharding import (
+    Division,
+    ForwardBatch,
     balanced_parts,
     forward_groups,
     in_micro_batches,
-    reassemble,
-    reassemble_rows,
     shards,
     split,
 )
@@ -29,9 +30,20 @@ def batch() -> TokenBatch:
 
 @pytest.mark.parametrize("parts", [[[4, 0], [1, 3, 2]], [[0, 1, 2, 3, 4]], [[2], [], [4, 3, 1, 0]]])
 def test_results_come_back_in_order(batch, parts):
-    pieces = shards(batch, parts)
-    assert reassemble(batch, parts, [10 * piece.ids for piece in pieces]).tolist() == (10 * batch.ids).tolist()
-    assert reassemble_rows(parts, [piece.index for piece in pieces]).tolist() == list(range(5))
+    pieces, division = shards(batch, parts), Division(batch.lengths, parts)
+    assert division.per_token([10 * piece.ids for piece in pieces]).tolist() == (10 * batch.ids).tolist()
+    assert division.per_row([piece.index for piece in pieces]).tolist() == list(range(5))
+
+
+def test_models_with_as_many_ranks_get_the_same_shards_without_columns_of_others(batch):
+    experience = Experience(batch.ids, batch.lengths, batch.mask, batch.index, old_log_probs=torch.zeros(15))
+    forward = ForwardBatch(experience)
+    division, pieces = forward.over(2)
+    assert forward.over(2)[1] is pieces and forward.over(2)[0] is division
+    assert {tuple(piece.columns("token")) for piece in pieces} == {("mask",)}
+    assert division.per_token([piece.ids for piece in pieces]).tolist() == batch.ids.tolist()
+    (whole,) = forward.over(1)[1]
+    assert whole.ids is batch.ids, "one rank gets no copy"
 
 
 def test_an_empty_part_is_a_sequence_that_weighs_nothing(batch):

@@ -89,8 +89,9 @@ class Simulation:
             self.finished.append(index)
 
 
-def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules():
+def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_schedules(record_property):
     ages = [age for seed in range(3000) for age in Simulation(seed).run()]
+    record_property("groups in 3,000 random schedules", len(ages))
     assert max(ages) == 4 and 0 in ages
 
 
@@ -301,7 +302,7 @@ def steps():
 """
 
 
-def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path):
+def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_path, record_property):
     file = tmp_path / "late.py"
     file.write_text(STRAGGLER.replace("METRICS_FILE", str(tmp_path / "run/metrics.jsonl")))
     agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
@@ -314,6 +315,8 @@ def test_a_step_waits_for_a_late_group_at_its_deadline_and_says_so(ranks, tmp_pa
         for row in read_rows(tmp_path / "run/metrics.jsonl")
         if "train/reward" in row
     ]
+    record_property("age of the late group, of at most 4", int(late[0]))
+    record_property("seconds of its step that it is named for", float(waits[4]))
     assert late == [4] and waits[4] > 0, "begun at version 0, with S = 4"
 
 

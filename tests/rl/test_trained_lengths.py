@@ -85,10 +85,14 @@ def dropped(seed: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_trained_groups_are_as_long_as_those_that_began(seed):
-    assert 0.98 <= streamed(seed) <= 1.02
+def test_trained_groups_are_as_long_as_those_that_began(seed, record_property):
+    share = streamed(seed)
+    record_property("mean length of trained groups over that of those that began", float(share))
+    assert 0.98 <= share <= 1.02
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_dropping_late_groups_would_lose_the_long_ones(seed):
-    assert 0.2 <= dropped(seed) <= 0.6
+def test_dropping_late_groups_would_lose_the_long_ones(seed, record_property):
+    share = dropped(seed)
+    record_property("the same where late groups are dropped", float(share))
+    assert 0.2 <= share <= 0.6

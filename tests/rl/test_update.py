@@ -73,6 +73,7 @@ class Asked:
     def start_sharded(self, method, shards, *numbers):
         (mine,) = shards
         self.asked.append(([batch.index.tolist() for batch in mine], *numbers))
+        self.columns = {*mine[0].columns("token")}
         return [{f"{self.name}/steps": float(len(mine))}]
 
     def wait(self, refs, what):
@@ -94,7 +95,8 @@ def updated(steps: int) -> tuple[Asked, Asked, list[dict[str, float]]]:
         mismatch_limit=1e-4,
     )
     batch = rollout(3, 4, 5, 6)
-    batch = replace(batch, old_log_probs=torch.zeros(batch.num_tokens))
+    zeros = torch.zeros(batch.num_tokens)
+    batch = replace(batch, old_log_probs=zeros, advantages=zeros, values=zeros, returns=zeros, owner=zeros)
     return policy, critic, [updater.update(batch, step, 0.5 + step) for step in range(steps)]
 
 
@@ -111,3 +113,9 @@ def test_each_rollout_is_shuffled_anew_and_both_models_take_the_same_steps():
     assert all(sorted(chain(*steps)) == [0, 1, 2, 3] for steps in orders)
     assert len({str(steps) for steps in orders}) > 1
     assert [steps for steps, *_ in policy.asked] == orders[2:]
+
+
+def test_each_model_gets_the_columns_that_it_trains_on():
+    policy, critic, _ = updated(3)
+    assert policy.columns == {"mask", "old_log_probs", "advantages"}
+    assert critic.columns == {"mask", "values", "returns"}

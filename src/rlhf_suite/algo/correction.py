@@ -20,11 +20,12 @@ decoupled PPO (Hilton et al. 2022): the ratio that PPO clips is still pi / p, al
 Truncated importance sampling (Yao et al. 2025) is token, clip; IcePop (Ling team 2025) token, mask; masked sequences
 seq, mask; FlashREINFORCE's trust region seq, mask, binary_kl.
 
-Shapes: T tokens laid end to end, B sequences; `mask` [T], `segments` [T] the index of each token's sequence.
+Shapes: T tokens of B sequences laid end to end; `mask` [T], `lengths` [B].
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +37,7 @@ from rlhf_suite.shapes import same_shape
 
 MAX_LOG_WEIGHT = 20.0
 EPSILON = 1e-6  # of probabilities in divergences
+SLAB = 1 << 20  # tokens whose differences are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,22 @@ class Mismatch:
 
 def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) -> Mismatch:
     """Over masked tokens, with d = engine - trainer: mean |d|, max |d| and mean(exp(-d) - 1 + d). All any one shape."""
-    difference = masked(engine_log_probs, mask).double() - masked(trainer_log_probs, mask).double()  # [N]
-    if difference.numel() == 0:
+    parts = []
+    for engine, trainer, chosen in slabs(engine_log_probs, trainer_log_probs, mask):
+        difference = masked(engine, chosen).double() - masked(trainer, chosen).double()  # [N]
+        kl = (-difference).expm1() + difference  # expm1: near zero it is d^2 / 2, far below the rounding of exp
+        if len(difference):
+            parts.append(torch.stack([difference.abs().sum(), difference.abs().max(), kl.sum()]))
+    if not parts:
         return Mismatch(0.0, 0.0, 0.0)
-    kl = (-difference).expm1() + difference  # expm1: near zero the estimate is d^2 / 2, far below the rounding of exp
-    return Mismatch(float(difference.abs().mean()), float(difference.abs().max()), float(kl.mean()))
+    (total, _, kl), (_, largest, _) = torch.stack(parts).sum(0), torch.stack(parts).amax(0)
+    count = int(mask.bool().sum())
+    return Mismatch(float(total) / count, float(largest), float(kl) / count)
+
+
+def slabs(*values: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield parts of tensors of one length, so that not all of them is in memory in double precision at a time."""
+    return zip(*(each.split(SLAB) for each in values), strict=True)
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -68,11 +81,16 @@ class CorrectionInput:
     old_log_probs: Tensor  # [T] log p
     engine_log_probs: Tensor  # [T] log q
     mask: Tensor  # [T]
-    segments: Tensor  # [T]
-    num_sequences: int
+    lengths: Tensor  # [B] int64, tokens of each sequence, masked or not
 
     def __post_init__(self) -> None:
-        same_shape(self.old_log_probs, self.engine_log_probs, self.mask, self.segments)
+        same_shape(self.old_log_probs, self.engine_log_probs, self.mask)
+        assert int(self.lengths.sum()) == len(self.mask), "lengths count the tokens"
+
+    @cached_property
+    def segments(self) -> Tensor:
+        """The index of each token's sequence, [T]."""
+        return torch.repeat_interleave(self.lengths, output_size=len(self.mask))
 
     @cached_property
     def log_weights(self) -> Tensor:
@@ -131,7 +149,7 @@ def divergence(inputs: CorrectionInput, gating: str) -> Tensor:
 def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
     """Mean of `values` [T], 0 outside the mask, over the masked tokens of each sequence, [B]."""
     sums, counts = (
-        torch.zeros(inputs.num_sequences, dtype=torch.float64).index_add(0, inputs.segments, each.double())
+        torch.zeros(len(inputs.lengths), dtype=torch.float64).index_add(0, inputs.segments, each.double())
         for each in (values, inputs.mask)
     )
     return sums / counts.clamp(min=1)
@@ -140,14 +158,16 @@ def sequence_mean(values: Tensor, inputs: CorrectionInput) -> Tensor:
 def correction_metrics(inputs: CorrectionInput, weights: Tensor) -> dict[str, float]:
     """Over masked tokens: the share that weighs 0 (`masked`), the mean of w = p / q (`ratio`; 1 when nothing differs),
     its chi^2 = mean(w^2) - 1, and the effective share of the samples (`ess`), (sum weight)^2 / (n sum weight^2)."""
-    if not bool(inputs.mask.any()):
+    if not (count := int(inputs.mask.bool().sum())):
         return {}
-    ratio = masked(inputs.log_weights, inputs.mask).double().exp()
-    used = masked(weights, inputs.mask).double()
-    squares = float(used.square().mean())
+    parts = []
+    for log_weights, chosen, mask in slabs(inputs.log_weights, weights, inputs.mask):
+        ratio, used = masked(log_weights, mask).double().exp(), masked(chosen, mask).double()
+        parts.append(torch.stack([(used == 0).sum(), *(x.sum() for x in (ratio, ratio**2, used, used**2))]))
+    zero, ratios, ratio_squares, total, squares = (torch.stack(parts).sum(0) / count).tolist()
     return {
-        "correction/masked": float((used == 0).double().mean()),
-        "correction/ratio": float(ratio.mean()),
-        "correction/chi2": float(ratio.square().mean()) - 1,
-        "correction/ess": float(used.mean()) ** 2 / squares if squares else 0.0,
+        "correction/masked": zero,
+        "correction/ratio": ratios,
+        "correction/chi2": ratio_squares - 1,
+        "correction/ess": total**2 / squares if squares else 0.0,
     }

@@ -167,6 +167,8 @@ class Experience(TokenBatch):
     The order of the columns is that of the files of rollouts.
     """
 
+    owner: PerToken = None  # [T] int8, who wrote each token: PROMPT, MODEL or ENVIRONMENT
+    weight_version: PerToken = None  # [T] int32, of the weights that wrote each token; -1 where the model did not
     engine_log_probs: PerToken = None  # [T] the engine's, under the weights that wrote each token
     old_log_probs: PerToken = None  # [T] the policy's before the update
     entropies: PerToken = None  # [T] nats, of what each token was drawn from, by the policy before the update
@@ -202,25 +204,31 @@ class Experience(TokenBatch):
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> Experience:
-    """Return ledgers laid end to end, with `mask` (model tokens), `engine_log_probs`, `group`, `index` and, where there
-    are any, `turn_rewards`, and `episode` with `episode_tokens` where an episode has several."""
+    """Return ledgers laid end to end, with `owner`, `mask` (model tokens), `weight_version`, `engine_log_probs`,
+    `group`, `index` and, where there are any, `turn_rewards`, and `episode` with `episode_tokens` where an episode has
+    several."""
+
+    def together(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([getattr(trajectory, name) for trajectory in trajectories]))
+
     rows = EpisodeRows.of(trajectories)
     forks = {}
     if rows.have_forks:
         tokens = np.add.reduceat([trajectory.response_length for trajectory in trajectories], rows.starts)
         forks["episode"] = torch.from_numpy(rows.numbers)
         forks["episode_tokens"] = torch.from_numpy(tokens[rows.numbers].astype(np.float32))
-    mask = np.concatenate([trajectory.model_mask for trajectory in trajectories]).astype(np.float32)
-    engine = np.concatenate([trajectory.engine_log_probs for trajectory in trajectories])
-    turns = np.concatenate([trajectory.turn_rewards for trajectory in trajectories])
+    owner = together("owner")
+    has_turn_rewards = any(trajectory.turn_rewards.any() for trajectory in trajectories)
     files = tuple(tuple(image.data for image in trajectory.images) for trajectory in trajectories)
     return Experience(
-        ids=torch.from_numpy(np.concatenate([trajectory.ids for trajectory in trajectories])),
+        ids=together("ids"),
         lengths=torch.tensor([len(trajectory.ids) for trajectory in trajectories]),
-        mask=torch.from_numpy(mask),
+        mask=(owner == MODEL).float(),
         index=torch.arange(len(trajectories)),
-        engine_log_probs=torch.from_numpy(engine),
-        turn_rewards=torch.from_numpy(turns) if turns.any() else None,
+        owner=owner,
+        weight_version=together("version"),
+        engine_log_probs=together("engine_log_probs"),
+        turn_rewards=together("turn_rewards") if has_turn_rewards else None,
         images=files if any(files) else None,
         group=torch.tensor([trajectory.group for trajectory in trajectories]),
         **forks,

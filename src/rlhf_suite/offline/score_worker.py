@@ -14,7 +14,7 @@ from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.models.forward import sequence_scores
 from rlhf_suite.models.load import checkpoint_precision
 from rlhf_suite.models.process_reward_model import step_probabilities
-from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
+from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
 from rlhf_suite.train.strategy import join_world, load_frozen
 
 
@@ -34,16 +34,19 @@ class ScoreWorker(Worker):
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """Return the scores at the last token of each sequence, [B]."""
-        return reassemble_rows(*self.forward(batch, lambda part: sequence_scores(self.model, part)))
+        division, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
+        return division.per_row(results)
 
     def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
         """Return P(good) at the masked tokens, [T], read from the given columns of the logits."""
-        return reassemble(batch, *self.forward(batch, lambda part: step_probabilities(self.model, part, columns)))
+        division, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
+        return division.per_token(results)
 
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
-    ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """Return the micro-batches of this rank (indices of sequences) and the result of `compute` for each of them."""
+    ) -> tuple[Division, list[torch.Tensor]]:
+        """Return how this rank's sequences are divided into micro-batches, and the result of `compute` for each."""
         groups = forward_groups(batch, 1, self.budget)
-        return groups, in_micro_batches(batch, groups, len(groups), lambda part: compute(part.to(self.world.device)))
+        results = in_micro_batches(batch, groups, len(groups), lambda part: compute(part.to(self.world.device)))
+        return Division(batch.lengths, groups), results

@@ -19,10 +19,9 @@ import time
 import traceback
 from dataclasses import asdict
 from io import BufferedRWPair
-from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
-from rlhf_suite.foreign_text import printable
+from rlhf_suite.foreign_text import describe
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
@@ -73,13 +72,6 @@ def reply(channel: BufferedRWPair, message: dict[str, object]) -> None:
     """Send one message as a line of JSON."""
     channel.write(json.dumps(message).encode() + b"\n")
     channel.flush()
-
-
-def describe(error: BaseException) -> str:
-    """Return where an exception was raised and what it says, as `file.py:12: KeyError: 'x'`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-    return printable(f"{where}{type(error).__name__}: {error}", keep_lines=True)
 
 
 def lock() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlhf_suite.algo.correction import mismatch
@@ -17,6 +16,7 @@ from rlhf_suite.distributed.group import Pending
 from rlhf_suite.rl.mismatch import check_mismatch, corrected
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup, ReferenceGroup
 from rlhf_suite.rl.samples import ScoredTrajectories
+from rlhf_suite.rl.sharding import ForwardBatch
 
 
 class ExperienceMaker:
@@ -57,6 +57,13 @@ class ExperienceMaker:
         """
         greedy = None if scored.greedy is None else torch.from_numpy(scored.greedy)
         batch = replace(to_batch(scored.trajectories), reward=torch.from_numpy(scored.rewards), greedy=greedy)
+        batch = replace(batch, **self.forward(ForwardBatch(batch)))
+        metrics = self.mismatch(batch, version) if self.needs_old_log_probs else {}
+        batch, correction = corrected(batch, self.algo.advantage)
+        return batch, metrics | correction
+
+    def forward(self, batch: ForwardBatch) -> dict[str, Any]:
+        """Return what the models say of each token, by column."""
         pending: dict[str, Pending[torch.Tensor]] = {}
         if self.needs_old_log_probs:
             ask = self.policy.log_probs_and_entropies if self.needs_entropies else self.policy.log_probs
@@ -65,19 +72,16 @@ class ExperienceMaker:
             pending[name] = group.log_probs(batch, self.temperature)
         if self.critic is not None:
             pending["values"] = self.critic.values(batch)
-        columns: dict[str, Any] = {name: answer.result() for name, answer in pending.items()}
+        del batch  # what was sent, and below an answer that was read, does not stay in memory
+        columns = {name: pending.pop(name).result() for name in [*pending]}
         if self.needs_entropies:
             columns["old_log_probs"], columns["entropies"] = columns["old_log_probs"].t().contiguous()
-        batch = replace(batch, **columns)
-        metrics = self.mismatch(batch, scored, version) if self.needs_old_log_probs else {}
-        batch, correction = corrected(batch, self.algo.advantage)
-        return batch, metrics | correction
+        return columns
 
-    def mismatch(self, batch: Experience, scored: ScoredTrajectories, version: int) -> dict[str, float]:
+    def mismatch(self, batch: Experience, version: int) -> dict[str, float]:
         """Measure how far the engines' log-probs are from the trainer's where the same weights wrote both; past the
         limit the run stops. Tokens of older weights are expected to differ."""
-        current = torch.from_numpy(np.concatenate([t.version == version for t in scored.trajectories]))
-        mask = batch.mask * current
+        mask = batch.mask * (needed(batch.weight_version, "weight_version") == version)
         engine, old = needed(batch.engine_log_probs, "engine_log_probs"), needed(batch.old_log_probs, "old_log_probs")
         result = mismatch(engine, old, mask)
         check_mismatch(result.mean_abs, self.mismatch_limit)

@@ -39,7 +39,7 @@ def corrected(batch: Experience, config: AdvantageConfig) -> tuple[Experience, d
     if config.is_correction_level == "off":
         return batch, {}
     old, engine = needed(batch.old_log_probs, "old_log_probs"), needed(batch.engine_log_probs, "engine_log_probs")
-    given = CorrectionInput(old, engine, batch.mask, batch.segments, len(batch))
+    given = CorrectionInput(old, engine, batch.mask, batch.lengths)
     weights = correction_weights(given, config)
     metrics = correction_metrics(given, weights)
     if metrics.get("correction/masked") == 1:

@@ -6,71 +6,86 @@ Each method starts its calls and does not wait, so that models work at the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 
-from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.group import ModelGroup, Pending
-from rlhf_suite.rl.sharding import balanced_parts, reassemble, reassemble_rows, shards, split
+from rlhf_suite.rl.sharding import Division, ForwardBatch, split
 from rlhf_suite.train.trained_worker import TrainedGroup
 from rlhf_suite.weight_sync.digests import Manifest
+
+# Columns that become others before the models train.
+OF_THE_DRIVER = ("owner", "weight_version", "entropies", "teacher_log_probs", "turn_rewards")
 
 
 class ForwardGroup(ModelGroup):
     """The ranks of a model that reads batches."""
 
-    def per_token(self, method: str, batch: TokenBatch, *args: object, what: str) -> Pending[torch.Tensor]:
+    def per_token(self, method: str, batch: ForwardBatch, *args: object, what: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per token, [T] in the order of the batch."""
-        parts = balanced_parts(batch, self.group.mesh.data)
-        refs = self.group.start_sharded(method, shards(batch, parts), *args)
-        return self._answer(refs, what, lambda answers: reassemble(batch, parts, answers))
+        return self._start(method, batch, args, what, Division.per_token)
 
-    def per_sequence(self, method: str, batch: TokenBatch, *args: object, what: str) -> Pending[torch.Tensor]:
+    def per_sequence(self, method: str, batch: ForwardBatch, *args: object, what: str) -> Pending[torch.Tensor]:
         """Start a forward pass whose answer is a number per sequence, [B] in the order of the batch."""
-        parts = balanced_parts(batch, self.group.mesh.data)
-        refs = self.group.start_sharded(method, shards(batch, parts), *args)
-        return self._answer(refs, what, lambda answers: reassemble_rows(parts, answers))
+        return self._start(method, batch, args, what, Division.per_row)
 
-    def _answer(
-        self, refs: Sequence[Any], what: str, combine: Callable[[list[torch.Tensor]], torch.Tensor]
+    def _start(
+        self,
+        method: str,
+        batch: ForwardBatch,
+        args: Sequence[object],
+        what: str,
+        combine: Callable[[Division, list[torch.Tensor]], torch.Tensor],
     ) -> Pending[torch.Tensor]:
-        """Return the call whose answer is made of those of one rank for each part of the batch."""
+        """Start a forward pass whose answer is made of those of one rank for each part of the batch."""
         mesh = self.group.mesh
-        return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: combine(mesh.one_per_part(answers)))
+        division, shards = batch.over(mesh.data)
+        refs = self.group.start_sharded(method, shards, *args)
+        name = f"{self.name}: {what}"
+        return Pending(self.group, refs, name, lambda answers: combine(division, mesh.one_per_part(answers)))
 
 
 class ReferenceGroup(ForwardGroup):
     """The frozen reference or teacher."""
 
     def log_probs(
-        self, batch: TokenBatch, temperature: float, what: str = "log-probs of the rollout"
+        self, batch: ForwardBatch, temperature: float, what: str = "log-probs of the rollout"
     ) -> Pending[torch.Tensor]:
         """Start to compute the log-probs of the masked tokens, [T]; 0 elsewhere."""
         return self.per_token("log_probs", batch, temperature, what=what)
 
 
 class UpdatedGroup(ForwardGroup, TrainedGroup):
-    """The ranks of a model that is trained on rollouts."""
+    """The ranks of a model that is trained on rollouts. `unread`: columns that its updates do not read, so that they
+    stay with the driver."""
+
+    unread: ClassVar[tuple[str, ...]]
 
     def train(
-        self, batch: TokenBatch, steps: Sequence[Sequence[int]], *args: object, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], *args: object, what: str
     ) -> Pending[dict[str, float]]:
         """Start the optimiser steps, each on its sequences of `batch`; the answer is the mean of each metric over
         them."""
-        refs = self.group.start_sharded("update", split(batch, steps, self.group.mesh.data), *args)
+        left_out: dict[str, Any] = dict.fromkeys(self.unread)
+        sent = replace(batch, **left_out)
+        refs = self.group.start_sharded("update", split(sent, steps, self.group.mesh.data), *args)
         return Pending(self.group, refs, f"{self.name}: {what}", lambda answers: answers[0])
 
 
 class PolicyGroup(UpdatedGroup, ReferenceGroup):
     """The policy."""
 
-    def log_probs_and_entropies(self, batch: TokenBatch, temperature: float) -> Pending[torch.Tensor]:
+    unread = (*OF_THE_DRIVER, "values", "returns")
+
+    def log_probs_and_entropies(self, batch: ForwardBatch, temperature: float) -> Pending[torch.Tensor]:
         """Start to compute the log-probs and the entropies of the masked tokens, [T, 2]; 0 elsewhere."""
         return self.per_token("log_probs_and_entropies", batch, temperature, what="log-probs of the rollout")
 
     def update(
-        self, batch: TokenBatch, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, kl_coef: float, what: str
     ) -> Pending[dict[str, float]]:
         """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
         return self.train(batch, steps, first_step, kl_coef, what=what)
@@ -106,12 +121,14 @@ class PolicyGroup(UpdatedGroup, ReferenceGroup):
 class CriticGroup(UpdatedGroup):
     """The value model."""
 
-    def values(self, batch: TokenBatch) -> Pending[torch.Tensor]:
+    unread = (*OF_THE_DRIVER, "engine_log_probs", "old_log_probs", "ref_log_probs", "correction", "advantages")
+
+    def values(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute the state values at the model tokens, [T]."""
         return self.per_token("values", batch, what="values of the rollout")
 
     def update(
-        self, batch: TokenBatch, steps: Sequence[Sequence[int]], first_step: int, what: str
+        self, batch: Experience, steps: Sequence[Sequence[int]], first_step: int, what: str
     ) -> Pending[dict[str, float]]:
         """Start optimiser steps on sequences of `batch`, the first one at `first_step` of the schedule."""
         return self.train(batch, steps, first_step, what=what)
@@ -120,7 +137,7 @@ class CriticGroup(UpdatedGroup):
 class RewardGroup(ForwardGroup):
     """The reward model."""
 
-    def scores(self, batch: TokenBatch) -> Pending[torch.Tensor]:
+    def scores(self, batch: ForwardBatch) -> Pending[torch.Tensor]:
         """Start to compute what the model says of each sequence, [B]."""
         return self.per_sequence("scores", batch, what="scores")
 
@@ -128,6 +145,6 @@ class RewardGroup(ForwardGroup):
 class ProcessRewardGroup(ForwardGroup):
     """The process reward model."""
 
-    def probabilities(self, batch: TokenBatch, columns: list[int]) -> Pending[torch.Tensor]:
+    def probabilities(self, batch: ForwardBatch, columns: list[int]) -> Pending[torch.Tensor]:
         """Start to compute P(good) at the masked tokens, [T]; the batch holds the tokens of the model itself."""
         return self.per_token("probabilities", batch, columns, what="probabilities of steps")

@@ -7,15 +7,14 @@ returns its metrics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
+from rlhf_suite.algo.correction import masked
 from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.data.batch import needed
 from rlhf_suite.data.sampler import BatchOrder
-from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
@@ -75,7 +74,7 @@ class Pipeline(TrainingLoop):
         with journal.phase("probe"):
             sync_metrics |= self.weights.check(version=step + 1, batch=experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
-        metrics |= staleness(scored.trajectories, step) | journal.timeline.close_window(journal.folder.timeline)
+        metrics |= staleness(experience, step) | journal.timeline.close_window(journal.folder.timeline)
         metrics["train/tokens"] = float(experience.num_tokens)
         metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
@@ -98,14 +97,22 @@ class Pipeline(TrainingLoop):
                 self.saver.export(model)
 
 
-def staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Return by how many versions the weights that wrote the tokens are older than those that are trained, `version`.
+def staleness(experience: Experience, version: int) -> dict[str, float]:
+    """Return the mean version of the weights that wrote the tokens, -1 without any, and by how many versions they are
+    older than those that are trained, `version`.
 
     Raises AssertionError for tokens of newer weights, which cannot be.
     """
-    ages = version - np.concatenate([t.version[t.model_mask] for t in trajectories])
-    assert len(ages) == 0 or ages.min() >= 0, f"tokens of version {version - ages.min()} in step {version}"
-    return {"async/staleness_mean": float(ages.mean()), "async/staleness_max": float(ages.max())} if len(ages) else {}
+    versions = masked(needed(experience.weight_version, "weight_version"), experience.mask).numpy()
+    if not len(versions):
+        return {"rollout/weight_version": -1.0}
+    oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
+    assert newest <= version, f"tokens of version {newest} in step {version}"
+    return {
+        "rollout/weight_version": mean,
+        "async/staleness_mean": version - mean,
+        "async/staleness_max": float(version - oldest),
+    }
 
 
 def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:

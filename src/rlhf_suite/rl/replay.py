@@ -81,7 +81,7 @@ def read_rollouts(path: Path) -> ScoredTrajectories:
         column = table[name].combine_chunks()
         return np.split(column.values.to_numpy(), column.offsets.to_numpy()[1:-1])
 
-    ids = tokens("ids")
+    ids = [each.astype(np.int64) for each in tokens("ids")]
     turns = tokens("turn_rewards") if "turn_rewards" in names else [np.zeros(len(each), np.float32) for each in ids]
     per_token = zip(ids, tokens("owner"), tokens("engine_log_probs"), tokens("weight_version"), turns, strict=True)
     places = zip(

@@ -11,6 +11,7 @@ from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.models.process_reward_model import StepScores, split_step_scores
 from rlhf_suite.rewards.base import Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rl.model_groups import ProcessRewardGroup, RewardGroup
+from rlhf_suite.rl.sharding import ForwardBatch
 
 
 class RewardModelSource:
@@ -24,7 +25,7 @@ class RewardModelSource:
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample; the ranks of the model share the work."""
-        found = self.group.scores(tokens_of(samples)).result()
+        found = self.group.scores(ForwardBatch(tokens_of(samples))).result()
         rewards = found if self.constants is None else normalize_scores(found, *self.constants)
         return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
 
@@ -43,7 +44,7 @@ class ProcessRewardSource:
         """Return one outcome per sample, with the scores of its steps; the ranks of the model share the work."""
         examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in samples]
         batch = collate(examples, TokenBatch)
-        found = self.group.probabilities(batch, self.encoder.columns).result()
+        found = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
         steps = split_step_scores(batch, found, [example.truncated for example in examples])
         return [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
 

@@ -29,7 +29,7 @@ from rlhf_suite.models.process_reward_model import step_probabilities
 from rlhf_suite.models.weights import named_weights
 from rlhf_suite.rl.documents import WithDocuments, load_documents
 from rlhf_suite.rl.objectives import PolicyObjective, ValueObjective
-from rlhf_suite.rl.sharding import forward_groups, in_micro_batches, reassemble, reassemble_rows
+from rlhf_suite.rl.sharding import Division, forward_groups, in_micro_batches
 from rlhf_suite.train.ema import WeightAverage
 from rlhf_suite.train.loader import StepLoader, micro_groups
 from rlhf_suite.train.step import optimizer_step
@@ -65,14 +65,15 @@ class Role(Worker):
     @torch.no_grad()
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
-    ) -> tuple[list[list[int]], list[torch.Tensor]]:
-        """Return the micro-batches of this rank's shard as groups of sequences, and `compute` of each of them."""
+    ) -> tuple[Division, list[torch.Tensor]]:
+        """Return how this rank's shard is divided into micro-batches, and `compute` of each of them."""
         rollout, train = self.settings.rollout, self.settings.train
         budget = (rollout.max_tokens_per_gpu or train.max_tokens_per_gpu) if train.dynamic_batch_enable else None
         budget = None if budget is None else budget * self.world.mesh.sequence
         groups = forward_groups(batch, rollout.micro_batch_size, budget)
         rounds = int(self.world.max(torch.tensor(float(len(groups)))))
-        return groups, in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
+        results = in_micro_batches(batch, groups, rounds, lambda part: compute(part.to(self.world.device)))
+        return Division(batch.lengths, groups), results
 
     def masked_log_probs(
         self, model: Callable[..., Any], batch: TokenBatch, temperature: float, entropy: bool = False
@@ -85,8 +86,8 @@ class Role(Worker):
             found = token_log_probs(model, part, temperature=temperature, entropy=entropy, needed=needed)
             return found.log_probs if found.entropy is None else torch.stack([found.log_probs, found.entropy], 1)
 
-        groups, results = self.forward(batch, compute)
-        return reassemble(batch, groups, results)
+        division, results = self.forward(batch, compute)
+        return division.per_token(results)
 
 
 class ForwardRole(Role):
@@ -121,8 +122,8 @@ class RewardRole(ForwardRole):
 
     def scores(self, batch: TokenBatch) -> torch.Tensor:
         """Return the scores of the sequences as the model gives them, [B]."""
-        groups, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
-        return reassemble_rows(groups, results)
+        division, results = self.forward(batch, lambda part: sequence_scores(self.model, part))
+        return division.per_row(results)
 
 
 class ProcessRole(ForwardRole):
@@ -131,8 +132,8 @@ class ProcessRole(ForwardRole):
     def probabilities(self, batch: TokenBatch, columns: list[int]) -> torch.Tensor:
         """Return P(good) at the masked tokens, [T] in the order of the shard; the batch holds the model's own tokens,
         and `columns` are those of the reward tokens."""
-        groups, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
-        return reassemble(batch, groups, results)
+        division, results = self.forward(batch, lambda part: step_probabilities(self.model, part, columns))
+        return division.per_token(results)
 
 
 class TrainedRole(Role, TrainedWorker):
@@ -165,7 +166,7 @@ class TrainedRole(Role, TrainedWorker):
 
     def forward(
         self, batch: TokenBatch, compute: Callable[[TokenBatch], torch.Tensor]
-    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+    ) -> tuple[Division, list[torch.Tensor]]:
         """Do as `Role.forward` does, without dropout: what is measured is the model, not one draw of it."""
         self.model.module.eval()
         try:
@@ -326,8 +327,8 @@ class CriticRole(TrainedRole):
 
     def values(self, batch: TokenBatch) -> torch.Tensor:
         """Return the state values at the model tokens, [T] in the order of the shard."""
-        groups, results = self.forward(batch, lambda part: token_values(self.model, part) * part.mask)
-        return reassemble(batch, groups, results)
+        division, results = self.forward(batch, lambda part: token_values(self.model, part) * part.mask)
+        return division.per_token(results)
 
     def update(self, batches: list[Experience], first_step: int) -> dict[str, float]:
         """Take one optimiser step per batch, the first one at `first_step` of the schedule."""

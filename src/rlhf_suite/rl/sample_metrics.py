@@ -15,7 +15,6 @@ PASS = 0.5  # a sample passes when its score is above this
 def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> dict[str, float]:
     """Return means over samples, the spread inside groups, every extra value over the samples that have it, and
     `train/<source>/` where there are several sources. `sources`: that of each prompt of the run; empty: one."""
-    versions = np.concatenate([t.version[t.model_mask] for t in scored.trajectories])
     lengths = response_lengths(scored.trajectories)
     total_lengths = episode_sums(scored.trajectories, [len(t.ids) for t in scored.trajectories])
     scored = scored.episodes()
@@ -25,7 +24,6 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
         "train/total_length": float(np.mean(total_lengths)),
         "rollout/reward_std": float(scored.rewards.std()),
         "rollout/num_samples": float(len(groups)),
-        "rollout/weight_version": float(versions.mean()) if len(versions) else -1.0,
     }
     if spreads := [rewards.std(ddof=1) for rewards in by_group(scored.rewards, groups) if len(rewards) > 1]:
         result["train/group_reward_std"] = float(np.mean(spreads))

@@ -53,8 +53,10 @@ class ScoredTrajectories:
 
     def by_group(self) -> list[ScoredTrajectories]:
         """Return the samples of each group, in the order of the groups' numbers."""
-        numbers = [t.group for t in self.trajectories]
-        return [self.take([i for i, number in enumerate(numbers) if number == group]) for group in sorted(set(numbers))]
+        members: dict[int, list[int]] = {}
+        for place, trajectory in enumerate(self.trajectories):
+            members.setdefault(trajectory.group, []).append(place)
+        return [self.take(members[group]) for group in sorted(members)]
 
 
 def joined(groups: Sequence[ScoredTrajectories]) -> ScoredTrajectories:

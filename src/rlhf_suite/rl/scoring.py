@@ -87,10 +87,11 @@ class Scorer:
         all_failed: bool | None,
     ) -> None:
         """Check the failures of reward sources, and those of environments, each by its flag."""
-        if self.on_failed_episode is None:
-            check_failures(self.config, self.journal, rows, outcomes, all_failed)
-            return
         failed = [bool(ledgers[-1].failure) for ledgers in episodes]
+        if self.on_failed_episode is None:
+            flag = "agent.on_error" if any(failed) else "reward.on_error"
+            check_failures(self.config, self.journal, rows, outcomes, all_failed, flag)
+            return
         pairs = [*zip(outcomes, failed, strict=True)]
         of_sources = [Scored(0.0, 0.0) if of_agent else outcome for outcome, of_agent in pairs]
         of_agents = [outcome if of_agent else Scored(0.0, 0.0) for outcome, of_agent in pairs]
@@ -243,7 +244,7 @@ def check_failures(
     if log.exists() and log.stat().st_size:
         report += f"; what the reward code printed is in {log}"
     if config.on_error == "stop":
-        raise RunError(f"{report}; repair the reward, or drop such groups with {flag}=drop")
+        raise RunError(f"{report}; repair the {flag.partition('.')[0]}, or drop such groups with {flag}=drop")
     if all_failed:
         raise RunError(f"{report}; no group is left")
     if all_failed is not None and len(failures) > config.max_error_rate * len(outcomes):

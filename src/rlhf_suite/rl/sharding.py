@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -45,18 +47,50 @@ def forward_groups(batch: TokenBatch, count: int, token_budget: int | None) -> l
     return micro_batches(lengths, token_budget=max(token_budget, *lengths))
 
 
-def reassemble(batch: TokenBatch, parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the per-token results [T_part] of each part as one [T] in the order of `batch`."""
-    order = torch.tensor(list(chain.from_iterable(parts)))
-    results = [result for part, result in zip(parts, results, strict=True) if part]
-    return torch.cat(results).index_select(0, token_places(batch.lengths[order], torch.argsort(order)))
+@dataclass(frozen=True)
+class Division:
+    """Which sequences of a batch each part has, and how the results of the parts become those of the batch."""
+
+    lengths: torch.Tensor  # [B] of all sequences
+    parts: Sequence[Sequence[int]]
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """Where each sequence of the batch stands when the parts are laid end to end, [B]."""
+        return torch.argsort(torch.tensor(list(chain.from_iterable(self.parts))))
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """Where each token of the batch stands then, [T]."""
+        order = torch.tensor(list(chain.from_iterable(self.parts)))
+        return token_places(self.lengths[order], self.rows)
+
+    def per_token(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the per-token results [T_part] of each part as one [T] in the order of the batch."""
+        return self._joined(results).index_select(0, self.tokens)
+
+    def per_row(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the per-sequence results of each part as one [B] in the order of the batch."""
+        return self._joined(results)[self.rows]
+
+    def _joined(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([result for part, result in zip(self.parts, results, strict=True) if part])
 
 
-def reassemble_rows(parts: Sequence[Sequence[int]], results: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the per-sequence results of each part as one [B] in the original order."""
-    order = torch.tensor(list(chain.from_iterable(parts)))
-    results = [result for part, result in zip(parts, results, strict=True) if part]
-    return torch.cat(results)[torch.argsort(order)]
+class ForwardBatch:
+    """A batch for forward passes, which read no columns but those of `TokenBatch`. It is divided once for all models
+    that have as many ranks."""
+
+    def __init__(self, batch: TokenBatch) -> None:
+        self.tokens = TokenBatch(batch.ids, batch.lengths, batch.mask, batch.index, batch.images)
+        self.known: dict[int, tuple[Division, list[TokenBatch]]] = {}
+
+    def over(self, ranks: int) -> tuple[Division, list[TokenBatch]]:
+        """Return how the batch is divided over so many ranks, and the shard of each."""
+        if ranks not in self.known:
+            parts = balanced_parts(self.tokens, ranks)
+            self.known[ranks] = Division(self.tokens.lengths, parts), shards(self.tokens, parts)
+        return self.known[ranks]
 
 
 def in_micro_batches(

@@ -15,6 +15,7 @@ from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.placement import reserve
+from rlhf_suite.launch.processes import keep_freed_memory
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import check_teacher, load_tokenizer, vision_processor
 from rlhf_suite.models.process_reward_model import solution_encoder
@@ -36,6 +37,7 @@ from rlhf_suite.train.notices import batch_notices, chat_template_notices
 
 def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
     """Train and return the last metrics; the policy is in `<folder>/model`."""
+    keep_freed_memory()
     plan = with_warm_starts(plan, config.data.prompt_dataset)
     judges = read_judges(config, plan)
     record = RunFolder(folder)
@@ -47,6 +49,8 @@ def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
         slots = reserve(plan.placement, config.launch.timeout_s)
         image_token = None if data.vision is None else data.vision.placeholder
         actors = start_actors(config, plan, slots, record.logs, rollouts(config, plan, data.order), image_token)
+        if actors.episodes is not None:
+            stack.enter_context(closing(actors.episodes))
         rewards = None
         if has_source(config.reward) and not config.replays:
             sources = judges.sources(actors, config.reward.process.aggregate)
@@ -111,7 +115,8 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     sizes = batch_notices("rollout.batch_size", config.rollout.batch_size, len(data.prompts.train), "prompts")
     for notice in (*notices, *sizes):
         journal.warn(notice)
-    journal.info("Starting " + "; ".join(plan.placement.lines()))
+    workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
+    journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))
 
 
 def rollouts(config: PPORun, plan: Plan, order: BatchOrder) -> int:
