@@ -25,20 +25,20 @@ from rlhf_suite.tracking.metrics import read_rows
 FORK = Path(__file__).parents[2] / "experiments" / "own_code" / "async_fork.py"
 STEPS = 6
 OWN = """
-import gc, threading
+import inspect, threading
 from pathlib import Path
 from rlhf_suite.rl.stream import Stream
 
 def look(name):
-    def at_locks():
-        for each in gc.get_objects():
-            if type(each) is Stream:
-                is_free = each.changed.acquire(timeout=5)
-                if is_free:
-                    each.changed.release()
-                with Path(__file__).with_name("seen.txt").open("a") as file:
-                    file.write(f"{name} {is_free}\\n")
-    other = threading.Thread(target=at_locks)
+    calling = (frame.frame.f_locals.get("self") for frame in inspect.stack())
+    stream = next(each for each in calling if isinstance(each, Stream))
+    def at_lock():
+        is_free = stream.changed.acquire(timeout=5)
+        if is_free:
+            stream.changed.release()
+        with Path(__file__).with_name("seen.txt").open("a") as file:
+            file.write(f"{name} {is_free}\\n")
+    other = threading.Thread(target=at_lock)
     other.start()
     other.join()
 
