@@ -29,7 +29,7 @@ from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSe
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.launch.environment import runtime_env
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rl.episode_workers import EpisodeWorkers, start_episode_workers
 from rlhf_suite.rl.sampling import stop_token_ids

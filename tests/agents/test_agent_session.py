@@ -15,7 +15,7 @@ from rlhf_suite.agents.episodes import with_outcome
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL, PROMPT, to_batch
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rewards.base import Scored
 from rlhf_suite.rl.sampling import TRAINING, Sampler
 

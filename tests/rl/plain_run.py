@@ -22,7 +22,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors

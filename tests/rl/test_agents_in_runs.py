@@ -11,6 +11,7 @@ import pytest
 from plain_run import run, small
 
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
+from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -48,14 +49,14 @@ FLAGS = {
 }
 
 
-def settings(folder: Path, code: str):
+def settings(folder: Path, code: str, **more):
     """Return a run with this environment, of a model that ends its turns with any of 60 tokens."""
     (folder / "environment.py").write_text(code)
     create_tiny(folder / "start")
     file = folder / "start" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [*range(20, 80)]}))
     files = {"train__agent_func_path": str(folder / "environment.py"), "actor__model_name_or_path": f"{folder}/start"}
-    return small(**files, **FLAGS)
+    return small(**files, **FLAGS, **more)
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,20 @@ def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(
 def test_an_environment_without_a_reward_ends_the_run(ranks, tmp_path):
     with pytest.raises(AssertionError, match=r"RunError: [24] of [24] .*no step of the environment had a reward"):
         ranks(1).call(run, tmp_path, settings(tmp_path, CODE.replace("reward=", "score=")))
+
+
+def said(world, folder: Path, config) -> str:
+    with pytest.raises(UserError) as raised:
+        run(world, folder, config)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "schedule", [{}, {"train__async_queue_size": 1, "algo__advantage__is_correction_level": "token"}]
+)
+def test_an_async_step_that_blocks_all_episodes_ends_the_run(ranks, tmp_path, schedule):
+    code = "import time\n" + CODE.replace("self.turns += 1", "time.sleep(60)")
+    line = 1 + code.splitlines().index("        time.sleep(60)")
+    config = settings(tmp_path, code, agent__tool_timeout_s=1.0, **schedule)
+    (message,) = ranks(1).call(said, tmp_path, config)
+    assert f"environment.py:{line} (step) has blocked all episodes for agent.tool_timeout_s=1 s" in message

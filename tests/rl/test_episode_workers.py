@@ -21,7 +21,7 @@ from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSe
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.wait import ActorDied
 from rlhf_suite.models.builtin import create_tiny
 from rlhf_suite.models.load import load_tokenizer
@@ -249,6 +249,18 @@ def test_a_file_that_cannot_be_imported_is_the_same_message_as_in_the_driver(clu
             make()
         messages.append(str(raised.value))
     assert messages[0] == messages[1] and "nowhere_to_be_found" in messages[0]
+
+
+def test_an_async_step_that_blocks_the_others_is_named_and_ends_the_run(cluster, model, tmp_path):
+    code = CODE.replace("import os,", "import os, time,").replace("self.turns += 1", "time.sleep(60)")
+    line = 1 + code.splitlines().index("        time.sleep(60)")
+    job = Job(tmp_path, model, code, agent__num_workers=1, agent__tool_timeout_s=1.0)
+    workers = job.workers()
+    for future in job.start(workers, 3):
+        with pytest.raises(UserError, match=rf"environment.py:{line} \(step\) has blocked all episodes for agent.tool"):
+            future.result(60)
+    assert "blocks all episodes of its process" in (job.logs / "episode-worker-0.log").read_text()
+    workers.close()
 
 
 def test_an_error_of_the_engines_ends_the_episodes(cluster, model, tmp_path):

@@ -10,7 +10,7 @@ from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.rl.sampling import EVALUATION, Sampler
 from rlhf_suite.rl.scoring import place_of
 

@@ -30,6 +30,7 @@ from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.errors import UserError
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Choice
 from rlhf_suite.sandbox.process import SandboxError
@@ -130,6 +131,13 @@ def make_episodes(
     most = run.data.max_images_per_prompt
     shared = Shared(policy, bridge, reader, limits, config.history == "template", images, most)
     return Episodes(agent, shared, config.max_concurrent)
+
+
+def watch_calls(loop: LoopThread, config: AgentConfig) -> None:
+    """Watch over the event loop of the episodes: an `async` function of the user's that blocks it stops all of them.
+    The program of an endpoint never runs on it."""
+    if config.kind != "endpoint":
+        loop.watch(config.tool_timeout_s, "agent.tool_timeout_s")
 
 
 def roles(config: AgentConfig, file: str | None) -> list[str]:

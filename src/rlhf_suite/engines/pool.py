@@ -24,7 +24,8 @@ from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.engines.spec import EngineInfo
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.link import LoopThread, Restarts
+from rlhf_suite.launch.link import Restarts
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.wait import ActorDied, wait_for
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 

@@ -202,15 +202,3 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="restart", daemon=True).start()
     return await asyncio.wrap_future(result)
-
-
-class LoopThread:
-    """An event loop in a thread of its own, for coroutines that ordinary code waits for."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name=name, daemon=True).start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine. May be called on any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_suite.agents.build import make_episodes
+from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import EpisodeRunner
 from rlhf_suite.config.plan import ACTOR, CRITIC, Plan
 from rlhf_suite.config.runs import PPORun
@@ -166,6 +166,8 @@ def watched_episodes(
     episodes: EpisodeRunner | None = workers
     if workers is None:
         episodes = make_episodes(config, engines, data.tokenizer, stop_ids, ChatServer, data.vision)
+        if episodes is not None:
+            watch_calls(engines.loop, config.agent)
     if episodes is not None:
         episodes.environments.timeline = timeline
     return episodes

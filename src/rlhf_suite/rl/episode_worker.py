@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import ray
 
-from rlhf_suite.agents.build import make_episodes
+from rlhf_suite.agents.build import make_episodes, watch_calls
 from rlhf_suite.agents.episodes import Episodes
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest, SamplingSettings
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.launch.actor_log import redirect_output
-from rlhf_suite.launch.link import LoopThread
+from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.processes import end_marked
 from rlhf_suite.models.load import load_tokenizer, vision_processor
 from rlhf_suite.rl.sampling import stop_token_ids
@@ -98,6 +98,7 @@ class EpisodeWorker:
         stop_ids = stop_token_ids(self._model, tokenizer)
         episodes = make_episodes(run, self, tokenizer, stop_ids, ChatServer, vision)
         assert episodes is not None, "agent.num_workers needs an agent"
+        watch_calls(self._loop, run.agent)
         return episodes
 
     async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,99 @@
+"""An event loop in a thread of its own, and the watch over coroutines that block it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import is_of_user
+from rlhf_suite.tracking.console import show_line
+
+T = TypeVar("T")
+
+LOOK_S = 0.5  # between two looks of the watch
+SLOW_S = 2.0  # the user is told of a coroutine that blocks the loop so long
+REMEDY = "Write the function without `async` (it then runs in a thread of its own), or let it `await` what it waits for"
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for coroutines that ordinary code waits for."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self.thread.start()
+        self.open: set[Future[Any]] = set()  # for which somebody may wait
+        self.error: UserError | None = None  # a coroutine blocks the loop
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine. May be called on any thread. The future fails if a coroutine blocks the loop."""
+        result: Future[T] = Future()
+        self.open.add(result)
+        result.add_done_callback(self.open.discard)
+
+        def settle(done: Future[T]) -> None:
+            with suppress(InvalidStateError):  # it failed before
+                try:
+                    result.set_result(done.result())
+                except BaseException as error:
+                    result.set_exception(error)
+
+        asyncio.run_coroutine_threadsafe(work, self.loop).add_done_callback(settle)
+        if self.error is not None:
+            self.fail(self.error)
+        return result
+
+    def watch(self, limit_s: float, flag: str) -> None:
+        """From now on, name a coroutine that blocks the loop, and fail all that was started if one does so for
+        `limit_s` seconds, which the flag `flag` says: nothing else on this loop can go on, not even time limits."""
+        threading.Thread(
+            target=self._watch, args=(limit_s, flag), name=f"{self.thread.name}-watch", daemon=True
+        ).start()
+
+    def _watch(self, limit_s: float, flag: str) -> None:
+        turns, blocked_s = 0, 0.0  # turns: of the loop since the watch began
+        before: tuple[object, int] | None = None
+        told = set[str]()
+
+        def count() -> None:
+            nonlocal turns
+            turns += 1
+
+        while self.error is None:
+            task = asyncio.current_task(self.loop)
+            now = None if task is None else (task, turns)
+            # Time is counted in looks: a process that was suspended has blocked nothing.
+            blocked_s = blocked_s + LOOK_S if now is not None and now == before else 0.0
+            before = now
+            if blocked_s >= min(SLOW_S, limit_s):
+                function, place = self.running()
+                if function not in told:
+                    show_line(f"{place} blocks all episodes of its process. {REMEDY}.", to_stderr=True)
+                    told.add(function)
+                if blocked_s >= limit_s:
+                    self.fail(UserError(f"{place} has blocked all episodes for {flag}={limit_s:g} s. {REMEDY}"))
+            self.loop.call_soon_threadsafe(count)
+            time.sleep(LOOK_S)
+
+    def running(self) -> tuple[str, str]:
+        """Return the function that runs on the loop, and its line as `env.py:12 (step)`: the innermost call of the
+        user's code if there is one."""
+        calls = traceback.extract_stack(sys._current_frames()[self.thread.ident or 0])
+        call = ([call for call in calls if is_of_user(Path(call.filename))] or calls)[-1]
+        return f"{call.filename}:{call.name}", f"{Path(call.filename).name}:{call.lineno} ({call.name})"
+
+    def fail(self, error: UserError) -> None:
+        """Raise `error` in everyone who waits for a coroutine of this loop."""
+        self.error = error
+        for each in [*self.open]:
+            with suppress(InvalidStateError):  # it has just ended
+                each.set_exception(error)

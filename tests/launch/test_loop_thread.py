@@ -1,0 +1,74 @@
+"""The watch over coroutines that block the event loop of all others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from rlhf_suite.errors import UserError
+from rlhf_suite.launch.loop_thread import LOOK_S, LoopThread
+
+FLAG = "agent.tool_timeout_s"
+
+
+async def blocks(released: threading.Event) -> str:
+    released.wait()
+    return "late"
+
+
+async def waits(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "in time"
+
+
+@pytest.fixture
+def released():
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_coroutine_that_blocks_the_loop_fails_all_others(released, capsys):
+    loop = LoopThread("test")
+    loop.watch(4 * LOOK_S, FLAG)
+    others = [loop.start(waits(60)), loop.start(blocks(released)), loop.start(waits(0))]
+    for each in others:
+        with pytest.raises(UserError) as error:
+            each.result(60)
+        line = blocks.__code__.co_firstlineno + 1
+        assert f"test_loop_thread.py:{line} (blocks) has blocked all episodes for {FLAG}=2 s" in str(error.value)
+    with pytest.raises(UserError, match="has blocked"):
+        loop.start(waits(0)).result(60)
+    assert capsys.readouterr().err.count("blocks all episodes of its process") == 1
+    released.set()
+    later = asyncio.run_coroutine_threadsafe(waits(0), loop.loop)
+    assert later.result(60) == "in time", "what was started before the failure comes to its end without harm"
+
+
+def test_many_short_calls_in_a_row_and_long_waits_are_no_block(capsys):
+    """Each of the calls blocks the loop, and together they do so for longer than the limit."""
+    loop = LoopThread("test")
+    loop.watch(4 * LOOK_S, FLAG)
+
+    async def short() -> None:
+        time.sleep(LOOK_S)
+
+    calls = [loop.start(short()) for _ in range(8)]
+    assert loop.start(waits(6 * LOOK_S)).result(60) == "in time"
+    assert [each.result(60) for each in calls] == [None] * 8
+    assert not capsys.readouterr().err
+
+
+def test_results_and_errors_come_back():
+    loop = LoopThread("test")
+
+    async def fails() -> None:
+        raise KeyError("x")
+
+    assert loop.start(waits(0)).result(60) == "in time"
+    with pytest.raises(KeyError):
+        loop.start(fails()).result(60)
+    assert not loop.open
