@@ -147,12 +147,19 @@ ROWS = (
         ("staleness.png",),
     ),
     Row(
-        "An environment that waits for ever costs its group alone, and is named with its turn.",
+        "An environment that waits for ever costs its group alone, and is named with its turn. One that blocks all "
+        "episodes is named with its line, and ends the run.",
         (
             f"{STREAM}::test_an_environment_that_never_answers_costs_its_group_and_is_named",
             "tests/agents/test_environment_agent.py::test_a_wait_has_a_deadline",
+            "tests/launch/test_loop_thread.py",
+            "tests/rl/test_agents_in_runs.py::test_an_async_step_that_blocks_all_episodes_ends_the_run",
         ),
-        mistakes=("a wait for an environment has no deadline of its own",),
+        mistakes=(
+            "a wait for an environment has no deadline of its own",
+            "many short calls on an event loop count as one that blocks it",
+            "a coroutine that blocks the event loop is not noticed",
+        ),
     ),
     Row(
         "After the death of an engine its unfinished requests are made again, the same: no group is lost, and none is "
@@ -171,7 +178,7 @@ ROWS = (
     ),
     Row(
         "After the death of a process of agents its unfinished episodes begin anew, the same, and are trained on once.",
-        ("tests/rl/test_episode_workers.py",),
+        ("tests/rl/test_episode_workers.py", "tests/e2e/test_episode_workers_in_runs.py"),
         mistakes=("an episode worker gets answers to what the dead one before it asked",),
     ),
     Row(

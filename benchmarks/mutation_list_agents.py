@@ -47,6 +47,20 @@ AGENTS = [
         BRIDGE,
     ),
     Mutation(
+        "many short calls on an event loop count as one that blocks it",
+        "launch/loop_thread.py",
+        "now is not None and now == before",
+        "now is not None and before is not None",
+        ("tests/launch/test_loop_thread.py",),
+    ),
+    Mutation(
+        "a coroutine that blocks the event loop is not noticed",
+        "launch/loop_thread.py",
+        'self.fail(UserError(f"{place}',
+        '(UserError(f"{place}',
+        ("tests/launch/test_loop_thread.py",),
+    ),
+    Mutation(
         "what the model wrote is decoded and encoded again",
         "agents/session.py",
         "prompt_ids=ledger.ids.tolist(),",
