@@ -178,7 +178,11 @@ ROWS = (
     ),
     Row(
         "After the death of a process of agents its unfinished episodes begin anew, the same, and are trained on once.",
-        ("tests/rl/test_episode_workers.py", "tests/e2e/test_episode_workers_in_runs.py"),
+        (
+            "tests/rl/test_episode_workers.py",
+            "tests/e2e/test_episode_workers_in_runs.py",
+            "tests/e2e/test_images_run.py::test_workers_send_images_as_the_driver_does",
+        ),
         mistakes=("an episode worker gets answers to what the dead one before it asked",),
     ),
     Row(

@@ -72,7 +72,7 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def folder(runs, warm, server):
+def words(runs, warm, server):
     home = runs / "foreign_agents"
     home.mkdir(parents=True)
     for name, text in FILES.items():
@@ -86,14 +86,19 @@ def folder(runs, warm, server):
         for name in SAYS
     ]
     (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
+    return [
         *common_words(warm, home / "rows.jsonl"),
         *("agent.kind=environment", f"train.agent_func_path={home}/one_of_six.py", "agent.max_turns=3"),
         *("reward.rule=exact_match", "data.max_len=1024", "rollout.max_new_tokens=100"),
         *("rollout.batch_size=12", "rollout.micro_batch_size=6", "train.batch_size=12", "train.micro_batch_size=6"),
     ]
-    jobs.run(home / "run", words)
-    return home / "run"
+
+
+@pytest.fixture(scope="module")
+def folder(runs, words):
+    folder = runs / "foreign_agents" / "run"
+    jobs.run(folder, words)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +120,16 @@ def test_files_of_other_libraries_and_servers_train(folder, server, samples, rec
     assert max(sample["agent/turns"] for sample in samples) > 1
     assert {sample["reward/steps"] is None for sample in samples if sample["datasource"] == "openrlhf"} == {False}
     assert len(server.sessions) == 12, "an episode each"
+
+
+@pytest.mark.proof
+def test_the_same_agents_train_the_same_in_workers(runs, words, folder):
+    """Each worker starts MCP servers and connections of its own, and imports the files by itself."""
+    mine = runs / "foreign_agents" / "workers"
+    jobs.run(mine, [*words, "agent.num_workers=2"])
+    for step in (1, 2, 3):
+        assert jobs.rollout(mine, step) == jobs.rollout(folder, step)
+    assert jobs.digest(mine) == jobs.digest(folder)
 
 
 def test_engine_and_trainer_agree_on_every_turn(samples, record_property):

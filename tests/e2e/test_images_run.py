@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import jobs
 import pytest
 
@@ -88,24 +91,44 @@ def test_ranks_that_partition_a_model_train_responses_to_images(runs, start):
         assert column(folder, name) == pytest.approx(column(whole, name), rel=1e-3, abs=1e-5)
 
 
-def test_an_environment_that_answers_with_images_is_trained(runs, start, tmp_path):
-    (tmp_path / "crops.py").write_text(CROPS)
-    folder = runs / "images_turns"
+@pytest.fixture(scope="module")
+def turns(runs, start):
+    """Returns the folder of a run whose environment answers with images, in so many processes beside the driver."""
+    code = runs / "crops.py"
+    code.write_text(CROPS)
     words = [
         *SMALL,
         f"actor.model_name_or_path={start}",
         "agent.kind=environment",
-        f"train.agent_func_path={tmp_path}/crops.py",
+        f"train.agent_func_path={code}",
         "reward.rule=null",
         "data.max_images_per_prompt=2",
         "data.max_len=128",
         "rollout.max_new_tokens=64",
         "actor.freeze_visual_encoder=true",
     ]
-    jobs.run(folder, words)
-    check_agreement(folder)
-    turns = {
+
+    @cache
+    def folder(workers: int) -> Path:
+        path = runs / f"images_turns_{workers}"
+        jobs.run(path, [*words, f"agent.num_workers={workers}"])
+        return path
+
+    return folder
+
+
+def test_an_environment_that_answers_with_images_is_trained(turns):
+    check_agreement(turns(0))
+    counts = {
         sum(1 for a, b in zip([0, *row["owner"]], row["owner"], strict=False) if (a, b) in ((0, 1), (2, 1)))
-        for row in jobs.rollout(folder, 1)
+        for row in jobs.rollout(turns(0), 1)
     }
-    assert 2 in turns, "some episodes have a second turn, behind the second image"
+    assert 2 in counts, "some episodes have a second turn, behind the second image"
+
+
+@pytest.mark.proof
+def test_workers_send_images_as_the_driver_does(turns):
+    check_agreement(turns(2))
+    for step in (1, 2, 3):
+        assert jobs.rollout(turns(2), step) == jobs.rollout(turns(0), step)
+    assert jobs.digest(turns(2)) == jobs.digest(turns(0))

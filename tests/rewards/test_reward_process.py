@@ -60,7 +60,7 @@ MISDEEDS = {
     "os.kill(os.getpid(), signal.SIGSEGV)": ("error", r"died \(SIGSEGV\)"),
     "print('last words', flush=True); os.abort()": ("error", r"died \(SIGABRT\); it last said: last words"),
     "bytearray(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') * 3 // 4)": ("error", "MemoryError"),
-    "os.closerange(3, 100)": ("error", "died|closed its connection"),
+    "os.closerange(3, 4096)": ("error", "died|closed its connection"),
     "[os.write(fd, b'junk') for fd in range(3, 1000) if os.path.exists(f'/proc/self/fd/{fd}')]": (
         "error",
         "or wrote into it",
