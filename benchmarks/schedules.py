@@ -1,17 +1,20 @@
 """What it brings to make rollouts while the policy trains: the same job with rollouts made with their steps, made ahead
 of them, and as a stream of groups, one after another on the same machine.
 
-    python benchmarks/schedules.py [--jobs compute tools] [--steps 14] [--save] [--pictures FOLDER]
+    python benchmarks/schedules.py [--jobs compute tools] [--steps 14] [--save] [--pictures FOLDER] [--words ...]
 
-Two jobs: `compute`, in which generation and training take about as long as each other and nothing waits; and `tools`,
-whose episodes have turns that an environment answers after 50 to 400 ms. All runs compute the same correction, which
-only rollouts that are made ahead need, so that the work of a step is the same.
+Two jobs: `compute`, in which nothing waits; and `tools`, whose episodes have turns that an environment answers after
+50 to 400 ms. How long generation takes beside training depends on the machine: with fewer samples it takes longer,
+because an engine writes few responses hardly faster than many. `--words` changes the command line of every run, so that
+`compute` can be a job in which both take as long. All runs compute the same correction, which only rollouts that are
+made ahead need, so that the work of a step is the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +47,11 @@ MODES = {
 DEPTH = {"compute": 1, "tools": 2}
 
 
-def words(job: str, mode: str, steps: int) -> list[str]:
+def words(job: str, mode: str, steps: int, more: Sequence[str]) -> list[str]:
     """The command line of one run."""
     line = JOBS[job].format(here=Path(__file__).parent)
     line = f"{SHARED} {line} {MODES[mode].format(depth=DEPTH[job])} train.max_steps={steps}"
-    return [*line.split(), f"actor.model_name_or_path={model(job)}"]
+    return [*line.split(), f"actor.model_name_or_path={model(job)}", *more]
 
 
 def model(job: str) -> str:
@@ -86,6 +89,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES])
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--pictures", type=Path, help="a folder for the timeline of each run")
+    parser.add_argument("--words", nargs="+", default=[], help="more words for the command line of every run")
     parser.add_argument("--save", action="store_true", help="add the line to results/schedules.jsonl")
     given = parser.parse_args()
     result: dict[str, Any] = {}
@@ -94,7 +98,7 @@ def main() -> None:
             found = {}
             for mode in given.modes:
                 folder = root / f"{job}_{mode}"
-                found[mode] = measured(suite_run(words(job, mode, given.steps), folder))
+                found[mode] = measured(suite_run(words(job, mode, given.steps, given.words), folder))
                 if given.pictures:
                     given.pictures.mkdir(parents=True, exist_ok=True)
                     shutil.copy(folder / "timeline.png", given.pictures / f"{folder.name}.png")
@@ -106,7 +110,7 @@ def main() -> None:
             }
             ratios.pop("synchronous_to_synchronous", None)
             result[job] = ratios | found
-    publish("schedules", {"steps": given.steps, **result}, given.save)
+    publish("schedules", {"steps": given.steps, "words": given.words, **result}, given.save)
 
 
 if __name__ == "__main__":
