@@ -127,6 +127,7 @@ def test_the_same_agents_train_the_same_in_workers(runs, words, folder):
     """Each worker starts MCP servers and connections of its own, and imports the files by itself."""
     mine = runs / "foreign_agents" / "workers"
     jobs.run(mine, [*words, "agent.num_workers=2"])
+    assert (mine / "logs" / "episode-worker-1.log").exists()
     for step in (1, 2, 3):
         assert jobs.rollout(mine, step) == jobs.rollout(folder, step)
     assert jobs.digest(mine) == jobs.digest(folder)

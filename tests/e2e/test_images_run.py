@@ -128,6 +128,7 @@ def test_an_environment_that_answers_with_images_is_trained(turns):
 
 @pytest.mark.proof
 def test_workers_send_images_as_the_driver_does(turns):
+    assert (turns(2) / "logs" / "episode-worker-1.log").exists()
     check_agreement(turns(2))
     for step in (1, 2, 3):
         assert jobs.rollout(turns(2), step) == jobs.rollout(turns(0), step)
