@@ -197,8 +197,8 @@ def test_save_hf_puts_the_model_into_the_checkpoint(saver):
 
 def test_metric_json_has_the_metrics_of_the_step_and_the_rule_of_the_best(saver):
     one = saver(save_steps=1)
-    one.save_if_due(1, {"eval/gpt_loss": 2.0}, {"train/gpt_loss": 2.5, "eval/gpt_loss": 2.0})
-    one.save_if_due(2, {"eval/gpt_loss": 3.0}, {"train/gpt_loss": 1.5, "eval/gpt_loss": 3.0})
+    one.save_if_due(1, {"eval/gpt_loss": 2.0}, lambda: {"train/gpt_loss": 2.5, "eval/gpt_loss": 2.0})
+    one.save_if_due(2, {"eval/gpt_loss": 3.0}, lambda: {"train/gpt_loss": 1.5, "eval/gpt_loss": 3.0})
     said = json.loads((one.store.path / "step_000002" / "metric.json").read_text())
     assert said == {
         "step": 2,

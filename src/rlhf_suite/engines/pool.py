@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -205,12 +204,11 @@ class EnginePool:
         manifest = self._published
         if manifest is None:
             return
-        if manifest.kept is None:
+        if manifest.path is None:
             assert self.send_again is not None
             self.send_again()
             return
-        kept = replace(manifest, path=manifest.kept)
-        self._some(engines, f"the weights of version {manifest.version}", "update_weights", kept)
+        self._some(engines, f"the weights of version {manifest.version}", "update_weights", manifest)
 
     def _dead(self) -> dict[int, ActorDied]:
         """Return the engines whose process has ended, by number."""

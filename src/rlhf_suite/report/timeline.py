@@ -45,6 +45,7 @@ LANES = (
             "waiting_for_batch": "#999999",
             "waiting_for_deadline": "#444444",
             "waiting_to_sync": "#E69F00",
+            "waiting_for_sync": "#E69F00",
         },
     ),
 )

@@ -20,6 +20,7 @@ from rlhf_suite.models.vision import VisionProcessor
 from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.actors import Actors
 from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.episode_workers import EpisodeWorkers
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
@@ -103,7 +104,12 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        weights=sampling.weights,
+        engines=EngineUpdate(
+            sampling.weights,
+            sampling.rollouts,
+            journal,
+            overlaps=config.train.async_enable and plan.rollouts_ahead > 0,
+        ),
         evaluator=sampling.evaluator,
         saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
         journal=journal,

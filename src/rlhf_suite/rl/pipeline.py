@@ -16,13 +16,12 @@ from rlhf_suite.data.batch import needed
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.credit import CreditAssigner
+from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
-from rlhf_suite.rl.replay import NoEngines
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.schedules import Schedule
 from rlhf_suite.rl.update import Updater
-from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.train.loop import TrainingLoop
 
 
@@ -34,7 +33,7 @@ class Pipeline(TrainingLoop):
     experience: ExperienceMaker  # log-probs of policy and reference, values
     credit: CreditAssigner  # rewards -> advantages and returns
     updater: Updater  # optimiser steps of policy and critic
-    weights: WeightSync | NoEngines  # weights -> engines, attested
+    engines: EngineUpdate  # weights -> engines, attested
     evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
 
@@ -43,7 +42,7 @@ class Pipeline(TrainingLoop):
         try:
             return super().run()
         finally:
-            self.weights.close()
+            self.engines.close()
             self.rollouts.close()
             with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
                 self.journal.timeline.close(self.journal.folder.timeline)
@@ -52,10 +51,7 @@ class Pipeline(TrainingLoop):
         """Remove what later steps wrote before a kill, and bring the weights to the engines."""
         for made in (self.journal.folder.rollouts, self.journal.folder.evaluations):
             forget_after(made, start)
-        with self.journal.phase("weight_sync"):
-            self.weights.sync(version=start)
-            self.weights.check(version=start)
-        self.rollouts.begin(start)
+        self.engines.first(version=start)
 
     def train_step(self, step: int) -> None:
         """Train on one rollout (0-based)."""
@@ -67,18 +63,23 @@ class Pipeline(TrainingLoop):
         with journal.phase("ppo_train", "trainer"):
             update_metrics = self.updater.update(experience, step, self.credit.kl_coef)
             self.credit.adapt(credit_metrics, experience.num_episodes)
+        if self.engines.overlaps:
+            with journal.phase("waiting_for_sync"):
+                self.settled()
         self.rollouts.allow_sync(step + 1)
-        with journal.phase("weight_sync"):
-            sync_metrics = self.weights.sync(version=step + 1)
-        self.rollouts.synced(step + 1)  # so that the engines write the next rollout while they are probed
-        with journal.phase("probe"):
-            sync_metrics |= self.weights.check(version=step + 1, batch=experience)
+        sync_metrics = self.engines.start(step + 1, experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
         metrics |= staleness(experience, step) | journal.timeline.close_window(journal.folder.timeline)
         metrics["train/tokens"] = float(experience.num_tokens)
         metrics["perf/tokens_per_s"] = experience.num_tokens / sum(journal.seconds.values())
         self.log(step + 1, metrics)
         write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
+
+    def settled(self) -> dict[str, float]:
+        """Wait until the engines have the weights of the newest step, and return its metrics."""
+        if found := self.engines.finish():
+            self.log_late(self.engines.version, found)
+        return self.row
 
     @property
     def steps_between_evaluations(self) -> int:

@@ -8,7 +8,7 @@ has moved away, and `algo.advantage.is_correction_level` corrects for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,12 @@ class Replay(WithTheStep):
 class NoEngines:
     """Stands where the weight sync of other runs is: there is nobody to send weights to."""
 
-    def sync(self, version: int) -> dict[str, float]:
+    def sync(
+        self, version: int, batch: TokenBatch | None = None, queued: Callable[[], object] = lambda: None
+    ) -> dict[str, float]:
         return {}
 
-    def check(self, version: int, batch: TokenBatch | None = None) -> dict[str, float]:
+    def check(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:

@@ -37,11 +37,16 @@ class Schedule(Protocol):
         ...
 
     def allow_sync(self, version: int) -> None:
-        """Wait until the weights `version` may be synced."""
+        """Take note that the weights `version` are trained, and wait until they may be synced."""
         ...
 
     def synced(self, version: int) -> None:
-        """Take note that the engines have the weights `version`."""
+        """Take note that the engines have the weights `version`. May be called on any thread."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` in a `take` that waits for weights, since they did not reach the engines. May be called on any
+        thread."""
         ...
 
     def close(self) -> None:
@@ -63,6 +68,9 @@ class WithTheStep:
         pass
 
     def synced(self, version: int) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
         pass
 
     def close(self) -> None:
@@ -137,6 +145,9 @@ class Ahead:
         with self.changed:
             self.version = version
             self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: a rollout that is taken was made before the newest weights were trained."""
 
     def close(self) -> None:
         with self.changed:

@@ -10,8 +10,9 @@ D = train.async_run_ahead:
                 groups due by d that it leaves fit into steps t + 1 to d; it waits for a group only if that needs one
 
 A weight sync falls between two steps of the engines: unfinished responses go on with the new weights, and each token
-has its version. Where engines and models share their devices, the engines pause as soon as a batch can be selected, and
-unfinished responses are continued from their tokens after the sync: all else is the same.
+has its version. It may be under way while step t + 1 trains: a group that begins meanwhile begins at version t, and
+admission is that of step t. Where engines and models share their devices, the engines pause as soon as a batch can be
+selected, and unfinished responses are continued from their tokens after the sync: all else is the same.
 
 No group is dropped but those that a filter or a failed reward rejects, and `rejected.jsonl` in the folder of
 rollouts has those. Selection always finds a batch: the groups due by d that are left never exceed what the steps up to
@@ -119,7 +120,8 @@ class Stream:
         self.builder, self.order, self.bound, self.run_ahead = builder, order, bound, run_ahead
         self.rejected_file = folder / REJECTED
         self.changed = threading.Condition()
-        self.step = 0  # the step that is trained now, and the version of the weights
+        self.step = 0  # the step that is trained now, and the version of the policy
+        self.version = 0  # of the engines' weights: one less than the policy's while a sync is under way
         self.next = 0  # groups that began, and those whose prompts the filter of prompts did not choose
         self.rejected = self.skipped = 0  # of them those that were rejected, and those that did not begin
         self.round_end = 0  # behind the candidates that the filter of prompts has seen
@@ -139,7 +141,7 @@ class Stream:
     def begin(self, step: int) -> None:
         self.forget_rejections()
         with self.changed:
-            self.step = step
+            self.step = self.version = step
             for index in sorted({*self.begun} - {*self.finished}):  # they were running when the checkpoint was written
                 self.start(index)
             self.dispatch()
@@ -167,7 +169,7 @@ class Stream:
 
     @property
     def may_begin(self) -> bool:
-        return self.outstanding < self.order.before(self.step + self.run_ahead + 1) and not self.is_closed
+        return self.outstanding < self.order.before(self.version + self.run_ahead + 1) and not self.is_closed
 
     @property
     def outstanding(self) -> int:
@@ -206,7 +208,7 @@ class Stream:
         self.is_generating = works
 
     def start(self, index: int) -> None:
-        self.begun[index] = self.step
+        self.begun[index] = self.version
         self.measure()
         prompt, stream = self.order.prompt(index)
         self.builder.sampler.start(index, prompt, stream).add_done_callback(self.generated)
@@ -239,10 +241,14 @@ class Stream:
                     counts | {SAMPLES: len(EpisodeRows.of(samples))},
                 )
             except BaseException as error:  # whatever it is, the driver must not wait for ever
-                with self.changed:
-                    self.failure = self.failure or error
-                    self.changed.notify_all()
+                self.fail(error)
                 return
+
+    def fail(self, error: BaseException) -> None:
+        """Raise `error` in `take`."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
 
     def sort_out(
         self, groups: dict[int, list[Trajectory]], scored: ScoredTrajectories, counts: Mapping[str, float]
@@ -321,11 +327,13 @@ class Stream:
             )
 
     def allow_sync(self, version: int) -> None:
-        """A sync may fall between any two steps of the engines."""
+        """Take note that the weights `version` are trained. A sync may fall between any two steps of the engines."""
+        with self.changed:
+            self.step = version
 
     def synced(self, version: int) -> None:
         with self.changed:
-            self.step, self.is_paused = version, False
+            self.version, self.is_paused = version, False
             self.dispatch()
             self.measure()
         if self.pauses:

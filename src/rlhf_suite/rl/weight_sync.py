@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
+import ray
 import torch
 
 from rlhf_suite.config.rollout import VLLMConfig
 from rlhf_suite.data.batch import TokenBatch, take
+from rlhf_suite.distributed.group import Pending
 from rlhf_suite.engines.pool import EnginePool
 from rlhf_suite.rl.model_groups import PolicyGroup
 from rlhf_suite.rl.sharding import ForwardBatch
@@ -35,8 +40,11 @@ class WeightSync:
         self.prompts, self.max_len, self.mismatch_limit = prompts, max_len, mismatch_limit
         self.timeout_s = timeout_s
         # An engine that is started again needs the weights of the last sync. Where the policy trains while engines
-        # generate, it has newer ones by then; and a file needs nobody who sends it.
-        self.keeps = config.max_restarts > 0 and (backend == "shm" or is_async)
+        # generate, it has newer ones by then; and a file needs nobody who sends it. There engines also load a file
+        # while the policy trains.
+        restarts = config.max_restarts > 0
+        self.keeps = (restarts or is_async) if backend == "shm" else (restarts and is_async)
+        self.probe: Probe | None = None  # of the newest sync
 
     def connect(self) -> None:
         """Introduce trainer and engines to each other."""
@@ -64,15 +72,26 @@ class WeightSync:
         """Take note that the run ends: an engine that dies now is not started again."""
         self.engines.retire()
 
-    def sync(self, version: int) -> dict[str, float]:
-        """Bring the policy's weights, now of `version`, to every engine, and prove by digests that they are there."""
+    def sync(
+        self, version: int, batch: TokenBatch | None = None, queued: Callable[[], object] = lambda: None
+    ) -> dict[str, float]:
+        """Bring the policy's weights, now of `version`, to every engine, and prove by digests that they are there.
+
+        While the engines take them, the policy computes its part of the probe, on sequences of `batch`. `queued` is
+        called when the policy has been asked for all of this: what it is asked for later finds the same weights read.
+        """
+
+        def send() -> Sequence[ray.ObjectRef]:
+            refs = self.policy.publish(version).refs
+            self.probe = self.begin_probe(version, self.prompts if batch is None else batch)
+            queued()
+            return refs
+
         # The cache comes last: while weights are sent, the trainer has them too, and more of its own.
         if self.config.enable_sleep:
             self.engines.wake("weights")
         try:
-            manifest, reports = self.engines.sync(
-                self.backend, version, lambda: self.policy.publish(version).refs, self.policy.group.members
-            )
+            manifest, reports = self.engines.sync(self.backend, version, send, self.policy.group.members)
         finally:  # it is not waited for: if the policy is gone, the error of the sync itself is what the user needs
             self.policy.release()
         self.version = version
@@ -83,32 +102,44 @@ class WeightSync:
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
         return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
 
-    def check(self, version: int, batch: TokenBatch | None = None) -> dict[str, float]:
-        """Prove by a probe that the engines compute what the trainer does (vllm.sync_check=full)."""
-        chosen = self.prompts if batch is None else batch
+    def begin_probe(self, version: int, batch: TokenBatch) -> Probe | None:
+        """Start the policy's part of a probe (vllm.sync_check=full). An engine generates one more token, so a sequence
+        of data.max_len is left out."""
         # An engine scores prompts with the tokens that it never samples. Rollouts are compared in any case.
-        if self.config.sync_check != "full" or chosen.images is not None:
-            return {}
-        return {"sync/probe": self.probe(version, chosen)}
-
-    def probe(self, version: int, batch: TokenBatch) -> float:
-        """Return the largest mean |log-prob difference| of an engine and the trainer on a few sequences; past the limit
-        the run stops. An engine generates one more token, so a sequence of data.max_len is left out."""
+        if self.config.sync_check != "full" or batch.images is not None:
+            return None
         fitting = (batch.lengths < self.max_len).nonzero().flatten()[:PROBE_SEQUENCES]
         if len(fitting) == 0:
-            return 0.0
+            return None
         chosen = every_token(take(batch, fitting))
-        ours = self.policy.log_probs(ForwardBatch(chosen), 1.0, what=f"the probe of sync {version}").result().numpy()
-        sequences = [ids.tolist() for ids in torch.split(chosen.ids, chosen.lengths.tolist())]
-        mask = chosen.mask.numpy().astype(bool)
-        gaps = [np.abs(np.concatenate(theirs) - ours)[mask].mean() for theirs in self.engines.score(sequences)]
-        worst = float(np.max(gaps))
+        ours = self.policy.log_probs(ForwardBatch(chosen), 1.0, what=f"the probe of sync {version}")
+        return Probe(version, chosen, ours)
+
+    def check(self) -> dict[str, float]:
+        """Prove by the probe of the newest sync that the engines compute what the trainer does: compare the mean
+        |log-prob difference| of every engine and the trainer with the limit."""
+        if self.probe is None:
+            return {}
+        probe, self.probe = self.probe, None
+        sequences = [ids.tolist() for ids in torch.split(probe.batch.ids, probe.batch.lengths.tolist())]
+        theirs = self.engines.score(sequences)
+        ours, mask = probe.ours.result().numpy(), probe.batch.mask.numpy().astype(bool)
+        worst = float(np.max([np.abs(np.concatenate(each) - ours)[mask].mean() for each in theirs]))
         if not worst <= self.mismatch_limit:  # NaN passes it too
             raise WeightSyncError(
-                f"sync of version {version}: all tensors arrived, but an engine's log-probs differ from the trainer's "
-                f"by {worst:.2e} on average (limit {self.mismatch_limit:.2e}, algo.mismatch_max)"
+                f"sync of version {probe.version}: all tensors arrived, but an engine's log-probs differ from the "
+                f"trainer's by {worst:.2e} on average (limit {self.mismatch_limit:.2e}, algo.mismatch_max)"
             )
-        return worst
+        return {"sync/probe": worst}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the policy says of a few sequences with the weights of a sync; the engines have yet to say it."""
+
+    version: int
+    batch: TokenBatch  # all tokens but the first of each sequence are in the mask
+    ours: Pending[torch.Tensor]  # log-probs, [T]
 
 
 def every_token(batch: TokenBatch) -> TokenBatch:

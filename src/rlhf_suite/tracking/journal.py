@@ -112,6 +112,11 @@ class Journal:
             self.progress.update(step, metrics)
         self.folder.record_step(step)
 
+    def log_late(self, step: int, metrics: dict[str, float]) -> None:
+        """Write further metrics of a step whose row is written; the timings of the next step are not touched."""
+        if metrics and step % self.config.logging_steps == 0:
+            self.logger.log(step, metrics)
+
     def close(self) -> None:
         """Close the progress bar and the metric sinks."""
         if hasattr(self, "progress"):

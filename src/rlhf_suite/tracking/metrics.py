@@ -1,8 +1,9 @@
 """Where metrics go: always to `metrics.jsonl`, and to TensorBoard and Weights & Biases if requested. Each gets every
 row.
 
-A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have a second
-row (its evaluation). A value that is not finite is null there, and its name is in the row's "nonfinite".
+A row of metrics.jsonl is `{"step": 12, "time": <unix seconds>, "train/gpt_loss": 1.7, ...}`. A step may have
+further rows: its evaluation, and what was measured while the next step trained. A value that is not finite is null
+there, and its name is in the row's "nonfinite".
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ class TrainingLoop(ABC):
                 self.train_step(step)
                 evaluation = self.evaluate(step + 1)
                 with self.journal.phase("save"):
-                    self.saver.save_if_due(step + 1, evaluation, self.row)
-                    self.saver.stop_if_requested(step + 1, self.row)
+                    self.saver.save_if_due(step + 1, evaluation, self.settled)
+                    self.saver.stop_if_requested(step + 1, self.settled)
+            self.settled()
             self.export()
         return self.last
 
@@ -58,6 +59,11 @@ class TrainingLoop(ABC):
     @abstractmethod
     def train_step(self, step: int) -> None:
         """Train step `step` (0-based) and log its metrics."""
+
+    def settled(self) -> dict[str, float]:
+        """Wait for what the newest step has left under way, and return its metrics. An evaluation, a checkpoint and the
+        end of the run come after it."""
+        return self.row
 
     @property
     @abstractmethod
@@ -73,6 +79,7 @@ class TrainingLoop(ABC):
         every = self.steps_between_evaluations
         if every == 0 or (step % every and step != self.total_steps):
             return {}
+        self.settled()
         with self.journal.phase("evaluation"):
             metrics = self.measure(step)
         self.log(step, metrics, always=True)
@@ -84,10 +91,19 @@ class TrainingLoop(ABC):
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Log metrics and keep them as the last ones."""
+        self.keep(step, metrics)
+        self.journal.log(step, metrics, always)
+
+    def log_late(self, step: int, metrics: dict[str, float]) -> None:
+        """Log further metrics of a step that is over, and keep them."""
+        self.keep(step, metrics)
+        self.journal.log_late(step, metrics)
+
+    def keep(self, step: int, metrics: dict[str, float]) -> None:
+        """Keep metrics as the last ones."""
         self.row = self.row | metrics if step == self.row_step else dict(metrics)
         self.row_step = step
         self.last |= metrics
-        self.journal.log(step, metrics, always)
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import CheckpointConfig
@@ -23,7 +22,7 @@ from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
 from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.trained_worker import TrainedGroup
 
-NOTHING: Mapping[str, float] = MappingProxyType({})
+Metrics = Callable[[], Mapping[str, float]]  # those of the step that is saved, once all that it started is over
 NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 
 
@@ -130,9 +129,9 @@ class Saver:
             raise UserError(f"{problem.what}: {problem.fix}")
         return [*changed, *found]
 
-    def save_if_due(self, step: int, evaluation: Mapping[str, float], metrics: Mapping[str, float] = NOTHING) -> None:
+    def save_if_due(self, step: int, evaluation: Mapping[str, float], metrics: Metrics = dict) -> None:
         """The periodic checkpoint, and the best one when this step's evaluation beats all before; the model of that
-        step too where ckpt.best_metric_key names a metric. `metrics`: those of this step, for metric.json."""
+        step too where ckpt.best_metric_key names a metric. `metrics` are written into metric.json."""
         if self.is_best(evaluation):
             self.save(step, "best", metrics)
             if self.config.best_metric_key is not None:
@@ -140,7 +139,7 @@ class Saver:
         if self.config.save_steps > 0 and step % self.config.save_steps == 0:
             self.save(step, "step", metrics)
 
-    def stop_if_requested(self, step: int, metrics: Mapping[str, float] = NOTHING) -> None:
+    def stop_if_requested(self, step: int, metrics: Metrics = dict) -> None:
         """End the run after `step` when a signal asked for it; the step is saved first, whatever ckpt.save_steps is."""
         number = requested()
         if number is None:
@@ -168,12 +167,13 @@ class Saver:
         self.best, self.evaluations_since_best = value, 0
         return self.config.save_steps > 0 or self.config.best_metric_key is not None
 
-    def save(self, step: int, kind: str, metrics: Mapping[str, float] = NOTHING) -> None:
+    def save(self, step: int, kind: str, metrics: Metrics = dict) -> None:
         """Write a checkpoint into a folder of its own, then commit it."""
+        row = metrics()
         folder = self.store.begin(step, kind)
         try:
             with writing(folder):
-                self._write(folder, step, kind, metrics)
+                self._write(folder, step, kind, row)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # a full disk has room again for saying so
             raise

@@ -51,8 +51,7 @@ class Manifest:
 
     version: int
     entries: tuple[TensorEntry, ...] = ()  # for a stream the engine's manifest has none; headers carry them
-    path: str | None = None
-    kept: str | None = None  # where an engine that starts later can open the file, until the next sync
+    path: str | None = None  # until the next sync, if the sender keeps what it sent
 
     @property
     def nbytes(self) -> int:

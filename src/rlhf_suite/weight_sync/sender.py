@@ -47,7 +47,8 @@ class ShmSender:
     """Sends weights through a file in /dev/shm, to engines on this node.
 
     `dtype` is the data type of the engines; floating-point tensors are sent in it. `check`: compute digests. `keep`:
-    the weights that were sent last stay in memory, for an engine that is started again.
+    the weights that were sent last stay in memory, for an engine that loads them while the policy trains on or that is
+    started again. Then the file has no name, so nothing is left behind, however this process ends.
     """
 
     def __init__(self, dtype: torch.dtype, check: bool, keep: bool = False) -> None:
@@ -57,7 +58,8 @@ class ShmSender:
         atexit.register(self.close)
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
-        """Write the file. It stays until `release`, which must be called after the engines have loaded it."""
+        """Write the file. It stays until the next call, or without `keep` until `release`, which must be called after
+        the engines have loaded it."""
         self.close()
         path = SHM_FOLDER / f"{SHM_PREFIX}{uuid4().hex}"
         path.touch(mode=0o600, exist_ok=False)  # no other user of the machine may read it
@@ -74,8 +76,10 @@ class ShmSender:
                 f"{SHM_FOLDER} is too small for the weights; give the machine more shared memory (docker run "
                 "--shm-size) or set vllm.sync_backend=gloo (cpu) or nccl (cuda)"
             ) from None
-        kept = f"/proc/{os.getpid()}/fd/{self._file.fileno()}" if self._keep else None
-        return Manifest(version, tuple(entries), str(path), kept)
+        if self._keep:
+            path.unlink()
+            path = Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
+        return Manifest(version, tuple(entries), str(path))
 
     def _write(self, file: IO[bytes], name: str, tensor: torch.Tensor) -> TensorEntry:
         """Append a tensor to the file and return its entry."""
@@ -86,12 +90,9 @@ class ShmSender:
         return entry
 
     def release(self) -> None:
-        """Remove the file. Its memory is free when no engine maps it any more, and with `keep` not before the next
-        `send`: nothing is left behind, however this process ends."""
-        if self._file is not None:
-            Path(self._file.name).unlink(missing_ok=True)
-            if not self._keep:
-                self.close()
+        """Remove the file, unless it is kept. Its memory is free when no engine maps it any more."""
+        if not self._keep:
+            self.close()
 
     def close(self) -> None:
         """Remove the file, and do not keep its memory."""

@@ -1,0 +1,87 @@
+"""When the engines get the weights of a step: before the next step begins, or while it trains.
+
+Where rollouts are made ahead of training, the next one is there already, or is written by the weights before. So the
+policy need not wait: it hands its weights over, computes its part of the probe, and trains on, while the engines load,
+prove and answer. The step after this waits until that is over, and so do evaluations, checkpoints and the end of a run:
+nothing is saved that weights wrote which are not proven.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+
+from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.rl.replay import NoEngines
+from rlhf_suite.rl.schedules import CLOSING_S, Schedule
+from rlhf_suite.rl.weight_sync import WeightSync
+from rlhf_suite.tracking.journal import Journal
+
+Measured = Callable[[str], AbstractContextManager[None]]
+
+
+class EngineUpdate:
+    """Brings weights to the engines and tells the schedule. `overlaps`: while the next step trains."""
+
+    def __init__(
+        self, weights: WeightSync | NoEngines, rollouts: Schedule, journal: Journal, overlaps: bool = False
+    ) -> None:
+        self.weights, self.rollouts, self.journal, self.overlaps = weights, rollouts, journal, overlaps
+        self.version = 0  # of the weights that are under way
+        self.thread: threading.Thread | None = None
+        self.outcome: Future[dict[str, float]] | None = None
+
+    def first(self, version: int) -> None:
+        """Bring the first weights of a run to the engines, which write nothing before these are proven."""
+        with self.journal.phase("weight_sync"):
+            self.weights.sync(version)
+            self.weights.check()
+        self.rollouts.begin(version)
+
+    def start(self, version: int, batch: TokenBatch) -> dict[str, float]:
+        """Bring the weights `version` to the engines and prove it with sequences of `batch`; return the metrics, unless
+        the next step trains meanwhile: then `finish` has them."""
+        assert self.outcome is None, "the weights before are under way"
+        if not self.overlaps:
+            return self.update(version, batch, self.journal.phase)
+        queued, outcome = threading.Event(), Future[dict[str, float]]()
+
+        def work() -> None:
+            try:
+                outcome.set_result(self.update(version, batch, self.journal.background, queued.set))
+            except BaseException as error:  # whatever it is, the driver must not wait for ever
+                outcome.set_exception(error)
+                self.rollouts.fail(error)
+            finally:
+                queued.set()
+
+        self.version, self.outcome = version, outcome
+        self.thread = threading.Thread(target=work, name="weights", daemon=True)
+        self.thread.start()
+        queued.wait()
+        return {}
+
+    def update(
+        self, version: int, batch: TokenBatch, measured: Measured, queued: Callable[[], object] = lambda: None
+    ) -> dict[str, float]:
+        """Send the weights, and let the engines write with them while they are probed."""
+        with measured("weight_sync"):
+            metrics = self.weights.sync(version, batch, queued)
+        self.rollouts.synced(version)
+        with measured("probe"):
+            return metrics | self.weights.check()
+
+    def finish(self) -> dict[str, float]:
+        """Wait until the weights under way are proven, and return the metrics; none if there are no such weights."""
+        if self.outcome is None:
+            return {}
+        outcome, self.outcome = self.outcome, None
+        return outcome.result()
+
+    def close(self) -> None:
+        """Take note that the run ends, and wait for the thread that brings weights."""
+        self.weights.close()
+        if self.thread is not None:
+            self.thread.join(CLOSING_S)
