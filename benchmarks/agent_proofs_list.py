@@ -58,7 +58,10 @@ OVERLAP = (
     "{tools[stream_to_synchronous]} x the steps per second of a synchronous run where tools sleep, "
     "overlap {tools[stream][overlap]}"
 )
-COMPUTING = "{compute[stream_to_synchronous]} x where everything computes, {compute[ahead_to_synchronous]} x made ahead"
+COMPUTING = (
+    "{compute[stream_to_synchronous]} x where everything computes, {compute[ahead_to_synchronous]} x made ahead, "
+    "overlap {compute[stream][overlap]}"
+)
 ALONE = (
     "{job[sessions]} sessions at a time: for {job[tools_alone]:.1%} of the steps a run waited for tools alone, for "
     "{job[tools]:.1%} a tool worked"
@@ -124,12 +127,17 @@ ROWS = (
         "Generation, tools and training happen at the same time.",
         (
             f"{SCHEDULES}::test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over",
+            f"{SCHEDULES}::test_the_policy_trains_while_its_last_weights_are_probed",
             f"{SCHEDULES}::test_the_timeline_has_the_rollouts_beside_the_training",
             "tests/e2e/test_async_run.py::test_the_engine_works_while_the_policy_trains",
             "tests/tracking/test_timeline.py",
         ),
         (Saved("schedules", OVERLAP), Saved("schedules", COMPUTING)),
-        ("the overlap is a share of the whole time", "what follows the last step is not in the timeline"),
+        (
+            "the overlap is a share of the whole time",
+            "what follows the last step is not in the timeline",
+            "the policy waits for the sync of its weights",
+        ),
         ("timeline.png",),
     ),
     Row(

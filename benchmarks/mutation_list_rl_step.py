@@ -133,15 +133,15 @@ RL_STEP = [
     Mutation(
         "weights are published with the version of the step before",
         "rl/pipeline.py",
-        "sync(version=step + 1)",
-        "sync(version=step)",
+        "self.engines.start(step + 1, experience)",
+        "self.engines.start(step, experience)",
         PIPELINE,
     ),
     Mutation(
         "after a resume the versions of weights begin anew",
         "rl/pipeline.py",
-        "sync(version=start)",
-        "sync(version=0)",
+        "first(version=start)",
+        "first(version=0)",
         PIPELINE,
     ),
     Mutation(
@@ -154,8 +154,8 @@ RL_STEP = [
     Mutation(
         "an RL checkpoint has the number of the step before",
         "train/loop.py",
-        "self.saver.save_if_due(step + 1, evaluation, self.row)",
-        "self.saver.save_if_due(step, evaluation, self.row)",
+        "self.saver.save_if_due(step + 1, evaluation, self.settled)",
+        "self.saver.save_if_due(step, evaluation, self.settled)",
         PIPELINE,
     ),
     Mutation(

@@ -147,8 +147,8 @@ TRAIN = [
     Mutation(
         "a checkpoint has the number of the step before",
         "train/loop.py",
-        "self.saver.save_if_due(step + 1, evaluation, self.row)",
-        "self.saver.save_if_due(step, evaluation, self.row)",
+        "self.saver.save_if_due(step + 1, evaluation, self.settled)",
+        "self.saver.save_if_due(step, evaluation, self.settled)",
         TRAINER,
     ),
     Mutation(

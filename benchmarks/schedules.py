@@ -4,9 +4,9 @@ of them, and as a stream of groups, one after another on the same machine.
     python benchmarks/schedules.py [--jobs compute tools] [--steps 14] [--save] [--pictures FOLDER] [--words ...]
 
 Two jobs: `compute`, in which nothing waits; and `tools`, whose episodes have turns that an environment answers after
-50 to 400 ms. How long generation takes beside training depends on the machine: with fewer samples it takes longer,
+50 to 400 ms. How long generation takes beside training depends on the machine: with more samples it takes less,
 because an engine writes few responses hardly faster than many. `--words` changes the command line of every run, so that
-`compute` can be a job in which both take as long. All runs compute the same correction, which only rollouts that are
+both take a like time in `compute`. All runs compute the same correction, which only rollouts that are
 made ahead need, so that the work of a step is the same.
 """
 
@@ -32,8 +32,8 @@ SHARED = (
     "train.dynamic_batch_enable=true launch.device=cpu"
 )
 JOBS = {
-    "compute": "reward.rule=length reward.rules.length_limit=64 rollout.batch_size=4 rollout.n_samples_per_prompt=4 "
-    "rollout.max_new_tokens=96 data.max_len=128 train.batch_size=16 train.max_tokens_per_gpu=1024",
+    "compute": "reward.rule=length reward.rules.length_limit=64 rollout.batch_size=4 rollout.n_samples_per_prompt=2 "
+    "rollout.max_new_tokens=192 data.max_len=224 train.batch_size=8 train.max_tokens_per_gpu=1024",
     "tools": "reward.rule=null agent.kind=environment agent.max_turns=8 train.agent_func_path={here}/sleeping_tool.py "
     "rollout.batch_size=8 rollout.n_samples_per_prompt=8 rollout.max_new_tokens=96 data.max_len=128 "
     "train.batch_size=64 train.max_tokens_per_gpu=4096",
@@ -44,13 +44,13 @@ MODES = {
     "ahead": ASYNC.format(bound=1),
     "stream": f"{ASYNC.format(bound=4)} train.partial_rollout_enable=true train.async_run_ahead={{depth}}",
 }
-DEPTH = {"compute": 1, "tools": 2}
+DEPTH = 2
 
 
 def words(job: str, mode: str, steps: int, more: Sequence[str]) -> list[str]:
     """The command line of one run."""
     line = JOBS[job].format(here=Path(__file__).parent)
-    line = f"{SHARED} {line} {MODES[mode].format(depth=DEPTH[job])} train.max_steps={steps}"
+    line = f"{SHARED} {line} {MODES[mode].format(depth=DEPTH)} train.max_steps={steps}"
     return [*line.split(), f"actor.model_name_or_path={model(job)}", *more]
 
 

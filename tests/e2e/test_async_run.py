@@ -7,6 +7,8 @@ import json
 import jobs
 import pytest
 
+from rlhf_suite.tracking.metrics import read_rows
+
 STEPS = jobs.ASYNC_STEPS
 WORDS = [
     *(word for word in jobs.SMALL if not word.startswith("eval.")),
@@ -56,8 +58,13 @@ def test_no_token_is_older_than_the_bound(mode, folder, record_property):
 def test_old_rollouts_are_corrected_and_new_ones_agree_with_the_trainer(folder):
     for row in jobs.train_rows(folder):
         assert row["mismatch/mean"] < 1e-5, "where the same weights wrote and read"
-        assert row["sync/probe"] < 1e-5
     assert any(abs(row["correction/ratio"] - 1) > 1e-6 for row in jobs.train_rows(folder))
+
+
+def test_every_sync_is_proven(folder):
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if "sync/probe" in row]
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert all(row["sync/probe"] < 1e-5 and row["sync/read_back"] == row["sync/tensors"] > 0 for row in rows)
 
 
 def test_the_engine_works_while_the_policy_trains(folder):

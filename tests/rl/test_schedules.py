@@ -14,6 +14,7 @@ from plain_run import run, small
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
+from rlhf_suite.rl.update import Updater
 from rlhf_suite.tracking.metrics import read_rows
 
 pytestmark = pytest.mark.stack
@@ -120,6 +121,56 @@ def probed_while_rollouts_are_made(world, folder, config) -> list[bool]:
 def test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over(ranks, tmp_path):
     (found,) = ranks(1).call(probed_while_rollouts_are_made, tmp_path, ahead(1))
     assert found == [True] * (STEPS - 2)
+
+
+def trained_while_probed(world, folder, config) -> list[bool]:
+    """Run with a probe that waits until the policy is asked to train the next step. A checkpoint, here after each
+    second step, waits for the probe."""
+    probe, update, begun, found = plain_run.PlainEngines.score, Updater.update, [], []
+
+    def score(engines, sequences):
+        if engines.version in {1, 3, 5}:
+            found.append(poll_until(lambda: len(begun) > engines.version, 20))
+        return probe(engines, sequences)
+
+    def counted(*arguments):
+        begun.append(arguments)
+        return update(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "score", score)
+        patch.setattr(Updater, "update", counted)
+        run(world, folder, config)
+    return found
+
+
+def test_the_policy_trains_while_its_last_weights_are_probed(ranks, folders, tmp_path):
+    (found,) = ranks(1).call(trained_while_probed, tmp_path, ahead(1))
+    assert found == [True] * 3
+    assert_same_run(tmp_path, folders(1))
+
+
+def test_every_sync_beside_a_step_is_probed_and_logged_with_its_own_step(folders):
+    found = [(row["step"], row["sync/probe"]) for row in read_rows(folders(1) / "metrics.jsonl") if "sync/probe" in row]
+    assert [step for step, _ in found] == [*range(1, STEPS + 1)]
+    assert all(0 < gap < 1e-5 for _, gap in found)
+    saved = [json.loads(path.read_text()) for path in folders(1).glob("checkpoints/step_*/metric.json")]
+    assert saved and all(each["metrics"]["sync/probe"] == dict(found)[each["step"]] for each in saved)
+
+
+def deaf_run(world, folder, config) -> str:
+    try:
+        run(world, folder, config, is_deaf=True)
+    except RunError as error:
+        return str(error)
+    return "it did not end"
+
+
+def test_a_checkpoint_waits_for_the_probe_of_the_weights_that_write_its_rollouts(ranks, tmp_path):
+    flags = FLAGS | {"ckpt__save_steps": 1, "train__async_enable": True}
+    (said,) = ranks(1).call(deaf_run, tmp_path, small(**flags, actor__adam__lr=0.05))
+    assert said.startswith("sync of version 1: all tensors arrived, but an engine's log-probs differ")
+    assert not [*tmp_path.glob("checkpoints/*/*")]
 
 
 def threads_of_a_run_that_fails(world, folder, config) -> tuple[list[str], list[str]]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import random
 import shutil
 import threading
+from unittest.mock import MagicMock
 
+import plain_run
 import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.errors import RunError
 from rlhf_suite.rl import build
 from rlhf_suite.rl.stream import GroupOrder, Stream, select
 from rlhf_suite.tracking.metrics import read_rows
@@ -35,7 +40,7 @@ FILTERED = {
 
 
 class Simulation:
-    """A schedule with random durations, rejections and batch sizes."""
+    """A schedule with random durations, rejections and batch sizes. Weights are synced while the next step trains."""
 
     def __init__(self, seed: int) -> None:
         draw = self.draw = random.Random(seed)
@@ -48,6 +53,7 @@ class Simulation:
         self.ends: dict[int, float] = {}  # of the groups that are running
         self.finished: list[int] = []
         self.now, self.next, self.rejected = 0.0, 0, 0
+        self.version, self.sync_end = 0, math.inf
 
     def run(self) -> list[int]:
         """Return the age of each group when it was trained."""
@@ -59,8 +65,9 @@ class Simulation:
             ages += [step - self.begun.pop(index) for index in chosen]
             self.finished = [index for index in self.finished if index not in chosen]
             self.now += self.draw.lognormvariate(0, 1)
-            while self.ends and min(self.ends.values()) <= self.now:
-                self.end_first()
+            while self.first_end <= self.now or self.version < step:
+                self.next_event()
+            self.sync_end = self.now + self.draw.lognormvariate(-1, 1)
         assert len(trained) == len({*trained})
         assert self.next == len(trained) + self.rejected + len(self.begun)
         assert max(ages) <= self.bound
@@ -70,14 +77,30 @@ class Simulation:
 
     def chosen(self, step: int) -> list[int]:
         while True:
-            while self.next - self.rejected < self.order.before(step + self.run_ahead + 1):
-                self.begun[self.next] = step
-                self.ends[self.next] = self.now + self.draw.lognormvariate(0, self.sigma)
-                self.next += 1
+            self.begin_groups()
             found = select(self.begun, self.finished, step, self.order.before, self.bound)
             if found is not None:
                 return found
+            self.next_event()
+
+    def begin_groups(self) -> None:
+        while self.next - self.rejected < self.order.before(self.version + self.run_ahead + 1):
+            self.begun[self.next] = self.version
+            self.ends[self.next] = self.now + self.draw.lognormvariate(0, self.sigma)
+            self.next += 1
+
+    @property
+    def first_end(self) -> float:
+        return min([self.sync_end, *self.ends.values()])
+
+    def next_event(self) -> None:
+        assert self.first_end < math.inf, "nothing is under way, and a batch cannot be selected"
+        if self.sync_end == self.first_end:
+            self.now = max(self.now, self.sync_end)
+            self.version, self.sync_end = self.version + 1, math.inf
+        else:
             self.end_first()
+        self.begin_groups()
 
     def end_first(self) -> None:
         index = min(self.ends, key=self.ends.__getitem__)
@@ -93,6 +116,23 @@ def test_no_group_is_older_than_the_bound_lost_or_trained_twice_in_3000_random_s
     ages = [age for seed in range(3000) for age in Simulation(seed).run()]
     record_property("groups in 3,000 random schedules", len(ages))
     assert max(ages) == 4 and 0 in ages
+
+
+def test_a_group_that_begins_while_weights_are_synced_has_the_version_before(tmp_path):
+    builder = MagicMock()
+    builder.algo.prompt_filter, builder.rounds_order.batch_size = None, 1
+    builder.filters.chosen.return_value = [0]
+    stream = Stream(builder, GroupOrder(BatchOrder(100, 2, 0), 10, False), 2, 1, tmp_path)
+    stream.begin(0)
+    assert stream.begun == dict.fromkeys(range(4), 0)
+    stream.allow_sync(1)
+    with stream.changed:
+        stream.reject(0, "no good")
+        stream.dispatch()
+    assert stream.begun == dict.fromkeys(range(1, 5), 0), "one begins in its place, and no other one"
+    stream.synced(1)
+    stream.close()
+    assert stream.begun == dict.fromkeys(range(1, 5), 0) | {5: 1, 6: 1}
 
 
 @pytest.mark.parametrize("rows", [4, 5])
@@ -355,3 +395,35 @@ def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, w
     assert {row["label"] for row in failures} == {label}
     for row in failures:
         assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=0.5"
+
+
+def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:
+    """Run with an engine that answers nothing but the first batch, and that does not get the weights of version 1."""
+    generate, sync = plain_run.PlainEngines.generate, plain_run.PlainEngines.sync
+    asked = []
+
+    async def hang(engines, request):
+        asked.append(request)
+        if len(asked) > 4:
+            await asyncio.Event().wait()
+        return await generate(engines, request)
+
+    def fail(engines, backend, version, publish, members):
+        if version == 1:
+            publish()
+            raise RunError("engine-0 hangs")
+        return sync(engines, backend, version, publish, members)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "generate", hang)
+        patch.setattr(plain_run.PlainEngines, "sync", fail)
+        try:
+            run(world, folder, config)
+        except RunError as error:
+            return str(error)
+    return "it did not end"
+
+
+def test_a_step_that_waits_for_groups_ends_when_the_weights_do_not_arrive(ranks, tmp_path):
+    (said,) = ranks(1).call(said_by_a_run_whose_engine_hangs, tmp_path, small(**FLAGS))
+    assert said == "engine-0 hangs"

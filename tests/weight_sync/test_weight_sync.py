@@ -113,6 +113,19 @@ def test_files_of_killed_senders_are_removed_and_others_are_not():
     alive.release()
 
 
+def test_weights_that_are_kept_have_no_name_and_last_until_the_next_are_sent():
+    before = set(SHM_FOLDER.glob(f"{SHM_PREFIX}*"))
+    sender = ShmSender(torch.float32, check=True, keep=True)
+    manifest = sender.send(1, [("a", torch.ones(2))])
+    assert set(SHM_FOLDER.glob(f"{SHM_PREFIX}*")) == before, "a process that is killed leaves nothing behind"
+    sender.release()
+    assert manifest.path is not None
+    flat = torch.from_file(manifest.path, size=8, dtype=torch.uint8)
+    assert manifest.entries[0].view(flat).tolist() == [1, 1]
+    sender.close()
+    assert not Path(manifest.path).exists()
+
+
 def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     monkeypatch.setattr(weight_sender, "BUCKET_BYTES", 256)
     weights = {"small": torch.randn(3), "large": torch.randn(200), "last": torch.randn(2, 2)}

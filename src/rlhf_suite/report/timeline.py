@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STEPS = 6  # that are shown
 LEAST = 1e-3  # of the time: what takes less is not drawn
-LAST_OF_STEP = "weight_sync"  # what ends a step, and stands before the first one
+BEFORE_STEPS, LAST_OF_STEP = "weight_sync", "ppo_train"  # later syncs may go on while the next step trains
 INK, FAINT, OTHER = "#333333", "#DDDDDD", "#BBBBBB"
 
 
@@ -69,8 +69,11 @@ def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
     for line in lines:
         with suppress(ValueError, TypeError):
             intervals.append(Interval(**json.loads(line)))
-    ends = sorted(each.end for each in intervals if each.what == LAST_OF_STEP and each.end is not None)
-    return ends[-STEPS - 1 :], intervals
+    begin, ends = (
+        sorted(each.end for each in intervals if each.what == what and each.end is not None)
+        for what in (BEFORE_STEPS, LAST_OF_STEP)
+    )
+    return [*begin[:1], *ends][-STEPS - 1 :], intervals
 
 
 def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Interval]) -> None:
