@@ -44,7 +44,7 @@ SCHEDULES = [
         "rl/engine_update.py",
         "        queued.wait()\n",
         "",
-        (*AHEAD, "-k", "policy_trains or sync_beside"),
+        (*AHEAD, "-k", "policy_trains"),
     ),
     Mutation(
         "a checkpoint does not wait for the proof of the weights",
@@ -58,7 +58,7 @@ SCHEDULES = [
         "train/loop.py",
         "            self.settled()\n            self.export()",
         "            self.export()",
-        (*AHEAD, "-k", "last_weights or sync_beside"),
+        (*AHEAD, "-k", "does_not_end"),
     ),
     Mutation(
         "a group that begins while weights are synced counts as one of the new weights",

@@ -120,7 +120,7 @@ def test_unfinished_requests_of_the_only_engine_are_made_again_and_its_second_de
     trainer = [Member("trainer", tmp_path / "trainer.log")]
     manifest, _ = pool.sync("shm", 1, lambda: [ray.put(sender.send(1, weights().items()))], trainer)
     sender.release()
-    assert manifest.path is not None and not Path(manifest.path).exists()
+    assert manifest.path is not None and manifest.path.startswith("/proc/"), "a file that a killed sender would leave"
     expected = pool.generate_all(requests())
     assert_equal(answers_with_a_death(pool, 0), expected)
     assert pool.restarts == 1 and {*expected[0].versions} == {1}

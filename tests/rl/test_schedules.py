@@ -125,8 +125,14 @@ def test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over(ranks, 
 
 def trained_while_probed(world, folder, config) -> list[bool]:
     """Run with a probe that waits until the policy is asked to train the next step. A checkpoint, here after each
-    second step, waits for the probe."""
-    probe, update, begun, found = plain_run.PlainEngines.score, Updater.update, [], []
+    second step, waits for the probe. The next step does not train before the weights are read, however late that is."""
+    plain, update, begun, found = plain_run.PlainEngines, Updater.update, [], []
+    probe, sync = plain.score, plain.sync
+
+    def late(engines, backend, version, publish, members):
+        if version == 1:
+            found.append(not poll_until(lambda: len(begun) > 1, 1))
+        return sync(engines, backend, version, publish, members)
 
     def score(engines, sequences):
         if engines.version in {1, 3, 5}:
@@ -138,7 +144,8 @@ def trained_while_probed(world, folder, config) -> list[bool]:
         return update(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_run.PlainEngines, "score", score)
+        patch.setattr(plain, "score", score)
+        patch.setattr(plain, "sync", late)
         patch.setattr(Updater, "update", counted)
         run(world, folder, config)
     return found
@@ -146,7 +153,7 @@ def trained_while_probed(world, folder, config) -> list[bool]:
 
 def test_the_policy_trains_while_its_last_weights_are_probed(ranks, folders, tmp_path):
     (found,) = ranks(1).call(trained_while_probed, tmp_path, ahead(1))
-    assert found == [True] * 3
+    assert found == [True] * 4
     assert_same_run(tmp_path, folders(1))
 
 
@@ -164,6 +171,28 @@ def deaf_run(world, folder, config) -> str:
     except RunError as error:
         return str(error)
     return "it did not end"
+
+
+def run_with_a_wrong_last_probe(world, folder, config) -> str:
+    probe = plain_run.PlainEngines.score
+
+    def score(engines, sequences):
+        return [[each + (engines.version == STEPS) for each in found] for found in probe(engines, sequences)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_run.PlainEngines, "score", score)
+        try:
+            run(world, folder, config)
+        except RunError as error:
+            return str(error)
+    return "it did not end"
+
+
+def test_a_run_does_not_end_before_its_last_weights_are_proven(ranks, tmp_path):
+    flags = FLAGS | {"ckpt__save_steps": 4, "train__async_enable": True}
+    (said,) = ranks(1).call(run_with_a_wrong_last_probe, tmp_path, small(**flags))
+    assert said.startswith(f"sync of version {STEPS}: all tensors arrived, but an engine's log-probs differ")
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_checkpoint_waits_for_the_probe_of_the_weights_that_write_its_rollouts(ranks, tmp_path):
