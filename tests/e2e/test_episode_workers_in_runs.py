@@ -15,8 +15,17 @@ import os, signal
 from pathlib import Path
 from rlhf_suite.agents.base import Start, Step
 
-DEADLY = Path(__file__).with_name("deadly")  # from which episode of a process on it dies, and how often
+FIRST_DEADLY = {number}  # the episode of a process from which on it dies
 EPISODES = 0
+
+def takes_a_death():
+    for death in Path(__file__).parent.glob("death-*"):
+        try:
+            death.unlink()  # of several processes one succeeds
+        except FileNotFoundError:
+            continue
+        return True
+    return False
 
 class Environment:
     async def reset(self, task):
@@ -27,12 +36,9 @@ class Environment:
 
     async def step(self, turn):
         self.turns += 1
-        if self.turns == 2 and DEADLY.exists():
-            number, times = map(int, DEADLY.read_text().split())
-            if self.number >= number and times:
-                DEADLY.write_text(f"{number} {times - 1}")
-                print("this process ends", flush=True)
-                os.kill(os.getpid(), signal.SIGKILL)
+        if self.turns == 2 and self.number >= FIRST_DEADLY and takes_a_death():
+            print("this process ends", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         right = turn.content.strip() == self.label
         if right or self.turns == 3:
             return Step(reward=float(right), done=True)
@@ -63,8 +69,9 @@ def words(runs: Path, warm: Path):
     def make(name: str, *more: str, number: int = 0, times: int = 0) -> list[str]:
         folder = runs / "episode_workers" / name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "environment.py").write_text(ENVIRONMENT)
-        (folder / "deadly").write_text(f"{number} {times}")
+        (folder / "environment.py").write_text(ENVIRONMENT.replace("{number}", str(number)))
+        for death in range(times):
+            (folder / f"death-{death}").touch()
         file = f"train.agent_func_path={folder / 'environment.py'}"
         return [*WORDS, f"actor.model_name_or_path={warm}", file, *more]
 
@@ -154,7 +161,7 @@ def test_a_worker_that_dies_in_the_same_episode_each_time_ends_the_run(runs, wor
     ("code", "place"),
     [
         ("import nowhere_to_be_found\n\nclass Environment: ...\n", "importing it raised ModuleNotFoundError"),
-        (ENVIRONMENT.replace("right =", "right = 1 / 0 ==", 1), "ZeroDivisionError"),
+        (ENVIRONMENT.replace("{number}", "0").replace("right =", "right = 1 / 0 ==", 1), "ZeroDivisionError"),
     ],
 )
 def test_a_mistake_in_the_users_code_is_said_as_the_driver_says_it(runs, words, code, place):
