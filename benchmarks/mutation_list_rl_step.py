@@ -161,8 +161,8 @@ RL_STEP = [
     Mutation(
         "the last RL step is not evaluated",
         "train/loop.py",
-        "(step % every and step != self.total_steps)",
-        "step % every",
+        "(step % every == 0 or step == self.total_steps)",
+        "step % every == 0",
         PIPELINE,
     ),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 AHEAD = ("tests/rl/test_schedules.py",)
+EVALUATIONS = (*AHEAD, "-k", "evaluat")
 DEATHS = ("tests/engines/test_engine_death.py",)
 LENGTHS = ("tests/rl/test_trained_lengths.py",)
 STREAM = ("tests/rl/test_stream.py",)
@@ -34,10 +35,33 @@ SCHEDULES = [
     ),
     Mutation(
         "the policy waits for the sync of its weights",
-        "rl/build.py",
-        "overlaps=config.train.async_enable and plan.rollouts_ahead > 0",
-        "overlaps=False",
-        AHEAD,
+        "config/plan.py",
+        "overlaps_sync=overlaps",
+        "overlaps_sync=False",
+        (*AHEAD, "-k", "policy_trains_while_its_last"),
+    ),
+    Mutation(
+        "the policy waits for the evaluation of its weights",
+        "config/plan.py",
+        "overlaps_evaluation=overlaps and not evaluation_decides",
+        "overlaps_evaluation=False",
+        EVALUATIONS,
+    ),
+    Mutation(
+        "a step trains before the evaluation on which a checkpoint depends",
+        "config/plan.py",
+        "overlaps_evaluation=overlaps and not evaluation_decides",
+        "overlaps_evaluation=overlaps",
+        EVALUATIONS,
+    ),
+    Mutation(
+        "the engines get the weights of the next step while they are evaluated",
+        "rl/pipeline.py",
+        """                self.finish_evaluation()
+        self.rollouts""",
+        """                pass
+        self.rollouts""",
+        EVALUATIONS,
     ),
     Mutation(
         "a step trains before the policy is asked for its part of the probe",

@@ -154,8 +154,8 @@ TRAIN = [
     Mutation(
         "the last step is not evaluated",
         "train/loop.py",
-        "(step % every and step != self.total_steps)",
-        "step % every",
+        "(step % every == 0 or step == self.total_steps)",
+        "step % every == 0",
         TRAINER,
     ),
     Mutation(

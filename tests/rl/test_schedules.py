@@ -14,6 +14,7 @@ from plain_run import run, small
 
 from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
+from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -163,6 +164,90 @@ def test_every_sync_beside_a_step_is_probed_and_logged_with_its_own_step(folders
     assert all(0 < gap < 1e-5 for _, gap in found)
     saved = [json.loads(path.read_text()) for path in folders(1).glob("checkpoints/step_*/metric.json")]
     assert saved and all(each["metrics"]["sync/probe"] == dict(found)[each["step"]] for each in saved)
+
+
+EVALUATED = FLAGS | {
+    "ckpt__save_steps": -1,
+    "eval__dataset": "builtin:reverse_eval",
+    "eval__steps": 1,
+    "eval__max_samples": 2,
+    "eval__n_samples_per_prompt": 2,
+    "eval__temperature": 0.7,
+    "train__async_enable": True,
+}
+STREAM = {"train__async_queue_size": 2, "train__partial_rollout_enable": True}
+
+
+def evaluated_while_trained(world, folder, config) -> list[tuple[int, int, bool]]:
+    """Run with evaluations that wait until the policy has trained the next step. Return of each evaluation between two
+    steps its step, the version of the engine at its end, and whether that step was trained."""
+    update, evaluate, trained, found = Updater.update, Evaluator.evaluate, [], []
+
+    def counted(*arguments):
+        metrics = update(*arguments)
+        trained.append(arguments)
+        return metrics
+
+    def late(evaluator, step):
+        goes_on = 0 < step < STEPS and poll_until(lambda: len(trained) > step, 20 if config.ckpt.save_steps < 0 else 1)
+        metrics = evaluate(evaluator, step)
+        if 0 < step < STEPS:
+            found.append((step, evaluator.sampler.engines.version, goes_on))
+        return metrics
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Updater, "update", counted)
+        patch.setattr(Evaluator, "evaluate", late)
+        run(world, folder, config)
+    return found
+
+
+@pytest.mark.parametrize("stream", [{}, STREAM])
+def test_the_policy_trains_while_its_weights_are_evaluated(ranks, tmp_path, stream):
+    (found,) = ranks(1).call(evaluated_while_trained, tmp_path, small(**EVALUATED | stream))
+    assert found == [(step, step, True) for step in range(1, STEPS)]
+
+
+def evaluations(folder) -> list[dict]:
+    """Return the rows of all evaluations, without times."""
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if "eval/pass1" in row]
+    return [{name: row[name] for name in row if name == "step" or name.startswith("eval/")} for row in rows]
+
+
+def test_evaluations_beside_training_give_the_numbers_of_those_before_it(ranks, tmp_path):
+    beside, before = tmp_path / "beside", tmp_path / "before"
+    ranks(1).call(run, beside, small(**EVALUATED))
+    (found,) = ranks(1).call(evaluated_while_trained, before, small(**EVALUATED | {"ckpt__save_steps": 4}))
+    assert found == [(step, step, False) for step in range(1, STEPS)], "a checkpoint may depend on them"
+    assert_same_run(beside, before)
+    assert evaluations(beside) == evaluations(before)
+    assert [row["step"] for row in evaluations(beside)] == [*range(STEPS + 1)]
+    for step in range(STEPS + 1):
+        one, other = (pq.read_table(folder / f"evaluations/step_{step:06d}.parquet") for folder in (beside, before))
+        assert one.equals(other)
+
+
+def run_with_a_failing_evaluation(world, folder, config) -> str:
+    evaluate = Evaluator.evaluate
+
+    def failing(evaluator, step):
+        if step == 2:
+            raise RunError("no answer")
+        return evaluate(evaluator, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "evaluate", failing)
+        try:
+            run(world, folder, config)
+        except RunError as error:
+            return str(error)
+    return "it did not end"
+
+
+def test_an_evaluation_that_fails_beside_a_step_ends_the_run_with_that_step(ranks, tmp_path):
+    (said,) = ranks(1).call(run_with_a_failing_evaluation, tmp_path, small(**EVALUATED))
+    assert said == "no answer"
+    assert len(steps(tmp_path)) == 2
 
 
 def deaf_run(world, folder, config) -> str:

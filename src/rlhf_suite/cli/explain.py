@@ -105,13 +105,26 @@ def decisions(run: PlannedRun, plan: WorkerPlan) -> Rows:
         yield "GPU memory of an engine", "sharing its GPU" if engines.shares_gpu else "alone on its GPU", memory
     if run.agent.has_workers:
         yield "processes that run episodes", "agent.num_workers", f"{run.agent.num_workers}"
+    yield from schedule(run, plan)
+    if plan.critic_warm_up:
+        yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
+
+
+def schedule(run: PPORun, plan: Plan) -> Rows:
+    """Return what happens while the policy trains."""
     if plan.rollouts_ahead:
         how = "train.async_queue_size: rollout k is written by the weights of step k - this number"
         if run.train.partial_rollout_enable:
             how = "train.async_queue_size: no token is older than this number of steps"
         yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
-    if plan.critic_warm_up:
-        yield "RL steps of the critic alone", "critic.freezing_steps", f"{plan.critic_warm_up}"
+    if plan.overlaps_sync:
+        yield "weight syncs", "train.async_enable", "while the next step trains"
+    if plan.overlaps_sync and run.eval.dataset is not None and run.eval.steps > 0:
+        if plan.overlaps_evaluation:
+            yield "evaluations", "no checkpoint depends on them", "while the next step trains"
+        else:
+            how = "the best checkpoint (ckpt.best_metric_key) or train.early_stopping_patience depends on them"
+            yield "evaluations", how, "before the next step"
 
 
 def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhf_suite.config.flags import FREE, flag, is_positive, is_true
 
+NO_METRIC = "none"  # the value of ckpt.best_metric_key that switches the best checkpoint off
 PERIODIC = is_positive(".save_steps", "<steps>")
 
 
@@ -43,3 +44,8 @@ class CheckpointConfig(ResumeConfig):
     best_metric_key: str | None = flag(None)
     """Evaluation metric whose best checkpoint is kept, and whose best model is in <output_dir>_best in HF format; null:
     the task's first, without a model folder of its own; none: off"""
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether there is a checkpoint of the step with the best evaluation."""
+        return self.best_metric_key != NO_METRIC and (self.save_steps > 0 or self.best_metric_key is not None)

@@ -205,6 +205,8 @@ class Plan(WorkerPlan):
     rollouts_ahead: int  # steps by which the weights that write a rollout are older than those it trains
     optimizer_steps_per_rollout: int  # of a full rollout
     critic_warm_up: int  # RL steps at the start in which the critic alone is trained
+    overlaps_sync: bool  # the next step trains while the engines load and prove the weights of a step
+    overlaps_evaluation: bool  # and while they are evaluated, if nothing depends on the result
 
     def policy_steps(self, rollouts: int) -> int:
         """Return the optimiser steps of the policy in a run of so many rollouts."""
@@ -225,13 +227,18 @@ def resolve(run: PlannedRun, machine: Machine) -> WorkerPlan:
     if together and memory is None:
         memory = GPU_MEMORY_SHARED
     samples = run.rollout.batch_size * run.rollout.n_samples_per_prompt
+    rollouts_ahead = run.train.async_queue_size if makes_rollouts_ahead(run.train) and not run.replays else 0
+    overlaps = run.train.async_enable and rollouts_ahead > 0
+    evaluation_decides = run.ckpt.keeps_best or run.train.early_stopping_patience is not None
     return Plan(
         models=models(run),
         placement=Placement(machine.device, pools(run, together), sequence_ranks(run), tensor_ranks(run)),
         engines=EnginePlan(together, memory, sync_backend(run, machine, together)),
-        rollouts_ahead=run.train.async_queue_size if makes_rollouts_ahead(run.train) and not run.replays else 0,
+        rollouts_ahead=rollouts_ahead,
         optimizer_steps_per_rollout=-(-samples // run.train.batch_size) * run.train.max_epochs,
         critic_warm_up=run.critic.freezing_steps if CRITIC in model_sections(run) else 0,
+        overlaps_sync=overlaps,
+        overlaps_evaluation=overlaps and not evaluation_decides,
     )
 
 

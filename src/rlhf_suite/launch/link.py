@@ -8,16 +8,15 @@ and `finished(name)` waits until some of them are finished and returns [(number,
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from itertools import count
 from typing import Any, ClassVar, Generic, TypeVar
 
 import ray
 
 from rlhf_suite.launch.actor_log import Member
+from rlhf_suite.launch.background import in_background
 from rlhf_suite.launch.wait import LIMIT, ActorDied, reply
 from rlhf_suite.tracking.console import show_line
 
@@ -137,7 +136,8 @@ class Link(Generic[Order, Result]):
         self.is_waiting = True
         self.forget()
         try:
-            self.handle = await in_thread(lambda: self.replacement(handle, death))
+            restart = in_background("restart", lambda: self.replacement(handle, death))
+            self.handle = await asyncio.wrap_future(restart)
         except Exception as error:
             self.fail([*self.pending], error)
             return
@@ -188,17 +188,3 @@ class Restarts:
         self.counts[number] += 1
         first, *_ = str(death).splitlines()
         show_line(f"{first} It is started again (restart {count + 1} of {self.limit}, {self.flag})", to_stderr=True)
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Do blocking work in a thread that does not keep the process alive."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="restart", daemon=True).start()
-    return await asyncio.wrap_future(result)

@@ -34,6 +34,7 @@ LANES = (
     Lane("engines", "engines", {"generation": "#009E73"}),
     Lane("environments", "environments", {"episodes": "#CC79A7"}),
     Lane("rewards", "rewards", {"reward": "#F0E442"}),
+    Lane("evaluation", "evaluation", {"evaluation": "#8A6FB0"}),
     Lane("trainer", "trainer", {"make_experience": "#56B4E9", "ppo_train": "#0072B2"}),
     Lane(
         "driver",
@@ -46,6 +47,7 @@ LANES = (
             "waiting_for_deadline": "#444444",
             "waiting_to_sync": "#E69F00",
             "waiting_for_sync": "#E69F00",
+            "waiting_for_evaluation": "#8A6FB0",
         },
     ),
 )

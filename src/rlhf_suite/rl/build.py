@@ -104,13 +104,9 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         ),
         credit=credit,
         updater=Updater(config.train, actors.policy, actors.critic, **counts, mismatch_limit=limit),
-        engines=EngineUpdate(
-            sampling.weights,
-            sampling.rollouts,
-            journal,
-            overlaps=config.train.async_enable and plan.rollouts_ahead > 0,
-        ),
+        engines=EngineUpdate(sampling.weights, sampling.rollouts, journal, overlaps=plan.overlaps_sync),
         evaluator=sampling.evaluator,
+        overlaps_evaluation=plan.overlaps_evaluation,
         saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
         journal=journal,
     )

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 
 from rlhf_suite.data.batch import TokenBatch
+from rlhf_suite.launch.background import in_background
 from rlhf_suite.rl.replay import NoEngines
 from rlhf_suite.rl.schedules import CLOSING_S, Schedule
 from rlhf_suite.rl.weight_sync import WeightSync
@@ -30,7 +31,6 @@ class EngineUpdate:
     ) -> None:
         self.weights, self.rollouts, self.journal, self.overlaps = weights, rollouts, journal, overlaps
         self.version = 0  # of the weights that are under way
-        self.thread: threading.Thread | None = None
         self.outcome: Future[dict[str, float]] | None = None
 
     def first(self, version: int) -> None:
@@ -46,20 +46,18 @@ class EngineUpdate:
         assert self.outcome is None, "the weights before are under way"
         if not self.overlaps:
             return self.update(version, batch, self.journal.phase)
-        queued, outcome = threading.Event(), Future[dict[str, float]]()
+        queued = threading.Event()
 
-        def work() -> None:
+        def work() -> dict[str, float]:
             try:
-                outcome.set_result(self.update(version, batch, self.journal.background, queued.set))
-            except BaseException as error:  # whatever it is, the driver must not wait for ever
-                outcome.set_exception(error)
+                return self.update(version, batch, self.journal.background, queued.set)
+            except BaseException as error:
                 self.rollouts.fail(error)
+                raise
             finally:
                 queued.set()
 
-        self.version, self.outcome = version, outcome
-        self.thread = threading.Thread(target=work, name="weights", daemon=True)
-        self.thread.start()
+        self.version, self.outcome = version, in_background("weights", work)
         queued.wait()
         return {}
 
@@ -83,5 +81,5 @@ class EngineUpdate:
     def close(self) -> None:
         """Take note that the run ends, and wait for the thread that brings weights."""
         self.weights.close()
-        if self.thread is not None:
-            self.thread.join(CLOSING_S)
+        if self.outcome is not None:
+            wait([self.outcome], CLOSING_S)

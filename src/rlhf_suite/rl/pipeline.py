@@ -7,20 +7,23 @@ returns its metrics.
 
 from __future__ import annotations
 
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from rlhf_suite.algo.correction import masked
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
+from rlhf_suite.launch.background import in_background
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
 from rlhf_suite.rl.experience import ExperienceMaker
 from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
-from rlhf_suite.rl.schedules import Schedule
+from rlhf_suite.rl.schedules import CLOSING_S, Schedule
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.loop import TrainingLoop
 
@@ -36,6 +39,8 @@ class Pipeline(TrainingLoop):
     engines: EngineUpdate  # weights -> engines, attested
     evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
+    overlaps_evaluation: bool  # whether the next step trains meanwhile
+    under_evaluation: tuple[int, Future[dict[str, float]]] | None = None  # a step, and the metrics to come
 
     def run(self) -> dict[str, float]:
         """Train to the end; return the last value of every metric."""
@@ -44,6 +49,8 @@ class Pipeline(TrainingLoop):
         finally:
             self.engines.close()
             self.rollouts.close()
+            if self.under_evaluation is not None:
+                wait([self.under_evaluation[1]], CLOSING_S)
             with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
                 self.journal.timeline.close(self.journal.folder.timeline)
 
@@ -65,7 +72,9 @@ class Pipeline(TrainingLoop):
             self.credit.adapt(credit_metrics, experience.num_episodes)
         if self.engines.overlaps:
             with journal.phase("waiting_for_sync"):
-                self.settled()
+                self.finish_sync()
+            with journal.phase("waiting_for_evaluation"):
+                self.finish_evaluation()
         self.rollouts.allow_sync(step + 1)
         sync_metrics = self.engines.start(step + 1, experience)
         metrics |= experience_metrics | credit_metrics | update_metrics | sync_metrics
@@ -76,10 +85,39 @@ class Pipeline(TrainingLoop):
         write_rollouts(journal.folder.rollouts, step + 1, scored, experience)
 
     def settled(self) -> dict[str, float]:
-        """Wait until the engines have the weights of the newest step, and return its metrics."""
+        """Wait until the engines have the weights of the newest step and have evaluated them, and return its
+        metrics."""
+        self.finish_sync()
+        self.finish_evaluation()
+        return self.row
+
+    def finish_sync(self) -> None:
+        """Wait until the newest weights are proven, and log the metrics of their sync."""
         if found := self.engines.finish():
             self.log_late(self.engines.version, found)
-        return self.row
+
+    def finish_evaluation(self) -> None:
+        """Wait for the evaluation under way, and log its metrics."""
+        if self.under_evaluation is None:
+            return
+        (step, outcome), self.under_evaluation = self.under_evaluation, None
+        metrics = outcome.result()
+        self.log_late(step, metrics, always=True)
+        self.saver.is_best(metrics)  # for the record of the best evaluation: no checkpoint depends on it
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate as other runs do, or start an evaluation that goes on while the next step trains: the weights of
+        that step reach the engines after it."""
+        if not (self.overlaps_evaluation and self.is_evaluated(step) and 0 < step < self.total_steps):
+            return super().evaluate(step)
+        self.settled()
+        self.under_evaluation = step, in_background("evaluation", partial(self.measure_beside, step))
+        return {}
+
+    def measure_beside(self, step: int) -> dict[str, float]:
+        """Evaluate while the next step trains."""
+        with self.journal.background("evaluation", "evaluation"):
+            return self.measure(step)
 
     @property
     def steps_between_evaluations(self) -> int:

@@ -103,19 +103,23 @@ class Journal:
             timings |= {f"timing/{name}": value for name, value in self.beside.items()}
             self.beside.clear()
         self.seconds.clear()
-        if always or step % self.config.logging_steps == 0:
-            self.logger.log(step, metrics | timings)
-        if always:
-            self.logger.log_samples(step)
-            self.progress.evaluated(step, metrics)
-        else:
+        self.write(step, metrics | timings, always)
+        if not always:
             self.progress.update(step, metrics)
         self.folder.record_step(step)
 
-    def log_late(self, step: int, metrics: dict[str, float]) -> None:
-        """Write further metrics of a step whose row is written; the timings of the next step are not touched."""
-        if metrics and step % self.config.logging_steps == 0:
+    def log_late(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
+        """Write further metrics of a step that is over, such as those of an evaluation (`always`). The timings of the
+        next step are not touched."""
+        self.write(step, metrics, always)
+
+    def write(self, step: int, metrics: dict[str, float], always: bool) -> None:
+        """Write a row of metrics if it is due; with the results of an evaluation (`always`) show its samples too."""
+        if always or step % self.config.logging_steps == 0:
             self.logger.log(step, metrics)
+        if always:
+            self.logger.log_samples(step)
+            self.progress.evaluated(step, metrics)
 
     def close(self) -> None:
         """Close the progress bar and the metric sinks."""

@@ -74,10 +74,15 @@ class TrainingLoop(ABC):
     def measure(self, step: int) -> dict[str, float]:
         """Return the metrics of an evaluation after `step` steps."""
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate before the first step, at the interval of evaluations, and after the last step."""
+    def is_evaluated(self, step: int) -> bool:
+        """Return whether there is an evaluation after `step` steps: before the first step, at the interval of
+        evaluations, and after the last step."""
         every = self.steps_between_evaluations
-        if every == 0 or (step % every and step != self.total_steps):
+        return every > 0 and (step % every == 0 or step == self.total_steps)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate if `step` has an evaluation, and return its metrics."""
+        if not self.is_evaluated(step):
             return {}
         self.settled()
         with self.journal.phase("evaluation"):
@@ -94,10 +99,10 @@ class TrainingLoop(ABC):
         self.keep(step, metrics)
         self.journal.log(step, metrics, always)
 
-    def log_late(self, step: int, metrics: dict[str, float]) -> None:
+    def log_late(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Log further metrics of a step that is over, and keep them."""
         self.keep(step, metrics)
-        self.journal.log_late(step, metrics)
+        self.journal.log_late(step, metrics, always)
 
     def keep(self, step: int, metrics: dict[str, float]) -> None:
         """Keep metrics as the last ones."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from rlhf_suite.config.ckpt import CheckpointConfig
+from rlhf_suite.config.ckpt import NO_METRIC, CheckpointConfig
 from rlhf_suite.config.flags import NAMED
 from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
@@ -23,7 +23,6 @@ from rlhf_suite.train.output import deliver, final_folder
 from rlhf_suite.train.trained_worker import TrainedGroup
 
 Metrics = Callable[[], Mapping[str, float]]  # those of the step that is saved, once all that it started is over
-NO_METRIC = "none"  # ckpt.best_metric_key that switches the best checkpoint off
 
 
 class Stateful(Protocol):
@@ -165,7 +164,7 @@ class Saver:
             self.evaluations_since_best += 1
             return False
         self.best, self.evaluations_since_best = value, 0
-        return self.config.save_steps > 0 or self.config.best_metric_key is not None
+        return self.config.keeps_best
 
     def save(self, step: int, kind: str, metrics: Metrics = dict) -> None:
         """Write a checkpoint into a folder of its own, then commit it."""

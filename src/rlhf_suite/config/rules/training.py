@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
@@ -169,7 +170,7 @@ def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
         (
             "ckpt.best_metric_key needs an evaluation",
             "ckpt.best_metric_key=none",
-            run.ckpt.best_metric_key not in (None, "none"),
+            run.ckpt.best_metric_key not in (None, NO_METRIC),
         ),
         (
             "train.early_stopping_patience needs an evaluation",
@@ -186,7 +187,7 @@ def evaluation_has_data(run: AnyTrainedRun) -> Iterator[Problem]:
 def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
     """pass@k is measured for every power of two below eval.n_samples_per_prompt, and for that number."""
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
-    if name in (None, "none") or run.eval.dataset is None:
+    if name in (None, NO_METRIC) or run.eval.dataset is None:
         return
     known = [f"eval/{each}" for each in run.EVALUATED]
     if isinstance(run.eval, RLEvalConfig):
@@ -201,7 +202,7 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
 
 @rule
 def stopping_has_a_metric(run: AnyTrainedRun) -> Iterator[Problem]:
-    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == "none":
+    if run.train.early_stopping_patience is not None and run.ckpt.best_metric_key == NO_METRIC:
         what = "with none there is no metric for train.early_stopping_patience"
         yield Problem("ckpt.best_metric_key", what, "write ckpt.best_metric_key=null, or the name of a metric")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.generate import output_file
 from rlhf_suite.config.problems import Problem
@@ -71,7 +72,7 @@ def targets(run: Run) -> Iterator[Target]:
 def model_suffixes(run: Run) -> list[str]:
     """Return the suffixes of the folders of all models that a run writes; the main model has no suffix."""
     suffixes = [""]
-    if isinstance(run, TrainedRun) and run.ckpt.best_metric_key not in (None, "none"):
+    if isinstance(run, TrainedRun) and run.ckpt.best_metric_key not in (None, NO_METRIC):
         suffixes += ["_best"]
     averages = [f"{suffix}_ema" for suffix in suffixes if isinstance(run, PPORun) and run.train.enable_ema]
     if isinstance(run, PPORun):
