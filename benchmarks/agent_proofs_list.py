@@ -124,10 +124,12 @@ ROWS = (
         ),
     ),
     Row(
-        "Generation, tools and training happen at the same time.",
+        "Generation, tools, evaluation and training happen at the same time.",
         (
             f"{SCHEDULES}::test_the_next_rollout_begins_before_the_probe_of_its_weights_is_over",
             f"{SCHEDULES}::test_the_policy_trains_while_its_last_weights_are_probed",
+            f"{SCHEDULES}::test_the_policy_trains_while_its_weights_are_evaluated",
+            f"{SCHEDULES}::test_evaluations_beside_training_give_the_numbers_of_those_before_it",
             f"{SCHEDULES}::test_the_timeline_has_the_rollouts_beside_the_training",
             "tests/e2e/test_async_run.py::test_the_engine_works_while_the_policy_trains",
             "tests/tracking/test_timeline.py",
@@ -137,6 +139,7 @@ ROWS = (
             "the overlap is a share of the whole time",
             "what follows the last step is not in the timeline",
             "the policy waits for the sync of its weights",
+            "the engines get the weights of the next step while they are evaluated",
         ),
         ("timeline.png",),
     ),

@@ -65,6 +65,12 @@ PPO = (
     "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 "
     "logger.progress=false " + SAMPLING
 )
+# Evaluations after the first and the third step go on while the next step trains.
+AHEAD = (
+    PPO.replace("ckpt.save_steps=1", "ckpt.save_steps=2").replace("eval.steps=2", "eval.steps=1")
+    + " algo.advantage.estimator=rloo train.async_enable=true train.async_queue_size=2 correction=tis "
+    "ckpt.best_metric_key=none"
+)
 STREAM = (
     PPO.replace("data.max_samples=48", f"data.max_samples={stream_books.ROWS}")
     .replace("train.max_steps=5", f"train.max_steps={stream_books.STEPS}")
@@ -116,7 +122,7 @@ MODES = (
     Mode(
         "ppo, rollouts made ahead",
         14,
-        f"{PPO} algo.advantage.estimator=rloo train.async_enable=true train.async_queue_size=2 correction=tis",
+        AHEAD,
         between_steps=True,
     ),
     Mode("ppo, stream", 14, STREAM, between_steps=True, is_stream=True),

@@ -44,7 +44,10 @@ def folder(mode, runs, request):
 def test_no_token_is_older_than_the_bound(mode, folder, record_property):
     ages = [row["async/staleness_max"] for row in jobs.train_rows(folder)]
     for step, row in enumerate(jobs.train_rows(folder)):
-        versions = jobs.column(jobs.rollout(folder, step + 1), "weight_version")
+        samples = jobs.rollout(folder, step + 1)
+        found = [len({version for version in sample["weight_version"] if version >= 0}) for sample in samples]
+        assert row["async/versions_per_ledger"] == pytest.approx(sum(found) / len(found))
+        versions = jobs.column(samples, "weight_version")
         versions = versions[versions >= 0]
         if mode == "ahead":
             assert {*versions} == {max(0, step - 1)}

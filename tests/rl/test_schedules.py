@@ -83,6 +83,7 @@ def test_rollout_k_is_written_by_version_k_less_the_depth_whole(folders, depth):
     for step, row in enumerate(steps(folders(depth))):
         age = min(step, depth)
         assert row["async/staleness_mean"] == row["async/staleness_max"] == age
+        assert row["async/versions_per_ledger"] == 1
         for sample in rollout(folders(depth), step + 1):
             pairs = zip(sample["weight_version"], sample["owner"], strict=True)
             assert {version for version, owner in pairs if owner} == {step - age}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,6 @@ from rlhf_suite.data.messages import Message
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome
-
-if TYPE_CHECKING:
-    pass
 
 Schema = dict[str, Any]  # a tool, as chat templates describe it: {"type": "function", "function": {"name": ...}}
 # Why an episode ended: the environment or the model was finished; no room for another token, or a turn after which the
@@ -122,11 +119,12 @@ class Step:
 
     With a chat template it answers with messages (user, tool), without one with raw text. In a run with images the
     content of a message may be a list, with an item {"type": "image", "image": <Pillow image, bytes or path>} for each
-    image. A step without either ends
-    the episode, as `done` does. The reward of the last step is that of the episode, and those of earlier steps belong
-    to their turns. A reward may be a dict of named parts, each of which is logged as its sum over the episode; the
-    flags reward.reward_key and reward.combine say what of it is trained on. If no step has a reward, the reward sources
-    of the run score the episode.
+    image. A step without messages and text ends the episode, as `done` does.
+
+    The reward of the last step is that of the episode, and those of earlier steps belong to their turns. A reward may
+    be a dict of named parts, each of which is logged as its sum over the episode; the flags reward.reward_key and
+    reward.combine say what of it is trained on. If no step has a reward, the reward sources of the run score the
+    episode.
     """
 
     messages: tuple[Message, ...] = ()

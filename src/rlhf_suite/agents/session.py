@@ -94,9 +94,8 @@ class Session:
         self.branches = [self.open]
         self.latest = self.open  # the branch with the last turn
         self.num_turns, self.is_full = 0, False
-        self.affinity = content_number(
-            task.ids, task.images
-        )  # all turns of all samples go to one engine: it has them in its cache
+        # All turns of all samples of a task go to one engine, which has them in its cache.
+        self.affinity = content_number(task.ids, task.images)
 
     @property
     def ledgers(self) -> list[Trajectory]:

@@ -47,7 +47,7 @@ LANES = (
             "waiting_for_deadline": "#444444",
             "waiting_to_sync": "#E69F00",
             "waiting_for_sync": "#E69F00",
-            "waiting_for_evaluation": "#8A6FB0",
+            "waiting_for_evaluation": "#C3B1D9",
         },
     ),
 )

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from rlhf_suite.algo.correction import masked
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import needed
@@ -137,20 +139,24 @@ class Pipeline(TrainingLoop):
 
 
 def staleness(experience: Experience, version: int) -> dict[str, float]:
-    """Return the mean version of the weights that wrote the tokens, -1 without any, and by how many versions they are
-    older than those that are trained, `version`.
+    """Return the mean version of the weights that wrote the tokens, -1 without any, by how many versions they are older
+    than those that are trained, `version`, and how many versions wrote a ledger, on average.
 
     Raises AssertionError for tokens of newer weights, which cannot be.
     """
     versions = masked(needed(experience.weight_version, "weight_version"), experience.mask).numpy()
     if not len(versions):
         return {"rollout/weight_version": -1.0}
+    ledgers = masked(experience.segments, experience.mask).numpy()
+    first_of_ledger = np.diff(ledgers, prepend=-1) != 0
+    spans = first_of_ledger | (np.diff(versions, prepend=-1) != 0)
     oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
     assert newest <= version, f"tokens of version {newest} in step {version}"
     return {
         "rollout/weight_version": mean,
         "async/staleness_mean": version - mean,
         "async/staleness_max": float(version - oldest),
+        "async/versions_per_ledger": float(spans.sum() / first_of_ledger.sum()),
     }
 
 
