@@ -349,4 +349,14 @@ ROWS = (
         (Saved("driver", DRIVER),),
         ("the numbers of the tokens come back in the order of the parts", "the critic is trained without its targets"),
     ),
+    Row(
+        "Each row has the agent of its datasource, and a row of one turn is sampled as in a run without agents.",
+        (
+            "tests/agents/test_by_datasource.py",
+            "tests/rl/test_agents_in_runs.py::test_rows_have_different_agents",
+            "tests/rl/test_agents_in_runs.py::test_rows_of_one_turn_are_those_of_a_run_without_agents",
+        ),
+        (),
+        ("all rows have the agent of agent.kind",),
+    ),
 )

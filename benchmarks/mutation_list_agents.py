@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 BRIDGE = ("tests/agents/test_bridge.py",)
+BY_DATASOURCE = ("tests/agents/test_by_datasource.py",)
 COMPAT = ("tests/agents/test_compat.py",)
 ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
@@ -364,9 +365,9 @@ AGENTS = [
     ),
     Mutation(
         "the allowed calls of an evaluation hold for training too",
-        "agents/episodes.py",
-        "result.agent = copy(self.agent)",
-        "result.agent = self.agent",
+        "agents/environment.py",
+        "result = copy(self)",
+        "result = self",
         RUNS,
     ),
     Mutation(
@@ -536,5 +537,26 @@ AGENTS = [
         "link = min(self.links, key=lambda link: len(link.pending))",
         "link = self.links[0]",
         WORKERS,
+    ),
+    Mutation(
+        "all rows have the agent of agent.kind",
+        "agents/episodes.py",
+        "self.named.get(task.datasource, self.others)",
+        "self.others",
+        BY_DATASOURCE,
+    ),
+    Mutation(
+        "an agent of some datasets has the number of turns of the others",
+        "config/agent.py",
+        "max_turns=source.max_turns or config.max_turns",
+        "max_turns=config.max_turns",
+        BY_DATASOURCE,
+    ),
+    Mutation(
+        "allowed calls do not hold for the agents of some datasets",
+        "agents/episodes.py",
+        "datasource: agent.limited(max_turns) for",
+        "datasource: agent for",
+        BY_DATASOURCE,
     ),
 ]

@@ -8,7 +8,7 @@ from scripted import Scripted, chat_task, open_session, run
 from foreign_agents import BASES, FILES
 from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent, make_episodes
-from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.config.agent_file import Export, export_of
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import SamplingSettings
@@ -39,7 +39,7 @@ def play(tokenizer, file, replies, label, text=False):
     task = Task([5, 6], "a question", label=label) if text else chat_task(tokenizer, label=label)
     session = open_session(tokenizer, Scripted(tokenizer, replies), task, parser="hermes")
     config = AgentConfig(kind="environment", max_turns=5, timeout_s=50.0, tool_timeout_s=20.0)
-    episode = run(make_agent(config, file, must_score=True).run, task, session)
+    episode = run(make_agent(agents_of(config, file)[0], must_score=True).run, task, session)
     said = tokenizer.decode(episode.ledgers[0].ids)
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>", "]")
 
@@ -112,7 +112,7 @@ def test_a_file_without_a_known_form_is_refused(written, text, problem):
 def test_an_error_in_the_file_names_it(written):
     file = written("class Environment: ...\n1 / 0")
     with pytest.raises(UserError, match=rf"train.agent_func_path={file}: importing it raised ZeroDivisionError"):
-        make_agent(AgentConfig(kind="environment"), file, must_score=True)
+        make_agent(agents_of(AgentConfig(kind="environment"), file)[0], must_score=True)
 
 
 def test_a_run_has_episodes_of_its_agent(tokenizer, written):

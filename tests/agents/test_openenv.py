@@ -11,7 +11,7 @@ from rlhf_suite.agents.base import Task
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.environment import EnvironmentFailure
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
-from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Scored
 
@@ -28,7 +28,7 @@ def play(tokenizer, url, replies, text=False, **flags):
     task = Task([5, 6], "a question", **row) if text else chat_task(tokenizer, **row)
     session = open_session(tokenizer, Scripted(tokenizer, replies), task)
     config = AgentConfig(kind="environment", server_url=url, timeout_s=50.0, tool_timeout_s=20.0, **flags)
-    episode = run(make_agent(config, None, must_score=True).run, task, session)
+    episode = run(make_agent(agents_of(config)[0], must_score=True).run, task, session)
     said = tokenizer.decode(episode.ledgers[0].ids)
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>\n", "]")
 

@@ -11,7 +11,7 @@ from scripted import Scripted, chat_task, open_session, run
 from reward_server import RewardServer
 from rlhf_suite.agents.build import make_agent
 from rlhf_suite.agents.sandbox_fusion import TRIES, RemotePython, ServerError
-from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.rewards.http_body import certificates
 from rlhf_suite.sandbox.session import CallResult
 
@@ -89,7 +89,7 @@ def test_an_episode_runs_its_code_at_the_server(tokenizer, serve):
     config = AgentConfig(kind="python", python_style="tool", python_url=server.url, max_turns=3)
     call = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
     session = open_session(tokenizer, Scripted(tokenizer, [call, "It is 42."]), chat_task(tokenizer), parser="hermes")
-    episode = run(make_agent(config, None, must_score=False).run, chat_task(tokenizer), session)
+    episode = run(make_agent(agents_of(config)[0], must_score=False).run, chat_task(tokenizer), session)
     assert "<|im_start|>tool\n42<|im_end|>" in tokenizer.decode(episode.ledgers[0].ids)
     assert server.seen[0]["code"] == "print(6 * 7)" and episode.extra["agent/python_calls"] == 1
 

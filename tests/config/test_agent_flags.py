@@ -23,7 +23,7 @@ def files(tmp_path):
 
 def problems(checked, files, line: str) -> list[tuple[str, str]]:
     for name, path in files.items():
-        line = line.replace(f"={name}", f"={path}")
+        line = line.replace(f"={name}", f"={path}").replace(f'"{name}"', f'"{path}"')
     return [(problem.key, problem.what) for problem in checked(f"{RUN} {line}").problems]
 
 
@@ -43,6 +43,12 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         "agent.kind=environment train.agent_func_path=ENV agent.num_workers=2 agent.max_restarts=0",
         "agent.kind=environment train.agent_func_path=ENV data.reward_columns=[level]",
         f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} data.reward_columns=[level]",
+        f"{RULE} agent.max_turns=3 agent.python_memory_mb=64 'agent.sources={{a: {{kind: python, datasets: [sums]}}}}'",
+        f"{RULE} agent.kind=python 'agent.sources={{a: {{datasets: [x, y]}}, b: {{kind: environment, datasets: [z], "
+        'max_turns: 2, agent_func_path: "ENV"}}\' train.agent_func_path=ENV',
+        f"{RULE} {CHAT} agent.kind=environment train.agent_func_path=ENV agent.tool_parser=json "
+        "'agent.sources={a: {kind: tools, datasets: [x], "
+        'agent_func_path: "TOOLS"}}\'',
     ],
 )
 def test_whole_agents_have_no_problem(checked, files, line):
@@ -108,6 +114,52 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=ENV agent.num_workers=-1", "agent.num_workers", "is not >= 0"),
         ("agent.kind=environment train.agent_func_path=ENV agent.max_restarts=1", "agent.max_restarts", "num_workers"),
         (f"{RULE} train.agent_func_path=ENV", "train.agent_func_path", "agent.kind"),
+        (f"{RULE} agent.kind=python 'agent.sources={{a: {{}}}}'", "agent.sources.a.datasets", "no row has this agent"),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: python, datasets: [x]}}, b: {{datasets: [y, x]}}}}'",
+            "agent.sources.b.datasets",
+            "the rows of x have the agent a already",
+        ),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: environment, datasets: [x]}}}}'",
+            "train.agent_func_path",
+            "agent.sources.a.kind=environment has no environment",
+        ),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: environment, datasets: [x], agent_func_path: \"TOOLS\"}}}}'",
+            "agent.sources.a.agent_func_path",
+            "is not for agent.sources.a.kind=environment",
+        ),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: python, datasets: [x], agent_func_path: \"ENV\"}}}}'",
+            "agent.sources.a.agent_func_path",
+            "reads no file",
+        ),
+        (
+            f"{RULE} agent.kind=python 'agent.sources={{a: {{datasets: [x], max_turns: 2}}}}'",
+            "agent.sources.a.max_turns",
+            "has one turn",
+        ),
+        (
+            f"agent.kind=endpoint train.agent_func_path=PROGRAM {CHAT} {RULE} 'agent.sources={{a: {{datasets: [x]}}}}'",
+            "agent.sources",
+            "would take all rows",
+        ),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: tools, datasets: [x], agent_func_path: \"TOOLS\"}}}}'",
+            "data.apply_chat_template",
+            "form of a chat template",
+        ),
+        (
+            "agent.kind=environment train.agent_func_path=ENV 'agent.sources={a: {datasets: [x]}}'",
+            "reward",
+            "nothing scores the samples",
+        ),
+        (
+            f"{RULE} 'agent.sources={{a: {{kind: endpoint, datasets: [x]}}}}'",
+            "agent.sources.a.kind",
+            "single_turn, tools, environment, python",
+        ),
     ],
 )
 def test_a_mistake_is_one_message(checked, files, line, key, what):

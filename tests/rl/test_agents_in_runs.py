@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from rlhf_suite.config.agent import AgentSourceConfig
 from rlhf_suite.data.trajectory import ENVIRONMENT, MODEL
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.builtin import create_tiny
@@ -56,7 +57,7 @@ def settings(folder: Path, code: str, **more):
     file = folder / "start" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [*range(20, 80)]}))
     files = {"train__agent_func_path": str(folder / "environment.py"), "actor__model_name_or_path": f"{folder}/start"}
-    return small(**files, **FLAGS, **more)
+    return small(**files | FLAGS | more)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,50 @@ def test_an_evaluation_by_allowed_calls_has_the_same_seeds_and_no_further_turns(
 def test_an_environment_without_a_reward_ends_the_run(ranks, tmp_path):
     with pytest.raises(AssertionError, match=r"RunError: [24] of [24] .*no step of the environment had a reward"):
         ranks(1).call(run, tmp_path, settings(tmp_path, CODE.replace("reward=", "score=")))
+
+
+def rows_of(folder: Path, *datasources: str) -> str:
+    """Write a file of prompts, of each datasource in turn, and return its path."""
+    rows = [{"input": f"say {i}", "label": str(i), "datasource": datasources[i % len(datasources)]} for i in range(4)]
+    (folder / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(folder / "prompts.jsonl")
+
+
+def several(folder: Path, datasources: tuple[str, ...], **more):
+    """Return a run whose environment plays all rows but those of the datasource chat, which have one turn."""
+    flags = {
+        "data__prompt_dataset": rows_of(folder, *datasources),
+        "agent__sources": {"plain": AgentSourceConfig("single_turn", ["chat"])},
+        "reward__rule": "length",
+        "eval__dataset": None,
+        "eval__steps": -1,
+        "eval__max_calls": None,
+    }
+    return settings(folder, CODE, **flags | more)
+
+
+def test_rows_have_different_agents(ranks, tmp_path):
+    ranks(1).call(run, tmp_path, several(tmp_path, ("chat", "game")))
+    rows = [
+        row for file in sorted((tmp_path / "rollouts").glob("*.parquet")) for row in pq.read_table(file).to_pylist()
+    ]
+    assert {row["datasource"] for row in rows} == {"chat", "game"}
+    for row in rows:
+        if row["datasource"] == "chat":
+            assert ENVIRONMENT not in row["owner"] and row["agent/turns"] == 1 and row["reward/of_label"] is None
+        else:
+            assert row["agent/turns"] == 1 + (ENVIRONMENT in row["owner"])
+    assert any(ENVIRONMENT in row["owner"] for row in rows)
+
+
+def test_rows_of_one_turn_are_those_of_a_run_without_agents(ranks, tmp_path):
+    folders = [tmp_path / "beside", tmp_path / "alone"]
+    for folder in folders:
+        folder.mkdir()
+    ranks(1).call(run, folders[0], several(folders[0], ("chat",)))
+    ranks(1).call(run, folders[1], several(folders[1], ("chat",), agent__sources={}, agent__kind="single_turn"))
+    beside, alone = ((folder / "model/model.safetensors").read_bytes() for folder in folders)
+    assert beside == alone
 
 
 def said(world, folder: Path, config) -> str:

@@ -17,15 +17,15 @@ from rlhf_suite.agents.compat import (
 )
 from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
 from rlhf_suite.agents.environment import EnvironmentAgent
-from rlhf_suite.agents.episodes import Agent, Episodes
+from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, Episodes, SingleTurnAgent
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.session import Limits, Policy, Shared
 from rlhf_suite.agents.tools import MCP, FunctionTools, McpTools, ToolEnvironment, Tools
-from rlhf_suite.config.agent import AgentConfig
-from rlhf_suite.config.agent_file import OPENRLHF, TRL, Export, export_of
+from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
+from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.images import ImageReader
@@ -38,23 +38,25 @@ from rlhf_suite.sandbox.process import SandboxError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FILE = "train.agent_func_path"
 
-
-def make_agent(config: AgentConfig, file: str | None, must_score: bool, choice: Choice | None = None) -> Agent:
-    """Return the agent of a run. `must_score`: the run has no reward source, so that the environment has to score.
+def make_agent(chosen: ChosenAgent, must_score: bool, choice: Choice | None = None) -> Agent:
+    """Return an agent of a run. `must_score`: the run has no reward source, so that the environment has to score.
 
     Raises:
         UserError: the file cannot be imported, or this machine offers no jail for Python.
     """
-    make, of_step = maker(config, file)
+    config = chosen.config
+    if config.kind == "single_turn":
+        return SingleTurnAgent()
+    make, of_step = maker(chosen)
     cls = FenceAgent if config.kind == "python" and config.python_style == "fence" else EnvironmentAgent
     return cls(make, config.max_turns, config.timeout_s, of_step, must_score=must_score, choice=choice)
 
 
-def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], float | None]:
+def maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
     """Return what makes the environment of an episode, and the limit in seconds of each of its answers. Tools and
     Python have a limit for each call instead."""
+    config = chosen.config
     if config.kind == "python":
         if config.python_url is not None:
             servers = remote(config.python_url, config.python_memory_mb)
@@ -62,18 +64,18 @@ def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], flo
         try:
             sessions = jailed(config.python_memory_mb, config.python_allow_weaker)
         except SandboxError as error:
-            raise UserError(f"agent.kind=python: {error}") from error
+            raise UserError(f"{chosen.key}.kind=python: {error}") from error
         return lambda: PythonEnvironment(sessions, config.tool_timeout_s), None
     tools: list[Tools] = [McpTools(name.removeprefix(MCP).strip()) for name in config.tools]
     if config.kind == "tools":
-        if file is not None:
-            tools.append(FunctionTools(imported(file, export_of(file))))
+        if chosen.file is not None:
+            tools.append(FunctionTools(imported(chosen)))
         return lambda: ToolEnvironment(tools, config.tool_timeout_s), None
     if (url := config.server_url) is not None:
         return lambda: OpenEnvEnvironment(url, config.action_key, config.observation_key), config.tool_timeout_s
-    assert file is not None
-    export = export_of(file)
-    cls: type[Any] = imported(file, export)
+    assert chosen.file is not None
+    export = export_of(chosen.file)
+    cls: type[Any] = imported(chosen)
     if export.form == TRL:
         return lambda: TRLEnvironment(cls, config.tool_timeout_s), None
     adapters: dict[str, Callable[[Any], Environment]] = {
@@ -85,13 +87,16 @@ def maker(config: AgentConfig, file: str | None) -> tuple[Callable[[], Any], flo
     return cls if adapter is None else lambda: adapter(cls), config.tool_timeout_s
 
 
-def imported(file: str, export: Export) -> Any:
-    """Import the user's file, and return what it has for agents."""
+def imported(chosen: ChosenAgent) -> Any:
+    """Import the user's file of an agent, and return what it has for agents."""
+    assert chosen.file is not None
+    export = export_of(chosen.file)
     try:
         with openrlhf_bases():
-            return getattr(import_file(Path(file).expanduser().resolve()), export.name)
+            return getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
     except Exception as error:
-        raise UserError(f"{FILE}={file}: importing it raised {type(error).__name__}: {error}; correct it") from error
+        what = f"{chosen.file_flag}={chosen.file}: importing it raised {type(error).__name__}: {error}; correct it"
+        raise UserError(what) from error
 
 
 def make_episodes(
@@ -109,24 +114,27 @@ def make_episodes(
         UserError: a conversation cannot go on with this chat template, the user's file cannot be imported, or this
         machine offers no jail for Python.
     """
-    config, file = run.agent, run.train.agent_func_path
-    if config.kind == "single_turn":
+    config = run.agent
+    if not config.has_turns:
         return None
+    first, *others = agents_of(config, run.train.agent_func_path)
     bridge = Bridge(tokenizer, run.data, stop_ids)
     if run.data.apply_chat_template:
-        bridge.check(roles(config, file))
+        bridge.check(sorted({role for each in (first, *others) for role in roles(each)}))
     reader = TurnReader(tokenizer, stop_ids, config.tool_parser, config.vllm_tool_parser)
     must_score, feedback = not has_source(run.reward), config.max_feedback_tokens
     choice = Choice(run.reward.reward_key, run.reward.combine)
     agent: Agent
     if config.kind == "endpoint":
-        assert file is not None
-        program, feedback = imported(file, export_of(file)), None  # a message that was cut is not known again
+        program, feedback = imported(first), None  # a message that was cut is not known again
         most = run.data.max_len * max(map(len, tokenizer.get_vocab()))
         given = (program, serve(config.host), config.max_turns, config.timeout_s, most)
         agent = EndpointAgent(*given, must_score=must_score, choice=choice)
     else:
-        agent = make_agent(config, file, must_score, choice)
+        agent = make_agent(first, must_score, choice)
+    if others:
+        made = [(each.datasets, make_agent(each, must_score, choice)) for each in others]
+        agent = AgentsByDatasource({name: other for names, other in made for name in names}, agent)
     limits = Limits(run.data.max_len, run.rollout.max_new_tokens, feedback)
     most = run.data.max_images_per_prompt
     shared = Shared(policy, bridge, reader, limits, config.history == "template", images, most)
@@ -140,15 +148,16 @@ def watch_calls(loop: LoopThread, config: AgentConfig) -> None:
         loop.watch(config.tool_timeout_s, "agent.tool_timeout_s")
 
 
-def roles(config: AgentConfig, file: str | None) -> list[str]:
+def roles(chosen: ChosenAgent) -> list[str]:
     """Return the roles of the messages with which conversations go on."""
+    config = chosen.config
     if config.kind == "endpoint":
         return ["user"]
     if config.calls_tools:
         return ["tool"]
     if config.kind != "environment":
         return []
-    if file is None:
+    if chosen.file is None:
         return ["user"]
-    form = export_of(file).form
+    form = export_of(chosen.file).form
     return {TRL: ["tool"], OPENRLHF: []}.get(form, ["user"])

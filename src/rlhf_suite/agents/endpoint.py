@@ -11,7 +11,7 @@ import inspect
 import math
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Status, Task, Turn
@@ -198,6 +198,10 @@ class EndpointAgent:
     max_characters: int
     must_score: bool = field(default=False, kw_only=True)  # nobody else does
     choice: Choice = field(default_factory=Choice, kw_only=True)  # of the parts of a reward
+
+    def limited(self, max_turns: int) -> EndpointAgent:
+        """Return the same agent with at most so many turns in an episode."""
+        return replace(self, max_turns=max_turns)
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the program is its outcome; an error of the policy is raised."""

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat, TypeVar
 
@@ -101,6 +102,12 @@ class EnvironmentAgent:
         self.make, self.max_turns, self.choice = make, max_turns, choice or Choice()
         self.must_score = must_score  # nobody else does
         self.timeout_s, self.step_timeout_s = timeout_s, step_timeout_s
+
+    def limited(self, max_turns: int) -> EnvironmentAgent:
+        """Return the same agent with at most so many turns in an episode."""
+        result = copy(self)
+        result.max_turns = max_turns
+        return result
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode. An error of the environment is its outcome; an error of the policy is raised."""

@@ -1,8 +1,9 @@
-"""The episodes of a run: which task a ledger begins, how many are under way, and what becomes of their outcomes."""
+"""The episodes of a run: which agent plays each of them, how many are under way, and what becomes of their outcomes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Protocol
@@ -36,7 +37,9 @@ class EpisodeRunner(Protocol):
 class Agent(Protocol):
     """Runs episodes. One agent serves many episodes at once, so it keeps nothing of an episode."""
 
-    max_turns: int  # of the model in an episode
+    def limited(self, max_turns: int) -> Agent:
+        """Return the same agent with at most so many turns of the model in an episode."""
+        ...
 
     async def run(self, task: Task, session: Session) -> Episode:
         """Run one episode.
@@ -44,6 +47,36 @@ class Agent(Protocol):
         A failure of the environment is an outcome; a failure of the engines is raised.
         """
         ...
+
+
+class AgentsByDatasource:
+    """Several agents in one run (agent.sources): each episode has the agent of its datasource, or else `others`."""
+
+    def __init__(self, named: Mapping[str, Agent], others: Agent) -> None:
+        self.named, self.others = named, others
+
+    def limited(self, max_turns: int) -> AgentsByDatasource:
+        """Return the same agents, each with at most so many turns."""
+        named = {datasource: agent.limited(max_turns) for datasource, agent in self.named.items()}
+        return AgentsByDatasource(named, self.others.limited(max_turns))
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Run one episode by the agent of its row."""
+        return await self.named.get(task.datasource, self.others).run(task, session)
+
+
+class SingleTurnAgent:
+    """Runs episodes of one turn, which nobody answers: beside other agents, for rows that need none."""
+
+    def limited(self, max_turns: int) -> SingleTurnAgent:
+        """Return this agent."""
+        return self
+
+    async def run(self, task: Task, session: Session) -> Episode:
+        """Let the model write its turn."""
+        if session.begin(None, None):
+            await session.reply()
+        return session.episode(extra={"agent/turns": float(session.num_turns)})
 
 
 class Episodes:
@@ -58,8 +91,7 @@ class Episodes:
     def limited(self, max_turns: int) -> Episodes:
         """Return the episodes of the same agent with at most so many turns. They count towards the same limit."""
         result = copy(self)
-        result.agent = copy(self.agent)
-        result.agent.max_turns = max_turns
+        result.agent = self.agent.limited(max_turns)
         return result
 
     async def run(

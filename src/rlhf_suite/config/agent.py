@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf_suite import registry
 from rlhf_suite.config.flags import FREE, flag, is_not, is_null, is_one_of, is_positive, is_set
 
+FILE = "train.agent_func_path"
 KINDS = ("single_turn", "tools", "environment", "python", "endpoint")
 MANY_TURNS = is_not(".kind", "single_turn", "tools, environment, python or endpoint")
 ANSWERED = is_one_of(".kind", "tools", "environment", "python")
@@ -16,12 +17,24 @@ SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
 
 
 @dataclass
+class AgentSourceConfig:
+    """The agent of the rows of some datasets"""
+
+    kind: str = flag("single_turn", "Who answers a turn of the model, as agent.kind", choices=KINDS[:-1])
+    datasets: list[str] = flag([], "Values of column datasource whose rows it takes")
+    agent_func_path: str | None = flag(None, "Its file; null: that of train.agent_func_path")
+    max_turns: int | None = flag(None, "Most turns of the model in an episode; null: agent.max_turns", ge=1)
+
+
+@dataclass
 class AgentConfig:
     """Agents: what happens between the turns of the model"""
 
     kind: str = flag("single_turn", choices=KINDS)
     """Who answers a turn of the model: nobody; tools that it calls; an environment of your own file; a Python
     interpreter; or a program of your own that asks for turns over HTTP, as chat completions"""
+    sources: dict[str, AgentSourceConfig] = flag({})
+    """Other agents by name, for the rows of some datasets; all other rows have that of agent.kind (docs/agents.md)"""
     tools: list[str] = flag([], when=is_one_of(".kind", "tools"))
     """MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of
     train.agent_func_path"""
@@ -70,16 +83,44 @@ class AgentConfig:
     """Run code also where the machine offers only a weaker jail, without namespaces"""
 
     @property
+    def has_turns(self) -> bool:
+        """Whether somebody answers turns of the model, in some row at least."""
+        return any(each.config.kind != "single_turn" for each in agents_of(self))
+
+    @property
     def has_workers(self) -> bool:
         """Whether processes beside the driver run the episodes."""
-        return self.kind != "single_turn" and self.num_workers > 0
+        return self.has_turns and self.num_workers > 0
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the tools are those of a chat template."""
+        """Whether this agent has tools of a chat template."""
         return self.kind == "tools" or (self.kind == "python" and self.python_style == "tool")
 
     @property
     def needs_stop_strings(self) -> bool:
         """Whether turns end with strings, which the engines must look for in the text."""
-        return self.kind == "endpoint" or (self.kind == "python" and self.python_style == "fence")
+        kinds = {each.config.kind for each in agents_of(self)}
+        return "endpoint" in kinds or ("python" in kinds and self.python_style == "fence")
+
+
+@dataclass(frozen=True)
+class ChosenAgent:
+    """One of the agents of a run."""
+
+    key: str  # of its flags: agent, or agent.sources.<name>
+    config: AgentConfig  # with its own kind and number of turns, and no other agents
+    file: str | None
+    file_flag: str  # that names the file
+    datasets: tuple[str, ...] = ()  # values of column datasource; none: the rows that no other agent takes
+
+
+def agents_of(config: AgentConfig, file: str | None = None) -> list[ChosenAgent]:
+    """Return the agents of a run: that of agent.kind, then those of agent.sources. `file` is train.agent_func_path."""
+    found = [ChosenAgent("agent", replace(config, sources={}), file, FILE)]
+    for name, source in config.sources.items():
+        key, own = f"agent.sources.{name}", source.agent_func_path
+        values = replace(config, kind=source.kind, max_turns=source.max_turns or config.max_turns, sources={})
+        file_flag = FILE if own is None else f"{key}.agent_func_path"
+        found.append(ChosenAgent(key, values, own or file, file_flag, tuple(source.datasets)))
+    return found

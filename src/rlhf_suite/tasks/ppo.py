@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
 from rlhf_suite.config.reward import has_source
@@ -66,12 +67,14 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         check_teacher(tokenizer, plan.models[TEACHER].path, config.data)
     vision, keeps_chat = (
         vision_processor(plan.models[ACTOR].path, config.data.image_key),
-        config.agent.kind != "single_turn",
+        config.agent.has_turns,
     )
     evaluation = RLEvalConfig() if config.replays else config.eval
     prompts = load_prompts(config.data, evaluation, config.train.seed, tokenizer, keeps_chat, vision, journal.counted)
     if not config.replays:
-        check_routes(config.reward, [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)])
+        rows = [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)]
+        check_routes(config.reward, rows)
+        check_datasets(config.agent, {datasource for _, datasource in rows})
     # The policy's ranks read them from the cache.
     documents = load_documents(config.data, tokenizer, config.train.seed, journal.counted)
     if documents is not None:
@@ -79,6 +82,16 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
         prompts = replace(prompts, contents_digest=digest, notes=notes.strip())
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     return RunData(tokenizer, prompts, order, vision)
+
+
+def check_datasets(config: AgentConfig, known: set[str]) -> None:
+    """Refuse a dataset of agent.sources of which there is no row: its agent would silently have fewer rows."""
+    for name, source in config.sources.items():
+        for missing in (dataset for dataset in source.datasets if dataset not in known):
+            raise UserError(
+                f"agent.sources.{name}.datasets: no row has {missing!r} in its column datasource. The rows have "
+                f"{', '.join(sorted(known))}: correct the name, or remove it"
+            )
 
 
 @dataclass(frozen=True)

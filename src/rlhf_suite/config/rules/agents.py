@@ -6,52 +6,77 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rlhf_suite import registry
-from rlhf_suite.config.agent_file import ENVIRONMENTS, PROGRAM, TOOLS, Export, export_of
+from rlhf_suite.config.agent import ChosenAgent, agents_of
+from rlhf_suite.config.agent_file import ENVIRONMENTS, PROGRAM, TOOLS, export_of
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.python_source import SourceError
 
-FILE = "train.agent_func_path"
 MCP = "mcp:"
 
 
 @rule
-def agent_has_its_file(run: PPORun) -> Iterator[Problem]:
-    file, kind = run.train.agent_func_path, run.agent.kind
-    if kind == "environment" and file is None and run.agent.server_url is None:
-        yield Problem(FILE, "agent.kind=environment has no environment", f"add {FILE}=<file.py> (docs/agents.md)")
-    if kind == "environment" and file is not None and run.agent.server_url is not None:
-        yield Problem("agent.server_url", f"there are two environments: {FILE}={file} too", "keep one of them")
-    if kind == "tools" and file is None and not run.agent.tools:
-        what = "agent.kind=tools has no tools"
-        yield Problem(FILE, what, f"add {FILE}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
-    if kind == "endpoint" and file is None:
-        what = "agent.kind=endpoint has no program"
-        yield Problem(FILE, what, f"add {FILE}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)")
-    if kind not in ("environment", "tools", "endpoint") or file is None:
-        return
+def agents_have_their_files(run: PPORun) -> Iterator[Problem]:
+    for each in agents_of(run.agent, run.train.agent_func_path):
+        kind, file, key = each.config.kind, each.file, each.file_flag
+        if kind == "environment" and file is None and run.agent.server_url is None:
+            yield Problem(
+                key, f"{each.key}.kind=environment has no environment", f"add {key}=<file.py> (docs/agents.md)"
+            )
+        if kind == "environment" and file is not None and run.agent.server_url is not None:
+            yield Problem("agent.server_url", f"there are two environments: {key}={file} too", "keep one of them")
+        if kind == "tools" and file is None and not run.agent.tools:
+            what = f"{each.key}.kind=tools has no tools"
+            yield Problem(key, what, f"add {key}=<file.py with a list tools>, or agent.tools=[mcp:<command or URL>]")
+        if kind == "endpoint" and file is None:
+            what = "agent.kind=endpoint has no program"
+            yield Problem(key, what, f"add {key}=<file.py with run_agent(task, base_url, api_key)> (docs/agents.md)")
+        if kind in ("environment", "tools", "endpoint") and file is not None:
+            yield from file_fits(run, each, file)
+
+
+def file_fits(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
+    """Yield a problem if the file of an agent has nothing for it, or its form needs a chat template."""
+    key, kind = chosen.file_flag, f"{chosen.key}.kind"
     try:
         export = export_of(file)
     except SourceError as error:
-        yield Problem(FILE, error.what, error.fix)
+        yield Problem(key, error.what, error.fix)
         return
-    yield from export_fits(run, export)
-
-
-def export_fits(run: PPORun, export: Export) -> Iterator[Problem]:
-    """Yield a problem if the file is for another kind of agent, or its form needs a chat template."""
-    what = (
-        f"{run.train.agent_func_path} has {export.name} ({export.form}), which is not for agent.kind={run.agent.kind}"
-    )
-    if run.agent.kind == "tools" and export.form != TOOLS:
-        yield Problem(FILE, what, "write agent.kind=environment, or define tools = [functions]")
-    if run.agent.kind == "environment" and export.form not in ENVIRONMENTS:
-        yield Problem(FILE, what, f"write agent.kind={'endpoint' if export.form == PROGRAM else 'tools'}")
-    if run.agent.kind == "endpoint" and export.form != PROGRAM:
-        yield Problem(FILE, what, "define run_agent(task, base_url, api_key), or write another agent.kind")
+    what = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
+    if chosen.config.kind == "tools" and export.form != TOOLS:
+        yield Problem(key, what, f"write {kind}=environment, or define tools = [functions]")
+    if chosen.config.kind == "environment" and export.form not in ENVIRONMENTS:
+        yield Problem(key, what, f"write {kind}={'endpoint' if export.form == PROGRAM else 'tools'}")
+    if chosen.config.kind == "endpoint" and export.form != PROGRAM:
+        yield Problem(key, what, f"define run_agent(task, base_url, api_key), or write another {kind}")
     if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
         what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
         yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
+
+
+@rule
+def agents_share_the_datasets(run: PPORun) -> Iterator[Problem]:
+    taken: dict[str, str] = {}
+    for name, source in run.agent.sources.items():
+        key = f"agent.sources.{name}"
+        if not source.datasets:
+            what = "no row has this agent"
+            yield Problem(f"{key}.datasets", what, "write the values of the column datasource whose rows it takes")
+        for dataset in source.datasets:
+            if taken.setdefault(dataset, name) != name:
+                what = f"the rows of {dataset} have the agent {taken[dataset]} already"
+                yield Problem(f"{key}.datasets", what, f"remove {dataset} from one of them")
+        if source.agent_func_path is not None and source.kind in ("single_turn", "python"):
+            what = f"{key}.kind={source.kind} reads no file"
+            yield Problem(f"{key}.agent_func_path", what, "remove it, or write another kind")
+        if source.max_turns is not None and source.kind == "single_turn":
+            yield Problem(
+                f"{key}.max_turns", f"{key}.kind=single_turn has one turn", "remove it, or write another kind"
+            )
+    if run.agent.sources and run.agent.kind == "endpoint":
+        what = "there are other agents beside agent.kind=endpoint, whose program would take all rows"
+        yield Problem("agent.sources", what, "remove them, or write another agent.kind")
 
 
 @rule
@@ -59,26 +84,27 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
     if run.data.apply_chat_template:
         return
     key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
-    if run.agent.calls_tools:
-        fence = ", or write agent.python_style=fence" if run.agent.kind == "python" else ""
+    callers = [each for each in agents_of(run.agent) if each.config.calls_tools]
+    if callers:
+        fence = ", or write agent.python_style=fence" if callers[0].config.kind == "python" else ""
         yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
     if run.agent.kind == "endpoint":
         yield Problem(key, "the endpoint speaks in messages, which need a chat template", fix)
-    if run.agent.history == "template" and run.agent.kind != "single_turn":
+    if run.agent.history == "template" and run.agent.has_turns:
         what = "without a chat template nothing says how earlier turns are shown"
         yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
 
 
 @rule
 def allowed_calls_have_an_agent(run: PPORun) -> Iterator[Problem]:
-    if run.eval.max_calls is not None and run.agent.kind == "single_turn":
+    if run.eval.max_calls is not None and not run.agent.has_turns:
         what = "a response of agent.kind=single_turn is one turn, and nobody answers it"
         yield Problem("eval.max_calls", what, "remove it, or set agent.kind")
 
 
 @rule
 def parser_of_vllm_is_named(run: PPORun) -> Iterator[Problem]:
-    if run.agent.kind != "single_turn" and run.agent.tool_parser == "vllm" and run.agent.vllm_tool_parser is None:
+    if run.agent.has_turns and run.agent.tool_parser == "vllm" and run.agent.vllm_tool_parser is None:
         what = "agent.tool_parser=vllm needs the name of a parser"
         yield Problem("agent.vllm_tool_parser", what, "add agent.vllm_tool_parser=<name>, such as hermes")
 

@@ -56,6 +56,6 @@ def others_need_no_images(run: PPORun) -> Iterator[Problem]:
     if run.agent.kind == "endpoint":
         what = "programs behind the endpoint send and get text alone"
         yield Problem("agent.kind", what, "write agent.kind=environment")
-    if run.agent.kind != "single_turn" and run.agent.history == "template":
+    if run.agent.has_turns and run.agent.history == "template":
         what = "a conversation with images is not rendered again"
         yield Problem("agent.history", what, "write agent.history=append")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.problems import Problem, rule
 from rlhf_suite.config.reward import (
@@ -48,12 +49,17 @@ def given(key: str, source: SourceConfig) -> list[str]:
     return chosen
 
 
+def scores_episodes(agent: AgentConfig) -> bool:
+    """Return whether the environment or program of an agent may give the reward of an episode."""
+    return agent.kind in ("environment", "endpoint")
+
+
 @rule
 def policy_has_a_reward(run: PPORun) -> Iterator[Problem]:
     if run.replays:
         return  # the rollouts have their rewards
-    if run.agent.kind in ("environment", "endpoint") and not has_source(run.reward):
-        return  # the environment or program scores its episodes; one that does not is found in the first rollout
+    if not has_source(run.reward) and all(scores_episodes(each.config) for each in agents_of(run.agent)):
+        return  # one that does not is found in the first rollout
     if has_source(run.reward) or run.algo.advantage.needs("rewards"):
         yield from one_reward(run)
     elif run.eval.dataset is not None:

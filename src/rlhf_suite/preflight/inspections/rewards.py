@@ -10,6 +10,7 @@ import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlhf_suite.config.agent import agents_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.reward import TOKEN, TextRewardConfig, is_http, urls
 from rlhf_suite.config.rules.rewards import named
@@ -103,9 +104,11 @@ def programs_have_a_jail(run: Run, folder: Path | None) -> Iterator[Problem]:
     if using:
         weaker = "reward.rules.code_allow_weaker", run.reward.rules.code_allow_weaker
         yield from jail_problems(f"{using[0]}.rule", *weaker, "use another rule")
-    if isinstance(run, PPORun) and run.agent.kind == "python":
-        weaker = "agent.python_allow_weaker", run.agent.python_allow_weaker
-        yield from jail_problems("agent.kind", *weaker, "use another agent")
+    agents = agents_of(run.agent) if isinstance(run, PPORun) else []
+    in_python = [each for each in agents if each.config.kind == "python" and each.config.python_url is None]
+    if in_python:
+        weaker = "agent.python_allow_weaker", in_python[0].config.python_allow_weaker
+        yield from jail_problems(f"{in_python[0].key}.kind", *weaker, "use another agent")
 
 
 def jail_problems(key: str, weaker: str, allows_weaker: bool, otherwise: str) -> Iterator[Problem]:
