@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -326,6 +327,19 @@ def test_a_sync_clears_cached_prefixes(tied):
     tied.generate_all(group)
     sync(tied, make_model("tied", 5), version=2)
     assert gap(make_model("tied", 5), group, tied.generate_all(group)) < 1e-6
+
+
+def test_the_hits_of_the_prefix_cache_are_counted_between_two_syncs(tied):
+    first = GenerationRequest(0, [7 + i % 50 for i in range(96)], 8, 0, SamplingSettings())
+    tied.cache_hits()
+    (turn,) = tied.generate_all([first])
+    assert turn.cached_tokens == tied.cache_hits() == 0
+    second = replace(first, prompt_ids=[*first.prompt_ids, *turn.ids.tolist(), 9, 9])
+    (answer,) = tied.generate_all([second])
+    assert answer.cached_tokens == 96, "three blocks of 32 tokens; the fourth was not full"
+    assert tied.cache_hits() == 96 / len(second.prompt_ids)
+    sync(tied, make_model("tied", 5), version=3)
+    assert tied.generate_all([second])[0].cached_tokens == tied.cache_hits() == 0
 
 
 def test_a_request_that_nobody_waits_for_any_more_disturbs_no_other(tied):

@@ -82,7 +82,8 @@ class EngineConfig:
     max_num_seqs: int = flag(256, "Sequences that an engine runs at once", ge=1)
     enforce_eager: bool = flag(False, "Do not use CUDA graphs (always so on CPU)")
     enable_prefix_caching: bool = flag(False)
-    """Share the KV cache of equal prefixes; it is emptied at every weight sync"""
+    """Share the KV cache of equal prefixes; it is emptied at every weight sync. perf/prefix_cache_hits is the share of
+    the tokens of all prompts that were in it"""
 
     @property
     def devices(self) -> int:

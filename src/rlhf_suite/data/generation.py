@@ -81,6 +81,7 @@ class Generation:
     log_probs: NDArray[np.float32]
     finish_reason: str  # "stop" or "length"; INTERRUPTED: the engine was paused, and the response is a part
     versions: NDArray[np.int32]  # [n], the weight version of each token; it changes if a sync happened in between
+    cached_tokens: int = 0  # of the prompt, that the engine had in its KV cache (vllm.enable_prefix_caching)
 
 
 def continued(request: GenerationRequest, parts: Sequence[Generation]) -> GenerationRequest:
@@ -107,4 +108,5 @@ def whole(parts: Sequence[Generation]) -> Generation:
         np.concatenate([part.log_probs for part in parts]),
         parts[-1].finish_reason,
         np.concatenate([part.versions for part in parts]),
+        parts[0].cached_tokens,
     )

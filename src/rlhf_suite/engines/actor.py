@@ -282,7 +282,7 @@ class _GenerationReader:
         versions = np.empty(len(ids), dtype=np.int32)
         for span in done.weight_versions:
             versions[span.start : span.end] = int(span.version)
-        return Generation(self._id, ids, log_probs, done.finish_reason, versions)
+        return Generation(self._id, ids, log_probs, done.finish_reason, versions, output.num_cached_tokens or 0)
 
 
 def _read_scores(output: RequestOutput) -> NDArray[np.float32]:

@@ -58,6 +58,7 @@ class EnginePool:
         self.loop = LoopThread("engine-requests")  # on which all requests of the driver are made
         self.client = EngineClient(self._handles, self._members, timeout_s, self.replacement)
         self.busy: AbstractContextManager[None] = nullcontext()  # is entered by each request while an engine has it
+        self._prompt_tokens = self._cached_tokens = 0  # of all requests since `cache_hits` was asked for
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -78,7 +79,17 @@ class EnginePool:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
-        return await self.client.generate(request, self.busy)
+        response = await self.client.generate(request, self.busy)
+        self._prompt_tokens += len(request.prompt_ids)
+        self._cached_tokens += response.cached_tokens
+        return response
+
+    def cache_hits(self) -> float:
+        """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV
+        cache."""
+        share = self._cached_tokens / max(self._prompt_tokens, 1)
+        self._prompt_tokens = self._cached_tokens = 0
+        return share
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""
