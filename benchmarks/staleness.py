@@ -43,6 +43,8 @@ lowest and the highest.
 |---|---|---|---|---|---|---|---|
 """
 TAIL = """
+So few seeds do not tell rows apart whose ranges of accuracy overlap. The mean reward over all steps varies less.
+
 The last two columns are `correction/ratio` and `correction/ess` over the second half of a run. Command of a run, with
 the first seed:
 
