@@ -64,3 +64,28 @@ def test_a_budget_of_tokens_is_that_of_each_rank_that_splits_them():
     run.actor.num_gpus_per_node, run.actor.model_name_or_path, run.ds.ring_attn_size = 2, "builtin:tiny", 2
     found = {what: number for what, _, number in batches(run, resolve(run, Machine("cpu", 0)))}
     assert found["micro-batches per rank"] == "<= 200 tokens"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, None),
+        ({"train.async_enable": True}, "while the next step trains"),
+        ({"train.async_enable": True, "train.async_queue_size": 0}, None),
+        ({"train.async_enable": True, "ckpt.save_steps": 5}, "before the next step"),
+        ({"train.async_enable": True, "ckpt.best_metric_key": "eval/pass1"}, "before the next step"),
+        (
+            {"train.async_enable": True, "ckpt.save_steps": 5, "ckpt.best_metric_key": "none"},
+            "while the next step trains",
+        ),
+        ({"train.async_enable": True, "train.early_stopping_patience": 2}, "before the next step"),
+    ],
+)
+def test_evaluations_go_on_beside_training_unless_something_depends_on_them(flags, said):
+    run = PPORun()
+    run.actor.model_name_or_path, run.eval.dataset, run.eval.steps = "builtin:tiny", "builtin:reverse_eval", 2
+    for key, value in flags.items():
+        section, name = key.split(".")
+        setattr(getattr(run, section), name, value)
+    found = {what: value for what, _, value in decisions(run, resolve(run, Machine("cpu", 0)))}
+    assert found.get("evaluations") == said
