@@ -539,6 +539,13 @@ AGENTS = [
         WORKERS,
     ),
     Mutation(
+        "the last one of two tools with the same name answers all calls",
+        "agents/tools.py",
+        "if name in self.owners:",
+        "if False:",
+        TOOLS,
+    ),
+    Mutation(
         "all rows have the agent of agent.kind",
         "agents/episodes.py",
         "self.named.get(task.datasource, self.others)",

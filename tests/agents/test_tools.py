@@ -110,6 +110,14 @@ def test_what_is_wrong_with_a_call_is_its_answer(tokenizer):
     assert (episode.extra["agent/tool_errors"], episode.extra["agent/malformed_calls"]) == (4.0, 1.0)
 
 
+@pytest.mark.parametrize("tools", [[[add, add]], [[add], [wait, add]]])
+def test_two_tools_of_one_name_end_the_episode_at_its_start(tokenizer, tools):
+    CALLED.clear()
+    episode, _ = play(tokenizer, [], [FunctionTools(functions) for functions in tools])
+    assert episode.outcome.reason.endswith("two tools are called add, so a call does not say which: rename one of them")
+    assert episode.status == "error" and CALLED == []
+
+
 def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
     CALLED.clear()
     episode, _ = play(tokenizer, [(call("add", a=1), "length")], [FunctionTools([add])])

@@ -48,8 +48,9 @@ class FunctionTools:
     """Functions as tools, by their names."""
 
     def __init__(self, functions: Iterable[Callable[..., Any]]) -> None:
-        self.functions = {function.__name__: function for function in functions}
-        self.known = [schema_of(function) for function in self.functions.values()]
+        chosen = list(functions)
+        self.functions = {function.__name__: function for function in chosen}
+        self.known = [schema_of(function) for function in chosen]
 
     async def schemas(self) -> list[Schema]:
         """Return their descriptions."""
@@ -144,12 +145,19 @@ class ToolEnvironment:
         self.errors = 0
 
     async def reset(self, task: Task) -> Start:
-        """Tell the model which tools there are."""
+        """Tell the model which tools there are.
+
+        Raises:
+            ToolError: two of them have the same name.
+        """
         schemas: list[Schema] = []
         for each in self.tools:
-            found = await each.schemas()
-            self.owners |= {schema["function"]["name"]: each for schema in found}
-            schemas += found
+            for schema in await each.schemas():
+                name = schema["function"]["name"]
+                if name in self.owners:
+                    raise ToolError(f"two tools are called {name}, so a call does not say which: rename one of them")
+                self.owners[name] = each
+                schemas.append(schema)
         return Start(tools=tuple(schemas))
 
     async def step(self, turn: Turn) -> Step:
