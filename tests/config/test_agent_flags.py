@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_suite.config.agent import AgentConfig, AgentSourceConfig
+
 RUN = "task=ppo actor.model_name_or_path=builtin:tiny data.prompt_dataset=builtin:reverse algo.advantage.estimator=rloo"
 RUN += " rollout.n_samples_per_prompt=2 rollout.batch_size=4 train.batch_size=8 data.max_len=64"
 RULE, CHAT = "reward.rule=exact_match data.label_key=label", "data.apply_chat_template=true"
+
+
+def test_agents_of_some_rows_may_run_in_workers():
+    assert not AgentConfig(num_workers=2).has_workers
+    assert AgentConfig(num_workers=2, sources={"code": AgentSourceConfig("python", ["sums"])}).has_workers
+    assert not AgentConfig(num_workers=2, sources={"chat": AgentSourceConfig("single_turn", ["chat"])}).has_workers
 
 
 @pytest.fixture

@@ -103,7 +103,8 @@ def test_a_run_whose_worker_dies_in_an_episode_ends_in_the_weights_of_one_whose_
     runs, words, in_the_driver
 ):
     folder = runs / "two_workers"
-    ended = jobs.run(folder, words(folder.name, "agent.num_workers=2", number=11, times=1))
+    named = "agent.sources={words: {kind: environment, datasets: [default]}}"  # the same agent, by the datasource
+    ended = jobs.run(folder, words(folder.name, "agent.num_workers=2", named, number=11, times=1))
     assert "episode workers x 2" in ended.out
     assert "It is started again (restart 1 of 3, agent.max_restarts)" in ended.err
     assert "unfinished episodes begin anew" in ended.out

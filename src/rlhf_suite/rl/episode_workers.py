@@ -186,7 +186,7 @@ def start_episode_workers(run: PPORun, plan: Plan, policy: Policy, log_dir: Path
 
     They take no CPU of Ray's count: where all CPUs of a small machine are taken, they share them."""
     config = run.agent
-    if config.kind == "single_turn" or not config.num_workers:
+    if not config.has_workers:
         return None
     members = [Member(f"episode-worker-{i}", log_dir / f"episode-worker-{i}.log") for i in range(config.num_workers)]
     environment, own = {"env_vars": runtime_env(plan.device)}, uuid.uuid4().hex
