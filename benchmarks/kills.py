@@ -65,9 +65,11 @@ PPO = (
     "eval.max_samples=8 eval.n_samples_per_prompt=1 eval.steps=2 train.max_steps=5 ckpt.save_steps=1 "
     "logger.progress=false " + SAMPLING
 )
-# Evaluations after the first and the third step go on while the next step trains.
+# There is a checkpoint after each second step; evaluations after the others go on while the next step trains.
 AHEAD = (
-    PPO.replace("ckpt.save_steps=1", "ckpt.save_steps=2").replace("eval.steps=2", "eval.steps=1")
+    PPO.replace("ckpt.save_steps=1", "ckpt.save_steps=2")
+    .replace("eval.steps=2", "eval.steps=1")
+    .replace("train.max_steps=5", "train.max_steps=12")
     + " algo.advantage.estimator=rloo train.async_enable=true train.async_queue_size=2 correction=tis "
     "ckpt.best_metric_key=none"
 )
