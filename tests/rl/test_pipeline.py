@@ -6,12 +6,17 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from plain_run import run, small
 
+from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
+from rlhf_suite.rl.pipeline import staleness
 from rlhf_suite.tracking.metrics import read_rows
 
 pytestmark = pytest.mark.stack
@@ -147,3 +152,20 @@ def test_a_run_that_was_stopped_takes_the_same_steps_as_an_undisturbed_one(ranks
                 assert mine[name] == value or (math.isnan(mine[name]) and math.isnan(value)), (mine["step"], name)
     for step in range(1, STEPS + 1):
         assert rollout(again, step) == rollout(whole, step)
+
+
+def test_the_versions_of_a_ledger_are_counted_ledger_by_ledger():
+    draw, version, seen = np.random.default_rng(0), 3, set()
+    for _ in range(100):
+        lengths = draw.integers(1, 9, draw.integers(1, 6))
+        masks = [draw.integers(0, 2, length) for length in lengths]
+        versions = [np.sort(draw.integers(0, version + 1, length)) for length in lengths]
+        mask, written = torch.tensor(np.concatenate(masks)).float(), torch.tensor(np.concatenate(versions)).int()
+        batch = Experience(torch.zeros(len(mask), dtype=torch.int64), torch.tensor(lengths), mask)
+        found = staleness(replace(batch, weight_version=torch.where(mask > 0, written, -1)), version)
+        each = [
+            len({*of_ledger[chosen > 0]}) for of_ledger, chosen in zip(versions, masks, strict=True) if chosen.any()
+        ]
+        assert found.get("async/versions_per_ledger") == (pytest.approx(sum(each) / len(each)) if each else None)
+        seen.update(each)
+    assert seen >= {1, 2, 3}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import masked
 from rlhf_suite.config.train import RLTrainConfig
@@ -147,17 +148,23 @@ def staleness(experience: Experience, version: int) -> dict[str, float]:
     versions = masked(needed(experience.weight_version, "weight_version"), experience.mask).numpy()
     if not len(versions):
         return {"rollout/weight_version": -1.0}
-    ledgers = masked(experience.segments, experience.mask).numpy()
-    first_of_ledger = np.diff(ledgers, prepend=-1) != 0
-    spans = first_of_ledger | (np.diff(versions, prepend=-1) != 0)
     oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
     assert newest <= version, f"tokens of version {newest} in step {version}"
     return {
         "rollout/weight_version": mean,
         "async/staleness_mean": version - mean,
         "async/staleness_max": float(version - oldest),
-        "async/versions_per_ledger": float(spans.sum() / first_of_ledger.sum()),
+        "async/versions_per_ledger": versions_per_ledger(versions, experience),
     }
+
+
+def versions_per_ledger(versions: NDArray[np.int32], experience: Experience) -> float:
+    """Return how many versions of the weights wrote a ledger, on average; `versions`: of the N masked tokens, [N]."""
+    changes = np.flatnonzero(np.diff(versions)) + 1  # tokens of another version than the one before
+    written = np.add.reduceat(experience.mask.numpy(), experience.starts.numpy())
+    written = written[written > 0].astype(np.int64)  # by the model, in each ledger in which it wrote
+    within = ~np.isin(changes, written.cumsum())
+    return 1.0 + float(within.sum()) / len(written)
 
 
 def total_steps(order: BatchOrder, train: RLTrainConfig) -> int:
