@@ -50,6 +50,14 @@ problems = [
     [[each.key, each.what, each.fix] for each in inspect(preflight(parse(line + more)).runs, Path("none"))]
     for more in ([], [flag])
 ]
+line = "task=ppo demo=ppo reward.rule=exact_match".split()
+sums = "agent.sources={{sums: {{kind: python, datasets: [default]}}}}"
+elsewhere = "agent.python_url=http://localhost:8080"
+python, weaker = "agent.kind=python", "agent.python_allow_weaker=true"
+problems += [
+    [each.key for each in inspect(preflight(parse(line + more)).runs, Path("none"))]
+    for more in ([python], [sums], [python, weaker], [sums, elsewhere])
+]
 print(json.dumps([found.options and found.options.bare, found.missing, refusal, ran, problems]))
 """
 
@@ -81,10 +89,16 @@ def test_where_namespaces_are_refused_the_reason_is_named_and_nothing_runs_witho
 
 
 def test_a_run_of_programs_is_refused_before_it_starts_where_only_the_flag_allows_it(without_namespaces):
-    _, missing, *_, (without_flag, with_flag) = without_namespaces
+    _, missing, *_, (without_flag, with_flag, *_) = without_namespaces
     ((key, what, fix),) = without_flag
     assert missing[0] in what and with_flag == []
     assert key == "reward.rules.code_allow_weaker" and fix.startswith("write reward.rules.code_allow_weaker=true")
+
+
+def test_agents_that_run_python_here_need_a_jail_and_those_that_run_it_elsewhere_do_not(without_namespaces):
+    *_, (_, _, python, of_some_rows, with_flag, elsewhere) = without_namespaces
+    assert python == of_some_rows == ["agent.python_allow_weaker"]
+    assert "agent.python_allow_weaker" not in with_flag + elsewhere
 
 
 def test_a_jail_in_which_something_forbidden_works_is_not_used(monkeypatch):
