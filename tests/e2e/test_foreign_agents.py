@@ -22,14 +22,14 @@ import sys
 from pathlib import Path
 
 from rlhf_suite.agents.build import maker
-from rlhf_suite.config.agent import AgentConfig
+from rlhf_suite.config.agent import AgentConfig, agents_of
 
 HERE = Path(__file__).parent
 ENVIRONMENT, TOOLS = AgentConfig(kind="environment"), AgentConfig(kind="tools")
 SERVER = AgentConfig(kind="environment", server_url="SERVER_URL")
 TOOLS.tools = [f"mcp:{sys.executable} {HERE / 'mcp_server.py'}"]
-MAKERS = {path.stem.removeprefix("for_"): maker(ENVIRONMENT, str(path))[0] for path in HERE.glob("for_*.py")}
-MAKERS |= {"mcp": maker(TOOLS, None)[0], "openenv": maker(SERVER, None)[0]}
+MAKERS = {path.stem.removeprefix("for_"): maker(agents_of(ENVIRONMENT, str(path))[0])[0] for path in HERE.glob("for_*.py")}
+MAKERS |= {"mcp": maker(agents_of(TOOLS)[0])[0], "openenv": maker(agents_of(SERVER)[0])[0]}
 
 class Environment:
     async def reset(self, task):
