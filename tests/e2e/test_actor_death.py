@@ -9,6 +9,8 @@ import re
 import jobs
 import pytest
 
+from rlhf_suite.tracking.metrics import read_rows
+
 ENDED_S = 60.0
 GONE_S = 15.0
 

@@ -28,8 +28,9 @@ HERE = Path(__file__).parent
 ENVIRONMENT, TOOLS = AgentConfig(kind="environment"), AgentConfig(kind="tools")
 SERVER = AgentConfig(kind="environment", server_url="SERVER_URL")
 TOOLS.tools = [f"mcp:{sys.executable} {HERE / 'mcp_server.py'}"]
-MAKERS = {path.stem.removeprefix("for_"): maker(agents_of(ENVIRONMENT, str(path))[0])[0] for path in HERE.glob("for_*.py")}
-MAKERS |= {"mcp": maker(agents_of(TOOLS)[0])[0], "openenv": maker(agents_of(SERVER)[0])[0]}
+AGENTS = {path.stem.removeprefix("for_"): agents_of(ENVIRONMENT, str(path))[0] for path in HERE.glob("for_*.py")}
+AGENTS |= {"mcp": agents_of(TOOLS)[0], "openenv": agents_of(SERVER)[0]}
+MAKERS = {name: maker(agent)[0] for name, agent in AGENTS.items()}
 
 class Environment:
     async def reset(self, task):
