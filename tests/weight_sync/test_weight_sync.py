@@ -138,7 +138,7 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
         store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
         group = make_group("gloo", store, 1, 2, timedelta(seconds=30))
         bucket = 0
-        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(3, bucket)))):
+        while entries := entries_from_plain(json.loads(store.get(weight_sender.header_key(0, 3, bucket)))):
             flat = torch.empty(-(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64, dtype=torch.uint8)
             broadcast(group, flat)
             received.update({entry.name: entry.view(flat) for entry in entries})
@@ -151,6 +151,19 @@ def test_stream_sends_tensors_larger_and_smaller_than_a_bucket(monkeypatch):
     thread.join(timeout=30)
     assert [entry.name for entry in manifest.entries] == list(weights)
     assert {name: digest(tensor) for name, tensor in received.items()} == {e.name: e.digest for e in manifest.entries}
+
+
+def test_weights_that_are_sent_again_have_descriptions_of_their_own():
+    """An engine may ask for the first one before the sender deletes those of the sending before."""
+    sender = StreamSender("gloo", torch.float32, True, "127.0.0.1", 30, keep=True)
+    store = dist.TCPStore("127.0.0.1", sender.port, is_master=False)
+    sender.connect(1, 1)
+    sender.send(3, {"a": torch.ones(2)}.items())
+    sender.connect(1, 2)
+    asked = [weight_sender.header_key(meeting, 3, 0) for meeting in (1, 2)]
+    assert [store.check([key]) for key in asked] == [True, False]
+    sender.send_again(3)
+    assert [store.check([key]) for key in asked] == [False, True]
 
 
 class Fused(torch.nn.Module):

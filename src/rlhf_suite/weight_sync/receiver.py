@@ -134,15 +134,20 @@ class StreamReceiver(WeightReceiver):
         rank = init_info.first_rank + self.parallel_config.rank
         size, meeting = init_info.world_size, init_info.meeting
         self._group = make_group(self.backend, self._store, rank, size, STORE_TIMEOUT, meeting)
+        self._meeting = meeting
 
     def batches(self, update: UpdateInfo) -> Iterator[tuple[Sequence[TensorEntry], list[torch.Tensor]]]:
         bucket = 0
-        while entries := entries_from_plain(json.loads(self._store.get(header_key(update.version, bucket)))):
+        while entries := self.entries(header_key(self._meeting, update.version, bucket)):
             size = -(-(entries[-1].offset + entries[-1].nbytes) // 64) * 64
             flat = torch.empty(size, dtype=torch.uint8, device=self.device)
             broadcast(self._group, flat)
             yield entries, [entry.view(flat) for entry in entries]
             bucket += 1
+
+    def entries(self, key: str) -> list[TensorEntry]:
+        """Wait for the description of a bucket, and return its tensors; none behind the last bucket."""
+        return entries_from_plain(json.loads(self._store.get(key)))
 
 
 class NcclReceiver(StreamReceiver):

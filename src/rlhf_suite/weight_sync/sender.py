@@ -117,6 +117,7 @@ class StreamSender:
         self._timeout = timedelta(seconds=timeout_s)
         self._store = open_store(host, self._timeout)
         self._group: Backend | None = None
+        self._meeting = 0  # the number of the group
         self._headers: list[str] = []
         self._kept: list[Bucket] = []
 
@@ -128,6 +129,7 @@ class StreamSender:
     def connect(self, world_size: int, meeting: int) -> None:
         """Wait until all `world_size` - 1 engine workers have joined the group. Each group has its own number."""
         self._group = make_group(self._backend, self._store, 0, world_size, self._timeout, meeting)
+        self._meeting = meeting
 
     def send(self, version: int, weights: NamedWeights) -> Manifest:
         """Send all weights, while the engines receive (`Engine.update_weights` with a Manifest without a path)."""
@@ -165,7 +167,7 @@ class StreamSender:
 
     def _announce(self, version: int, entries: list[TensorEntry]) -> None:
         """Put the description of the next bucket into the store."""
-        key = header_key(version, len(self._headers))
+        key = header_key(self._meeting, version, len(self._headers))
         self._store.set(key, json.dumps([asdict(entry) for entry in entries]))
         self._headers.append(key)
 
@@ -230,9 +232,10 @@ def broadcast(group: Backend, flat: torch.Tensor) -> None:
     group.broadcast([flat], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
-def header_key(version: int, bucket: int) -> str:
-    """Return the key of a bucket's description in the store."""
-    return f"header/{version}/{bucket}"
+def header_key(meeting: int, version: int, bucket: int) -> str:
+    """Return the key of a bucket's description in the store. Weights that are sent again have other keys, in a meeting
+    of their own: who gets a key that the sender is about to delete would read nothing."""
+    return f"header/{meeting}/{version}/{bucket}"
 
 
 def ipc_key(version: int, bucket: int, gpu: str) -> str:
