@@ -83,9 +83,14 @@ class AgentConfig:
     """Run code also where the machine offers only a weaker jail, without namespaces"""
 
     @property
+    def kinds(self) -> set[str]:
+        """The kinds of all agents of the run."""
+        return {self.kind, *(source.kind for source in self.sources.values())}
+
+    @property
     def has_turns(self) -> bool:
         """Whether somebody answers turns of the model, in some row at least."""
-        return any(each.config.kind != "single_turn" for each in agents_of(self))
+        return self.kinds != {"single_turn"}
 
     @property
     def has_workers(self) -> bool:
@@ -100,8 +105,7 @@ class AgentConfig:
     @property
     def needs_stop_strings(self) -> bool:
         """Whether turns end with strings, which the engines must look for in the text."""
-        kinds = {each.config.kind for each in agents_of(self)}
-        return "endpoint" in kinds or ("python" in kinds and self.python_style == "fence")
+        return "endpoint" in self.kinds or ("python" in self.kinds and self.python_style == "fence")
 
 
 @dataclass(frozen=True)
