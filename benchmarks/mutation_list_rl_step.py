@@ -194,6 +194,13 @@ RL_STEP = [
         SYNC,
     ),
     Mutation(
+        "weights that are sent again have the descriptions of those that were sent before",
+        "weight_sync/sender.py",
+        'return f"header/{meeting}/{version}/{bucket}"',
+        'return f"header/{version}/{bucket}"',
+        SYNC,
+    ),
+    Mutation(
         "documents count as much as samples",
         "rl/documents.py",
         "self.coef * language.total",

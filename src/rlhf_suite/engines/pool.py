@@ -87,9 +87,13 @@ class EnginePool:
     def cache_hits(self) -> float:
         """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV
         cache."""
-        share = self._cached_tokens / max(self._prompt_tokens, 1)
-        self._prompt_tokens = self._cached_tokens = 0
-        return share
+
+        async def counted() -> float:  # on the loop of the requests, so that none ends between the two lines
+            share = self._cached_tokens / max(self._prompt_tokens, 1)
+            self._prompt_tokens = self._cached_tokens = 0
+            return share
+
+        return self.start(counted()).result()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""
