@@ -205,3 +205,8 @@ def take(batch: B, indices: Sequence[int] | Tensor) -> B:
 def weightless(batch: B) -> B:
     """Return a copy that no loss counts: its mask is zero."""
     return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def kind_of(batch: TokenBatch) -> str:
+    """Return which modules of a model a batch passes through: batches of one class do alike, with images or without."""
+    return f"{type(batch).__name__} {'without' if batch.images is None else 'with'} images"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlhf_suite.data.batch import B, TokenBatch, needed, weightless
+from rlhf_suite.data.batch import B, TokenBatch, kind_of, needed, weightless
 from rlhf_suite.distributed.world import World
 from rlhf_suite.errors import RunError
 from rlhf_suite.losses.metrics import Mean, Metric
@@ -65,12 +65,24 @@ def optimizer_step(
 
 
 def equalise(model: TrainedModel, micro_batches: Sequence[B]) -> list[B]:
-    """Return as many micro-batches on every rank, where the backward pass has collectives: weightless copies of the
-    first one are added."""
-    wanted = len(micro_batches)
-    if model.needs_equal_micro_batches:
-        wanted = int(model.world.max(torch.tensor(float(wanted))))
-    return [*micro_batches, *(weightless(micro_batches[0]) for _ in range(wanted - len(micro_batches)))]
+    """Return as many micro-batches of each kind on every rank, kind after kind, where the passes have collectives:
+    weightless copies of the first one of a kind are added.
+
+    Each kind runs modules of its own (documents have no entropy, images pass through their tower), and ZeRO-3 gathers
+    module by module: ranks that ran different kinds at the same time would wait for each other for ever. Every rank
+    has every kind, if only a weightless one.
+    """
+    if not model.needs_equal_micro_batches:
+        return [*micro_batches]
+    own: dict[str, list[B]] = {}
+    for batch in micro_batches:
+        own.setdefault(kind_of(batch), []).append(batch)
+    counts = model.world.gather([{kind: len(batches) for kind, batches in own.items()}])
+    kinds = list(counts[0])
+    assert all({*count} == {*kinds} for count in counts), f"every rank has every kind of micro-batch: {counts}"
+    wanted = {kind: max(count[kind] for count in counts) for kind in kinds}
+    copies = {kind: [weightless(own[kind][0])] * (wanted[kind] - len(own[kind])) for kind in kinds}
+    return [batch for kind in kinds for batch in (*own[kind], *copies[kind])]
 
 
 @contextmanager
@@ -129,8 +141,9 @@ def global_counts(objective: Objective[B], micro_batches: Sequence[B], world: Wo
 
 
 def weighted_share(loss: StepLoss, counts: dict[str, float]) -> torch.Tensor:
-    """Return the share of a micro-batch in the loss of the step: the sum over units of total / global count."""
-    shares = [total / max(counts[name], 1.0) for name, total in loss.sums.items()]
+    """Return the share of a micro-batch in the loss of the step: the sum over units of total / global count. Of a unit
+    that the step has none of, the total is 0."""
+    shares = [total / (counts[name] or 1.0) for name, total in loss.sums.items()]
     return torch.stack(shares).sum()
 
 
