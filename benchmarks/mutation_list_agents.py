@@ -448,10 +448,10 @@ AGENTS = [
         COMPAT,
     ),
     Mutation(
-        "an environment of TRL is asked for its reward after each turn",
-        "agents/compat.py",
-        'if not step.done or not hasattr(self.instance, "get_reward"):',
-        'if not hasattr(self.instance, "get_reward"):',
+        "an environment of TRL is asked for its reward only when the model ends the episode",
+        "agents/environment.py",
+        "last += await self.last_words(environment, session, progress)",
+        'last += await self.last_words(environment, session, progress) if status == "done" else 0.0',
         COMPAT,
     ),
     Mutation(

@@ -35,10 +35,10 @@ def written(tmp_path):
     return write
 
 
-def play(tokenizer, file, replies, label, text=False):
+def play(tokenizer, file, replies, label, text=False, max_turns=5, **limits):
     task = Task([5, 6], "a question", label=label) if text else chat_task(tokenizer, label=label)
-    session = open_session(tokenizer, Scripted(tokenizer, replies), task, parser="hermes")
-    config = AgentConfig(kind="environment", max_turns=5, timeout_s=50.0, tool_timeout_s=20.0)
+    session = open_session(tokenizer, Scripted(tokenizer, replies), task, parser="hermes", **limits)
+    config = AgentConfig(kind="environment", max_turns=max_turns, timeout_s=50.0, tool_timeout_s=20.0)
     episode = run(make_agent(agents_of(config, file)[0], must_score=True).run, task, session)
     said = tokenizer.decode(episode.ledgers[0].ids)
     return episode, said.replace("<|im_start|>", "[").replace("<|im_end|>", "]")
@@ -62,6 +62,28 @@ def test_an_environment_of_trl(tokenizer, written):
     assert said.startswith("[user\nbegin The counter begins at 0.]") and said.count("[tool\n") == 2
     assert "[tool\n3]" in said and "[tool\n5]" in said and episode.outcome.reward == 1.0
     assert play(tokenizer, written(FILES["trl"]), [CALL % 3, "done"], "5")[0].outcome.reward == 0.0
+
+
+ENDS = {
+    "the model calls no tool": (["done"], {}, "done"),
+    "agent.max_turns": ([CALL % 1], {"max_turns": 2}, "turns"),
+    "a turn is cut off": ([("<tool_call>", "length")], {}, "truncated"),
+    "the context is full": ([CALL % 1] * 99, {"max_turns": 99, "max_len": 700}, "truncated"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_environment_of_trl_is_asked_for_its_reward_once_however_the_episode_ends(tokenizer, written, end):
+    more, limits, status = ENDS[end]
+    counted = FILES["trl"].replace(
+        "        return float(",
+        "        self.asked = 1 + getattr(self, 'asked', 0)\n        return self.asked + float(",
+    )
+    episode, _ = play(tokenizer, written(counted), [CALL % 5, *more], "5", **limits)
+    assert (episode.status, episode.outcome.reward) == (
+        status,
+        2.0 if end != "agent.max_turns" and "full" not in end else 1.0,
+    )
 
 
 def test_an_environment_of_skyrl(tokenizer, written):

@@ -597,7 +597,16 @@ def test_a_program_that_stops_at_a_limit_is_not_a_failure(play, tokenizer, more,
     episode, ledgers = play(run_agent, Model(tokenizer, echo), **more)
     assert (episode.status, episode.outcome) == (status, None) and len(ledgers[-1].turns) >= 1
     assert ledgers[-1].truncated is (status == "truncated")
-    failure = play(run_agent, Model(tokenizer, echo), must_score=True, **more)[0].outcome
+    alone = play(run_agent, Model(tokenizer, echo), must_score=True, **more)[0]
+    assert (alone.status, alone.outcome) == (status, Scored(0.0, 0.0)), "nobody had paid until then"
+
+
+@pytest.mark.parametrize("must_score", [True, False])
+def test_a_program_whose_first_request_has_no_room_has_no_reward(play, tokenizer, must_score):
+    def run_agent(task, base_url, api_key):
+        client(base_url, api_key).chat.completions.create(model="m", messages=[user("word " * 9000)])
+
+    failure = play(run_agent, Model(tokenizer, echo), must_score=must_score)[0].outcome
     assert isinstance(failure, RewardFailure) and "BadRequestError" in failure.reason
 
 

@@ -38,8 +38,9 @@ class Guess:
 def play(tokenizer, replies, environment=Guess, max_turns: int = 5, timeout_s: float = 50.0, **others):
     step_timeout_s, choice = others.pop("step_timeout_s", None), others.pop("choice", None)
     policy = Scripted(tokenizer, replies)
+    must_score = others.pop("must_score", False)
     session = open_session(tokenizer, policy, chat_task(tokenizer, label="5"), **others)
-    agent = EnvironmentAgent(environment, max_turns, timeout_s, step_timeout_s, choice=choice)
+    agent = EnvironmentAgent(environment, max_turns, timeout_s, step_timeout_s, must_score=must_score, choice=choice)
     return run(agent.run, chat_task(tokenizer, label="5"), session)
 
 
@@ -151,6 +152,32 @@ def test_an_environment_without_rewards_is_scored_by_the_run(tokenizer):
 
     episode = play(tokenizer, ["3"], Silent)
     assert episode.outcome is None and episode.status == "done"
+
+
+class PaysAtTheEnd(Guess):
+    async def step(self, turn):
+        return Step.say("go on") if turn.content != "5" else Step(done=True)
+
+    async def finish(self):
+        return Step(reward=0.25, score=0.5, extra={"asked": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("replies", "status"), [(["3", "5"], "done"), (["3", "4"], "turns"), ([("3", "length")], "truncated")]
+)
+def test_an_environment_that_knows_its_reward_at_the_end_gives_it_however_the_episode_ends(tokenizer, replies, status):
+    episode = play(tokenizer, replies, PaysAtTheEnd, max_turns=2, must_score=True)
+    assert (episode.status, episode.outcome) == (status, Scored(0.25, 0.5, {"asked": 1.0}))
+
+
+def test_an_environment_that_has_paid_nothing_until_a_limit_ended_the_episode_has_paid_nothing(tokenizer):
+    class PaysWhenDone(PaysAtTheEnd):
+        finish = None
+
+    assert play(tokenizer, ["3", "4"], PaysWhenDone, max_turns=2, must_score=True).outcome == Scored(0.0, 0.0)
+    assert play(tokenizer, ["3", "4"], PaysWhenDone, max_turns=2).outcome is None, "the sources of the run score it"
+    episode = play(tokenizer, ["3", "5"], PaysWhenDone, max_turns=2, must_score=True)
+    assert episode.outcome.reason == "no step of the environment had a reward, and the run has no reward source"
 
 
 @pytest.mark.parametrize("broken", ["make", "reset", "step"])

@@ -141,7 +141,11 @@ class Step:
 
 
 class Environment(Protocol):
-    """The world of one episode."""
+    """The world of one episode.
+
+    One that knows the reward only when all is over may also have a method `finish()`. It is called once for each
+    episode, whether the environment, the model or a limit ended it, and returns a Step of which only the numbers count.
+    """
 
     async def reset(self, task: Task) -> Start:
         """Begin the episode of a task."""

@@ -79,12 +79,14 @@ class TRLEnvironment:
         return start if not text else Start(tuple(with_text(task.messages, str(text))), tools=start.tools)
 
     async def step(self, turn: Turn) -> Step:
-        """Answer the calls of a turn; after the last turn ask for the reward."""
-        step = await self.tools.step(turn)
-        if not step.done or not hasattr(self.instance, "get_reward"):
-            return step
-        reward = reward_of(await called(self.instance.get_reward))
-        return Step(reward=reward, done=True, extra=step.extra)
+        """Answer the calls of a turn."""
+        return await self.tools.step(turn)
+
+    async def finish(self) -> Step:
+        """Ask for the reward, once for every episode."""
+        if not hasattr(self.instance, "get_reward"):
+            return Step()
+        return Step(reward=reward_of(await called(self.instance.get_reward)))
 
     async def close(self) -> None:
         """The interface has no end."""

@@ -218,9 +218,9 @@ class EndpointAgent:
             reason = f"the episode was not finished after agent.timeout_s={self.timeout_s:g}"
             status, outcome = "timeout", RewardFailure(f"{reason} ({session.num_turns} turns)", "timeout")
         except ProgramFailure as error:
-            status, outcome = chat.limit or "error", None
-            if self.must_score or chat.limit is None:
-                outcome = RewardFailure(str(error), "error")
+            status, outcome = chat.limit or "error", RewardFailure(str(error), "error")
+            if chat.limit is not None and session.num_turns:  # nobody had paid until the limit
+                outcome = Scored(0.0, 0.0) if self.must_score else None
         finally:
             self.sessions.close(chat)
             orphans = chat.end()

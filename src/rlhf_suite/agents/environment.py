@@ -46,6 +46,12 @@ class Progress:
 
     def add(self, turn: Turn, step: Step) -> float:
         """Take the numbers of a turn and the step that answers it. Return the reward of the step, 0 without one."""
+        self.calls += len(turn.calls)
+        self.problems += sum(call.problem is not None for call in turn.calls)
+        return self.take(step)
+
+    def take(self, step: Step) -> float:
+        """Take the numbers of a step. Return its reward, 0 without one."""
         reward = self.reward(step)
         if reward is not None:
             if not math.isfinite(reward):
@@ -53,9 +59,7 @@ class Progress:
             self.rewards.append(float(reward))
         self.score = step.score if step.score is not None else self.score
         self.extra |= step.extra
-        self.calls += len(turn.calls)
-        self.problems += sum(call.problem is not None for call in turn.calls)
-        return reward or 0.0
+        return float(reward or 0.0)
 
     def reward(self, step: Step) -> float | None:
         """Return the reward of a step, and add its named parts to those of the episode."""
@@ -117,12 +121,8 @@ class EnvironmentAgent:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 environment = await self.ask(self.make)
                 status, last = await self.play(environment, task, session, progress)
-            outcome = progress.outcome(last)
-            if outcome is None and self.must_score:
-                what = "no step of the environment had " + (
-                    f"a part {self.choice.key} in its" if progress.parts else "a"
-                )
-                raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
+                last += await self.last_words(environment, session, progress)
+            outcome = self.outcome(status, last, progress)
         except EnvironmentFailure as error:
             status = "timeout" if error.is_timeout else "error"
             outcome = RewardFailure(error.reason, "timeout" if error.is_timeout else "error")
@@ -152,6 +152,28 @@ class EnvironmentAgent:
                 return status, reward
             if reward:
                 session.latest.ledger.reward_turn(reward)
+
+    async def last_words(self, environment: Environment, session: Session, progress: Progress) -> float:
+        """Return the reward that an environment gives at the end of its episode, however that ended; 0 if it has no
+        method `finish`, or that gives none."""
+        finish = getattr(environment, "finish", None)
+        if finish is None:
+            return 0.0
+        where = f"after turn {session.num_turns}: "
+        return progress.take(checked(await self.ask(finish, where=where), Step, "finish", where))
+
+    def outcome(self, status: Status, last: float, progress: Progress) -> Outcome | None:
+        """Return the outcome of an episode with the last reward `last`; None if the reward sources of the run score it.
+
+        An environment that pays at its end alone has paid nothing when a limit ends the episode: that is a reward of 0.
+        """
+        outcome = progress.outcome(last)
+        if outcome is not None or not self.must_score:
+            return outcome
+        if status != "done":
+            return Scored(0.0, 0.0, dict(progress.extra))
+        what = "no step of the environment had " + (f"a part {self.choice.key} in its" if progress.parts else "a")
+        raise EnvironmentFailure(f"{what} reward, and the run has no reward source")
 
     def ended(self, turn: Turn, step: Step, session: Session) -> Status | None:
         """Return why the episode ends with this step; None if the answer was appended and another turn follows."""
