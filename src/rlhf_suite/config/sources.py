@@ -6,6 +6,7 @@ import csv
 import glob
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".
 BUILTIN = "builtin:"
 GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 'rlhf-suite[gym]'"
 PEEK_BYTES = 1 << 20
+BETWEEN = re.compile(r"[\s,]*")  # what separates two objects
 
 
 def names_in(sources: str | None) -> list[str]:
@@ -160,10 +162,21 @@ def opened_text(path: Path) -> IO[str]:
 
 
 def first_json_columns(text: str) -> list[str] | None:
-    """Return the keys of the first object: of a list, of {"data": [...]}, or of one object per line."""
+    """Return the keys of the objects at the beginning of a file: of a list, of {"data": [...]}, or of one object per
+    line. The text may end within an object, but not within the first."""
+    decoder, found, place = json.JSONDecoder(), dict[str, None](), 0
     if text.startswith("["):
         text = text[1:].lstrip()
-    values, _ = json.JSONDecoder().raw_decode(text)
-    if isinstance(values, dict) and isinstance(values.get("data"), list):
-        values = values["data"][0] if values["data"] else None
-    return list(values) if isinstance(values, dict) else None
+    while place < len(text):
+        try:
+            values, place = decoder.raw_decode(text, place)
+        except ValueError:
+            if not found:
+                raise
+            break
+        rows = values["data"] if isinstance(values, dict) and isinstance(values.get("data"), list) else [values]
+        if not found and not (rows and isinstance(rows[0], dict)):
+            return None
+        found |= dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row)
+        place = BETWEEN.match(text, place).end()  # type: ignore[union-attr]
+    return list(found) or None

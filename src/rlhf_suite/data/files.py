@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from rlhf_suite.config.sources import GZIP, file_type
+from rlhf_suite.data.arrow_rows import Change, changed, changes, integer_columns
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
 
@@ -154,7 +155,12 @@ def _read_parquet(path: Path) -> Iterator[Row | RowError]:
         file = ParquetFile(path)
     except (ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not a parquet file: {error}") from None
-    yield from _rows_of(path, file.iter_batches())
+
+    def column(name: str) -> Iterator[pyarrow.Array]:
+        return (batch.column(0) for batch in file.iter_batches(columns=[name]))
+
+    schema = file.schema_arrow
+    yield from _rows_of(path, file.iter_batches(), changes(schema, integer_columns(schema, column)))
 
 
 def _read_arrow(path: Path) -> Iterator[Row | RowError]:
@@ -170,13 +176,17 @@ def _read_arrow(path: Path) -> Iterator[Row | RowError]:
                 yield from (whole.get_batch(index) for index in range(whole.num_record_batches))
 
     try:
-        yield from _rows_of(path, batches())
+        first = next(batches(), None)
+        if first is not None:
+            names = integer_columns(first.schema, lambda name: (batch.column(name) for batch in batches()))
+            yield from _rows_of(path, batches(), changes(first.schema, names))
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: not an arrow file: {error}") from None
 
 
-def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row | RowError]:
-    """Yield the rows of Arrow batches. Nothing has checked yet that their texts are UTF-8."""
+def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch], how: Mapping[str, Change]) -> Iterator[Row | RowError]:
+    """Yield the rows of Arrow batches, with the changes of their columns. Nothing has checked yet that their texts are
+    UTF-8."""
     number = 0
     for batch in batches:
         try:
@@ -184,7 +194,7 @@ def _rows_of(path: Path, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row
         except UnicodeDecodeError:
             values = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
         for number, each in enumerate(values, start=number + 1):  # noqa: B020 - the numbers continue from batch to batch
-            row = Row(each or {}, str(path), number)
+            row = Row(changed(each or {}, how), str(path), number)
             yield RowError(row.where, "not UTF-8") if each is None else row
 
 

@@ -91,8 +91,9 @@ def called_functions(message: Message) -> list[str]:
 
 
 def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:
-    """Return the tool descriptions in column `tools_key`, a list or its JSON text; None if there are none."""
-    if tools_key is None or (tools_key in row.values and not row.values[tools_key]):
+    """Return the tool descriptions in column `tools_key`, a list or its JSON text; None if there are none, or no such
+    column."""
+    if tools_key is None or not row.values.get(tools_key):
         return None
     value = required(row, tools_key)
     if isinstance(value, str):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf_suite.config.sources import GYM, file_type, is_glob, matching_files
 from rlhf_suite.data import builtin, gym
+from rlhf_suite.data.arrow_rows import changed, changes, integer_columns
 from rlhf_suite.data.files import READERS, num_rows, numbered, read_file
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.errors import UserError
@@ -135,8 +136,15 @@ def _hub(name: str, data_dir: str, split: str, flags: SourceFlags) -> Located:
 
 def _of_library(name: str, rows: Dataset) -> Located:
     """Return a data set of the `datasets` library as a source."""
+    rows = rows.with_format(None)  # values of Python, whatever format it was saved with
     files = [Path(file["filename"]) for file in rows.cache_files]
-    return Located(lambda: numbered(name, rows), files, lambda: len(rows))
+    schema = rows.features.arrow_schema
+
+    def read() -> Iterator[Row | RowError]:
+        how = changes(schema, integer_columns(schema, lambda column: rows.data.column(column).chunks))
+        return numbered(name, (changed(values, how) for values in rows))
+
+    return Located(read, files, lambda: len(rows))
 
 
 def _no_split(source: str, split: str, available: Iterable[str], flags: SourceFlags) -> UserError:
