@@ -184,7 +184,7 @@ class Kind:
 CREDIT = ("rewards", "values", "greedy", "groups", "teacher", "entropies")
 AVERAGED = ("mask", "segments", "num_sequences", "horizon")
 PAIR, TERMS = ("chosen", "rejected", "config"), ("reference", "chosen_loss")
-CHECKED = ("label", "tests", "locked_process")
+CHECKED = ("label", "tests", "locked_process", "time_limit")
 RULES = ("rewards.rules", "rewards.mathematics", "rewards.code", "rewards.gym")
 
 estimator = Kind("estimator", "advantage estimator", ("algo.advantage",), ("inputs", "config"), CREDIT, ("rewards",))

@@ -16,7 +16,16 @@ from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
-from rlhf_suite.rewards.reward_process import MAX_LOG_BYTES, IsolatedScorer, ParallelScorer
+from rlhf_suite.rewards.child import MAX_LOG_BYTES
+from rlhf_suite.rewards.reward_process import (
+    IsolatedScorer,
+    NotStarted,
+    ParallelScorer,
+    RowLimit,
+    TimedOut,
+    Work,
+    row_limit,
+)
 
 pytestmark = pytest.mark.stack
 
@@ -120,17 +129,57 @@ def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
 
 
 @pytest.mark.timeout(300)
-def test_when_every_row_hangs_the_batch_still_ends(rewarder):
+def test_when_every_row_hangs_the_batch_is_given_up(rewarder):
     scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(1000)"), timeout_s=1.0)
     outcomes = scorer.score([row("bad")] * 60)
     assert [outcome.kind for outcome in outcomes] == ["timeout"] * 60
-    assert "rows before it" in outcomes[-1].reason
+    reasons = [outcome.reason for outcome in outcomes]
+    assert sum(reason.startswith("not scored: no row got a score within 2 seconds") for reason in reasons) > 30
+    assert sum("this row alone had 0.033 of them" in reason for reason in reasons) >= 1
 
 
-def test_rows_that_are_many_but_do_not_hang_all_get_their_time(rewarder):
-    """90 rows of 0.04 s need 3.6 s, more than the time limit of the batch; that of a row is a thirtieth, 0.1 s."""
-    scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(0.04)"), timeout_s=3.0)
-    assert scorer.score([row("bad")] * 90) == [Scored(3, 3)] * 90
+@pytest.mark.timeout(300)
+def test_rows_that_hang_do_not_use_up_the_time_of_others(rewarder):
+    """Nine rows of a twelfth of the time each and as many restarts, behind a batch that took all of it."""
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", "time.sleep(1000)"), timeout_s=12.0)
+    outcomes = scorer.score([row("bad")] * 9 + [row("ab")] * 3)
+    assert [outcome.kind for outcome in outcomes[:9]] == ["timeout"] * 9
+    assert outcomes[9:] == [Scored(2, 2)] * 3
+
+
+def test_the_limit_of_a_row_is_its_own_whatever_the_number_of_rows():
+    own = RewardConfig(remote_url="own.py", timeout_s=60.0)
+    assert [row_limit(own, count).clock_s for count in (1, 2, 30, 1000)] == [60, 30, 2, 2]
+    assert not row_limit(own, 1).is_wrong
+    for rule in ("math", "reasoning_gym", "format"):
+        limits = {row_limit(RewardConfig(rule=rule, timeout_s=60.0), count) for count in (1, 30, 1000)}
+        assert limits == {RowLimit(clock_s=10, cpu_s=2, is_wrong=True)}
+
+
+def test_a_batch_is_given_up_only_while_no_row_has_a_score():
+    """Rows that are slow but score take what they need; nothing is measured here, the seconds are said."""
+    slow, dead = Work(90, 3.0), Work(90, 3.0)
+    for _ in range(90):
+        slow.count(Scored(1, 1), 1.0)
+    assert slow.given_up() is None
+    dead.count(TimedOut("", "timeout"), 3.0)
+    assert dead.given_up() is None
+    dead.count(TimedOut("", "timeout"), 0.1)
+    assert dead.given_up().kind == "timeout"
+    dead.count(Scored(1, 1), 0.1)
+    assert dead.given_up() is None
+
+
+def test_rows_beside_each_other_are_not_tried_one_after_the_other():
+    order = [*Work(128, 60.0).order]
+    assert sorted(order) == [*range(128)]
+    assert any(index >= 48 for index in order[:8])
+
+
+def test_a_process_that_does_not_start_again_is_not_tried_for_every_row():
+    work = Work(3, 60.0)
+    work.count(NotStarted("no module", "error"), 0.1)
+    assert work.given_up().reason == "no module"
 
 
 def test_a_rule_scores_in_several_processes_and_each_row_keeps_its_place(tmp_path):
@@ -235,15 +284,63 @@ def test_a_missing_file_is_a_user_error(tmp_path):
 
 @pytest.mark.parametrize("rule", ["exact_match", "math"])
 def test_rules_run_in_the_process_too(rewarder, rule):
-    assert rewarder(rule=rule).score([row("12", "12"), row("12", "21")]) == [Scored(1, 1), Scored(0, 0)]
+    outcomes = rewarder(rule=rule).score([row("12", "12"), row("12", "21")])
+    assert [(outcome.reward, outcome.score) for outcome in outcomes] == [(1, 1), (0, 0)]
 
 
-def test_math_that_hangs_times_out_alone(rewarder):
+# Rules of a user that declare what the suite's own do: a response may keep them busy, asleep, or end their process.
+OWN_RULE = """
+import os, signal, time
+from rlhf_suite.registry import reward_rule
+
+@reward_rule(needs=("time_limit",))
+def rule(row, config):
+    if row.label == "bad":
+        exec(row.response)
+    return len(row.label)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("misdeed", "metrics"),
+    [
+        ("while True: pass", {"timed_out": 1.0}),
+        ("10 ** 10 ** 10", {"timed_out": 1.0}),
+        ("time.sleep(1000)", {"timed_out": 1.0}),
+        ("os.abort()", {"timed_out": 0.0, "unreadable": 1.0}),
+        ("os._exit(0)", {"timed_out": 0.0, "unreadable": 1.0}),
+        ("os._exit(3)", {"timed_out": 0.0, "unreadable": 1.0}),
+    ],
+)
+def test_a_response_at_which_a_rule_does_not_end_is_wrong_and_counted(tmp_path, misdeed, metrics):
+    (tmp_path / "own.py").write_text(OWN_RULE)
+    config = RewardConfig(rule=f"{tmp_path}/own.py:rule", timeout_s=15.0, num_processes=1)
+    with closing(ParallelScorer(config, tmp_path / "reward.log")) as scorer:
+        rows = [row("bad", misdeed), row("abc"), row("bad", misdeed), row("ab")]
+        assert scorer.score(rows) == [
+            Scored(0, 0, metrics),
+            Scored(3, 3, {"timed_out": 0.0}),
+            Scored(0, 0, metrics),
+            Scored(2, 2, {"timed_out": 0.0}),
+        ]
+    assert misdeed in (tmp_path / "reward.log").read_text()
+
+
+def test_a_copy_of_a_rules_process_that_is_killed_from_outside_is_no_verdict(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_RULE)
+    config = RewardConfig(rule=f"{tmp_path}/own.py:rule", timeout_s=60.0)
+    with closing(IsolatedScorer(config, tmp_path / "reward.log")) as scorer:
+        (outcome,) = scorer.score([row("bad", "os.kill(os.getpid(), signal.SIGKILL)")])
+    assert isinstance(outcome, RewardFailure) and "SIGKILL" in outcome.reason
+
+
+@pytest.mark.timeout(300)
+def test_math_that_hangs_is_wrong_alone(rewarder):
     """The expression of huggingface/Math-Verify issue 65, which math-verify's own time limit does not interrupt."""
     hang = r"\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}"
-    bad, good = rewarder(rule="math", timeout_s=3.0).score([row("5", hang), row("5", r"\boxed{5}")])
-    assert isinstance(bad, RewardFailure) and bad.kind == "timeout"
-    assert good == Scored(1, 1)
+    bad, good = rewarder(rule="math", timeout_s=60.0).score([row("5", hang), row("5", r"\boxed{5}")])
+    assert bad.reward == 0 and good.reward == 1
 
 
 def test_close_kills_the_process_and_its_children(rewarder, tmp_path):

@@ -145,7 +145,7 @@ def test_rows_go_to_the_sources_of_their_datasource(rewards):
     outcomes, metrics = both.score(rows)
     server.close()
     assert [(outcome.reward, *outcome.extra) for outcome in outcomes] == [
-        (1, "math/mean"), (7, "judge/mean"), (0, "math/mean"), (7, "judge/mean"),
+        (1, "math/timed_out", "math/mean"), (7, "judge/mean"), (0, "math/timed_out", "math/mean"), (7, "judge/mean"),
     ]  # fmt: skip
     assert seen == ["a", "b"]
     assert metrics["reward/math/rows"] == metrics["reward/judge/rows"] == 2

@@ -92,7 +92,7 @@ class TextRewardConfig(SourceConfig):
     )
     rules: RuleConfig = group(RuleConfig)
     timeout_s: float = flag(60.0, gt=0)
-    """Deadline for scoring one batch with a file, and for all rows of a batch that hang, in seconds"""
+    """Seconds for a batch of a file; a row that is scored by itself has a thirtieth of it or more (docs/rewards.md)"""
     num_processes: int | None = flag(None, ge=1, when=is_set(".rule", "<name>"))
     """Processes in which a rule scores; null: one for each CPU core, 8 at most"""
     num_retries: int = flag(0, ge=0, when=is_set(".rule", "<name>") | is_set(".remote_url", "<.py file or URLs>"))

@@ -25,7 +25,7 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HELP = "take data.prompt_dataset=reasoning_gym:<task> and data.label_key=label"
 
 
-@reward_rule(name="reasoning_gym", needs=("label", "locked_process"))
+@reward_rule(name="reasoning_gym", needs=("label", "locked_process", "time_limit"))
 def score_of_task(row: Sample, config: RuleConfig) -> Scored:
     """The score that the task of reasoning-gym gives the answer, mostly 0 to 1.
 

@@ -16,7 +16,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns about 
 verify(parse("1", parsing_timeout=None), parse("x^2", parsing_timeout=None), timeout_seconds=None)
 
 
-@reward_rule(name="math", needs=("label",))
+@reward_rule(name="math", needs=("label", "time_limit"))
 def mathematics(row: Sample, config: RuleConfig) -> float:
     """The response's answer equals the label as mathematics (1/2 = 0.5 = \\frac{1}{2}), by math-verify.
 

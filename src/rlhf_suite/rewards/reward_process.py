@@ -2,11 +2,20 @@
 
 A user's file gets the whole batch. If that fails (exception, crash, deadline), its rows are scored one at a time, so
 that one bad row does not fail the others. A rule gets rows one at a time from the start, in several processes
-(`ParallelScorer`). A single row may take its share of the time that is left, or a thirtieth of `reward.timeout_s` if
-that is more. After a row that was killed, a new process scores the next row.
+(`ParallelScorer`), each of which takes the next row when it has ended one. A row that is killed loses its process, and
+a new one takes the next row.
 
-Rows that hang take at most `reward.timeout_s` from a call of `IsolatedScorer.score`, and restarts between rows as much
-again; the other rows take as long as they need.
+Every row has a limit of its own (`RowLimit`), which no other row uses up:
+
+- of a rule of the suite that may not end (need `time_limit`): a thirtieth of `reward.timeout_s` of computing, whatever
+  the machine does besides, and five times as long by the clock. A response that reaches it is wrong, not a failure;
+- of the rule `code`: programs have limits of their own in there; this one is for a jail that does not work;
+- of a file, or another rule of the user: `reward.timeout_s`, or a thirtieth of it where 30 rows or more wait. A row
+  that reaches it is a failure. If no row has a score when rows and restarts have taken twice `reward.timeout_s`, the
+  code does not work, and the rest of the batch is given up.
+
+So a batch of n rows in p processes ends after at most n / p limits and restarts, and that of a file after
+`reward.timeout_s` more.
 
 A process that is killed from outside (by the kernel when memory is short, or by a scheduler) is started again for the
 same rows.
@@ -14,39 +23,59 @@ same rows.
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import json
 import os
+import random
 import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlhf_suite.config.reward import TextRewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, Scored
+from rlhf_suite.rewards.child import RewardProcess, StartError
 
-START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
-MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
-TAIL_BYTES = 1000  # of the output, quoted in the reason of a crash
-MAX_HANGING_ROWS = 30
+PATIENCE = 2  # times reward.timeout_s: the limits of a few rows together, and as much for restarts
+SHARE = 30  # a row's limit is at least a thirtieth of reward.timeout_s
+CLOCK = 5  # times the limit of computing is a row's limit by the clock: others use the cores too
 MAX_PROCESSES = 8
 ROWS_PER_PROCESS = 32  # fewer are not worth another process
 MAX_RESTARTS = 3  # of a process that was killed from outside, for one request
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR2)
+TOO_LONG = (signal.SIGPROF, signal.SIGALRM)  # of the timers of a row that may compute, or take, only so long
+GRACE_S = 5.0  # after which the timers did not work
+TIMED_OUT, UNREADABLE = "timed_out", "unreadable"  # metrics of rules that may not end
+SHOWN = 200  # characters of a response, in the log
 
 
-class StartError(RuntimeError):
-    """The reward process did not start. The message says why."""
+@dataclass(frozen=True)
+class RowLimit:
+    """What one row may take.
+
+    Args:
+        clock_s: seconds by the clock.
+        cpu_s: seconds of computing, where that is limited.
+        is_wrong: a row beyond the limit, or whose process crashes, is a wrong answer (0) and not a failure.
+    """
+
+    clock_s: float
+    cpu_s: float | None = None
+    is_wrong: bool = False
+
+
+def row_limit(config: TextRewardConfig, count: int) -> RowLimit:
+    """Return the limit of each of `count` rows that are scored one at a time."""
+    if config.rule is not None and reward_rule.needs(config.rule, "time_limit"):
+        cpu_s = config.timeout_s / SHARE
+        return RowLimit(CLOCK * cpu_s, cpu_s, is_wrong=True)
+    if config.rule is not None and reward_rule.needs(config.rule, "tests"):
+        return RowLimit(config.rules.code_timeout_s + config.timeout_s)
+    return RowLimit(config.timeout_s / min(max(count, 1), SHARE))
 
 
 class IsolatedScorer:
@@ -61,14 +90,11 @@ class IsolatedScorer:
             UserError: the rule or the file cannot be loaded.
         """
         assert (config.rule is None) != (config.remote_url is None), "one of rule and remote_url"
-        self.timeout_s, self.log = config.timeout_s, log
+        self.config, self.timeout_s, self.log = config, config.timeout_s, log
         self.takes_batches = config.rule is None
         kind, name = ("rule", config.rule) if config.rule else ("file", str(config.remote_url))
         choice = Choice(config.reward_key, config.combine)
         self.source = (kind, name, json.dumps(asdict(config.rules)), json.dumps(asdict(choice)))
-        # A single row may take this long even when others wait. A program has its own, earlier deadline.
-        runs_programs = kind == "rule" and reward_rule.needs(name, "tests")
-        self.least_s = config.rules.code_timeout_s + 2 if runs_programs else self.timeout_s / MAX_HANGING_ROWS
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
         try:
@@ -80,10 +106,10 @@ class IsolatedScorer:
     def score(self, rows: list[Sample]) -> list[Outcome]:
         """Return one outcome per row, in the order of `rows`."""
         if self.takes_batches and len(rows) > 1:
-            result = self._call(rows, self.timeout_s)
+            result = self._call(rows, RowLimit(self.timeout_s))
             if not isinstance(result, RewardFailure):
                 return result
-        return self._one_by_one(rows)
+        return score_one_by_one([self], rows)
 
     def close(self) -> None:
         """Kill the reward process and its children."""
@@ -91,53 +117,57 @@ class IsolatedScorer:
             self.process.kill()
             self.process = None
 
-    def _one_by_one(self, rows: list[Sample]) -> list[Outcome]:
-        """Score each row by itself; rows for which no time is left get a time-out."""
-        outcomes: list[Outcome] = []
-        left = for_restarts = self.timeout_s
-        for index, row in enumerate(rows):
-            if min(left, for_restarts) <= 0:
-                reason = f"not scored: the rows before it used up reward.timeout_s={self.timeout_s:g}"
-                outcomes.append(RewardFailure(reason, "timeout"))
-                continue
-            began = time.monotonic()
-            result: list[Outcome] | RewardFailure | None = self._problem_to_start()
-            started = time.monotonic()
-            if result is None:
-                result = self._call([row], max(left / (len(rows) - index), min(left, self.least_s)))
-            for_restarts -= started - began
-            if isinstance(result, RewardFailure) and result.kind == "timeout":
-                left -= time.monotonic() - started
-            outcomes.extend([result] if isinstance(result, RewardFailure) else result)
-        return outcomes
+    def score_row(self, row: Sample, limit: RowLimit) -> Outcome:
+        """Return the outcome of one row."""
+        result = self._problem_to_start() or self._call([row], limit)
+        outcome = result if isinstance(result, RewardFailure) else result[0]
+        if not limit.is_wrong:
+            return outcome
+        if isinstance(outcome, Scored):
+            return replace(outcome, extra=outcome.extra | {TIMED_OUT: 0.0})
+        if isinstance(outcome, TimedOut | Crashed):
+            self._write(f"{outcome.reason}; it is worth 0: {printable(row.response[-SHOWN:])}")
+            why = {TIMED_OUT: 1.0} if isinstance(outcome, TimedOut) else {TIMED_OUT: 0.0, UNREADABLE: 1.0}
+            return Scored(0.0, 0.0, why, outcome.retries)
+        return outcome
 
-    def _timeout_reason(self, limit_s: float) -> str:
-        """Return the message of a time-out after `limit_s` seconds, a part of `reward.timeout_s` where rows
-        share it.
-        """
+    def _write(self, line: str) -> None:
+        with self.log.open("a") as log:
+            log.write(f"[{line}]\n")
+
+    def _timeout(self, limit: RowLimit) -> TimedOut:
+        """Return a time-out: of a part of `reward.timeout_s` where rows share it."""
         reason = f"no score within reward.timeout_s={self.timeout_s:g} seconds"
-        return reason if limit_s >= self.timeout_s else f"{reason}; this row alone had {limit_s:.2g} of them"
+        if limit.clock_s < self.timeout_s:
+            reason += f"; this row alone had {limit.cpu_s or limit.clock_s:.2g} of them"
+        return TimedOut(reason, "timeout")
+
+    def _ended(self, code: int | None, reason: str, limit: RowLimit) -> RewardFailure:
+        """Return the failure of rows whose process ended, with its exit code: minus the signal that ended it."""
+        if code is not None and -code in TOO_LONG:
+            return self._timeout(limit)
+        return (Killed if code is not None and -code in FROM_OUTSIDE else Crashed)(reason, "error")
 
     def _problem_to_start(self) -> RewardFailure | None:
         """Start the process if there is none. Return None, or the failure if it does not start."""
         try:
             self.process = self.process or RewardProcess(self.source, self.log)
         except StartError as error:
-            return RewardFailure(str(error), "error")
+            return NotStarted(str(error), "error")
         return None
 
-    def _call(self, rows: list[Sample], limit_s: float) -> list[Outcome] | RewardFailure:
+    def _call(self, rows: list[Sample], limit: RowLimit) -> list[Outcome] | RewardFailure:
         """Return the outcomes of one request, or its failure, after which the process may have ended.
 
         A process that is killed from outside is started again, up to `MAX_RESTARTS` times within the same time limit.
         """
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit.clock_s
         result: list[Outcome] | RewardFailure | None = None
         for restarts in range(MAX_RESTARTS + 1):
-            left = deadline - time.monotonic() if restarts else limit_s
+            left = deadline - time.monotonic() if restarts else limit.clock_s
             if result is not None and left <= 0:
                 return result
-            result = self._problem_to_start() or self._request(rows, left)
+            result = self._problem_to_start() or self._request(rows, replace(limit, clock_s=left))
             if not isinstance(result, RewardFailure):
                 return [replace(outcome, retries=outcome.retries + restarts) for outcome in result]
             if not isinstance(result, Killed):
@@ -145,22 +175,71 @@ class IsolatedScorer:
         assert isinstance(result, Killed)
         return RewardFailure(f"{result.reason}, {MAX_RESTARTS + 1} times in a row", result.kind, MAX_RESTARTS)
 
-    def _request(self, rows: list[Sample], limit_s: float) -> list[Outcome] | RewardFailure:
+    def _request(self, rows: list[Sample], limit: RowLimit) -> list[Outcome] | RewardFailure:
         """Send the rows once. Return the outcomes, or the failure."""
         assert self.process is not None
+        message = {"rows": [row.text() for row in rows], "limit_s": limit.clock_s, "cpu_s": limit.cpu_s}
         try:
-            reply = self.process.request({"rows": [row.text() for row in rows], "limit_s": limit_s}, limit_s)
+            reply = self.process.request(message, limit.clock_s + (0.0 if limit.cpu_s is None else GRACE_S))
         except TimeoutError:
             self.close()
-            return RewardFailure(self._timeout_reason(limit_s), "timeout")
+            return self._timeout(limit)
         except OSError:  # the connection to the process broke
-            kind = Killed if self.process.was_killed() else RewardFailure
-            reason = self.process.exit_reason()
+            failure = self._ended(self.process.exit_code(), self.process.exit_reason(), limit)
             self.close()
-            return kind(reason, "error")
+            return failure
+        if "died" in reply:  # the copy of the process that had the row
+            return self._ended(reply["died"], self.process.reason_of(reply["died"]), limit)
         if "error" in reply:
             return RewardFailure(reply["error"], "error")
         return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
+
+
+def score_one_by_one(scorers: Sequence[IsolatedScorer], rows: Sequence[Sample]) -> list[Outcome]:
+    """Return one outcome per row. Each process takes the next row when it has ended one."""
+    first = scorers[0]
+    limit, work = row_limit(first.config, len(rows)), Work(len(rows), PATIENCE * first.timeout_s)
+
+    def take(scorer: IsolatedScorer) -> None:
+        while (index := next(work.order, None)) is not None:
+            began = time.monotonic()
+            outcome = work.given_up() or scorer.score_row(rows[index], limit)
+            work.outcomes[index] = outcome
+            work.count(outcome, time.monotonic() - began)
+
+    with ThreadPoolExecutor(len(scorers)) as pool:
+        for _ in pool.map(take, scorers):
+            pass
+    return [work.outcomes[index] for index in range(len(rows))]
+
+
+class Work:
+    """The rows that are still to be scored one at a time, and whether the code works at all.
+
+    Many rows are taken in a scattered order: where those beside each other hang, others show that the code works.
+    """
+
+    def __init__(self, count: int, patience_s: float) -> None:
+        order = list(range(count))
+        if count > SHARE:  # fewer cannot use the patience up
+            random.Random(count).shuffle(order)
+        self.order, self.outcomes = iter(order), dict[int, Outcome]()
+        self.patience_s, self.lost_s, self.works = patience_s, 0.0, False
+        self.problem: RewardFailure | None = None
+
+    def count(self, outcome: Outcome, seconds: float) -> None:
+        """Count what a row came to: the time that is lost while no row has a score."""
+        self.works |= isinstance(outcome, Scored)
+        self.lost_s += seconds
+        if isinstance(outcome, NotStarted):
+            self.problem = outcome
+
+    def given_up(self) -> RewardFailure | None:
+        """Return why no further row is tried, None if one is."""
+        if self.problem is not None or self.works or self.lost_s <= self.patience_s:
+            return self.problem
+        tried = f"no row got a score within {self.patience_s:g} seconds of trying each (twice reward.timeout_s)"
+        return RewardFailure(f"not scored: {tried}", "timeout")
 
 
 class ParallelScorer:
@@ -179,12 +258,11 @@ class ParallelScorer:
     def score(self, rows: list[Sample]) -> list[Outcome]:
         """Return one outcome per row, in the order of `rows`."""
         count = max(1, min(self.limit, len(rows) // ROWS_PER_PROCESS))
-        with ThreadPoolExecutor(count) as pool:
-            if count > len(self.scorers):
-                missing = range(count - len(self.scorers))
+        if count > len(self.scorers):
+            missing = range(count - len(self.scorers))
+            with ThreadPoolExecutor(len(missing)) as pool:
                 self.scorers += pool.map(lambda _: IsolatedScorer(self.config, self.log), missing)
-            shares = [*pool.map(lambda i: self.scorers[i].score(rows[i::count]), range(count))]
-        return [shares[row % count][row // count] for row in range(len(rows))]
+        return score_one_by_one(self.scorers[:count], rows)
 
     def close(self) -> None:
         """Kill the processes and their children."""
@@ -193,105 +271,20 @@ class ParallelScorer:
 
 
 @dataclass(frozen=True)
+class TimedOut(RewardFailure):
+    """The row took longer than it may."""
+
+
+@dataclass(frozen=True)
+class Crashed(RewardFailure):
+    """The row ended the process, or broke the connection to it."""
+
+
+@dataclass(frozen=True)
+class NotStarted(RewardFailure):
+    """The process does not start."""
+
+
+@dataclass(frozen=True)
 class Killed(RewardFailure):
     """The process was killed from outside, so the next process may well score the same rows."""
-
-
-class RewardProcess:
-    """A `rewards.worker` process in its own process group, connected by a socket."""
-
-    def __init__(self, source: tuple[str, str, str, str], log: Path) -> None:
-        """Start the process and wait until it is ready; raise StartError when it fails to start."""
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "rlhf_suite.rewards.worker", str(theirs.fileno()), str(os.getpid()), *source]
-        with theirs:
-            self.popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self.socket = ours
-        self.reader = ours.makefile("rb")
-        self.output_tail, self.requests = b"", 0
-        self.drain = threading.Thread(target=self._drain_output, daemon=True)
-        self.drain.start()
-        self._wait_until_ready()
-
-    def _wait_until_ready(self) -> None:
-        try:
-            self.socket.settimeout(START_S)
-            reply = self._read()
-        except TimeoutError:
-            self.kill()
-            raise StartError(f"loading it took longer than {START_S:g} s") from None
-        except OSError:
-            reason = self.exit_reason()
-            self.kill()
-            raise StartError(reason) from None
-        if "error" in reply:
-            self.kill()
-            raise StartError(reply["error"])
-
-    def request(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Return the reply to `message`. Raise TimeoutError after `limit_s` seconds, or another OSError if it died."""
-        deadline = time.monotonic() + limit_s
-        self.requests += 1
-        self.socket.settimeout(limit_s)
-        self.socket.sendall(json.dumps(message | {"number": self.requests}).encode() + b"\n")
-        self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-        reply = self._read()
-        assert reply.get("number") == self.requests, "the reply to another request"
-        return reply
-
-    def _read(self) -> dict[str, Any]:
-        line = self.reader.readline()
-        try:
-            reply: dict[str, Any] = json.loads(line)
-        except ValueError:  # empty or cut off, or the reward code wrote into the socket
-            raise ConnectionError("the reward process does not answer") from None
-        return reply
-
-    def _drain_output(self) -> None:
-        """Write what the reward code prints to the log, up to a limit, and keep its last bytes for error messages."""
-        assert self.popen.stdout is not None
-        written, decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
-        with self.log.open("ab", buffering=0) as log:
-            while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
-                self.output_tail = (self.output_tail + chunk)[-TAIL_BYTES:]
-                if written < MAX_LOG_BYTES:
-                    text = decoder.decode(chunk[: MAX_LOG_BYTES - written])
-                    log.write(printable(text, len(text), keep_lines=True).encode())  # its output may contain responses
-                    written += len(chunk)
-                    if written >= MAX_LOG_BYTES:
-                        log.write(b"\n[the reward code printed more than this; the rest is dropped]\n")
-
-    def was_killed(self) -> bool:
-        """Return whether a signal from outside ended the process. Crashes of its own end it by other signals."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return -self.popen.wait(timeout=1) in FROM_OUTSIDE
-        return False
-
-    def exit_reason(self) -> str:
-        """Return how the process ended, and the last lines of its output."""
-        try:
-            code = self.popen.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return "the reward code closed its connection to the run, or wrote into it"
-        self.drain.join(timeout=1)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = printable(self.output_tail.decode(errors="replace").strip(), keep_lines=True)
-        return f"the reward process died ({how})" + (f"; it last said: {said}" if said else "")
-
-    def kill(self) -> None:
-        """Kill the whole process group and wait for the process to end."""
-        with contextlib.suppress(ProcessLookupError):  # the whole group has ended by itself
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        self.reader.close()
-        self.socket.close()
-        self.drain.join(timeout=1)

@@ -25,7 +25,7 @@ def exact_match(row: Sample, config: RuleConfig) -> float:
     return float(row.response.strip() == row.label.strip())
 
 
-@reward_rule(name="format", reads=("format_pattern",))
+@reward_rule(name="format", needs=("time_limit",), reads=("format_pattern",))
 def formatted(row: Sample, config: RuleConfig) -> float:
     """The whole response matches reward.rules.format_pattern, apart from white space around it.
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from dataclasses import asdict
 from io import BufferedRWPair
 
@@ -27,12 +28,13 @@ from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
 from rlhf_suite.sandbox.confine import needed_paths
 
+RULE_BYTES = 2 << 30
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
 
 
 def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig, choice: Choice) -> None:
     """Load the reward code, report whether that worked, then answer requests until the socket closes."""
-    limit_memory()
+    limit_memory(kind == "rule" and reward_rule.needs(name, "time_limit"))
     threading.Thread(target=kill_group_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:
@@ -46,10 +48,42 @@ def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig, c
     if kind == "rule" and reward_rule.needs(name, "locked_process"):  # it may evaluate a response as Python
         lock()
     reply(channel, {})
+    if kind == "rule" and reward_rule.needs(name, "time_limit"):
+        answer_in_children(channel, scorer)
+    else:
+        answer_all(channel, scorer)
+
+
+def answer_in_children(channel: BufferedRWPair, scorer: ScoringFunction) -> None:
+    """Answer in a copy of this process. When a row ends it, say how, and go on with another copy: imports cost more
+    than most rows.
+    """
+    warnings.simplefilter("ignore", DeprecationWarning)  # the thread of this process holds no lock
+    while True:
+        child = os.fork()
+        if child == 0:
+            kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
+            answer_all(channel, scorer)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:  # the socket is closed
+            return
+        reply(channel, {"died": code})
+
+
+def answer_all(channel: BufferedRWPair, scorer: ScoringFunction) -> None:
+    """Answer requests until the socket closes."""
     for line in channel:
         request = json.loads(line)
         limit_cpu(request["limit_s"])
-        outcomes = answer(scorer, [Sample(**row) for row in request["rows"]])
+        rows = [Sample(**row) for row in request["rows"]]
+        if request["cpu_s"] is not None:  # the signals of both timers end this process
+            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+            signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+        outcomes = answer(scorer, rows)
+        if request["cpu_s"] is not None:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         reply(channel, outcomes | {"number": request["number"]})
 
 
@@ -83,10 +117,14 @@ def lock() -> None:
     kernel.landlock([*needed_paths(), "/usr", sys.prefix, *imported, "/etc/localtime", "/dev/urandom"], None)
 
 
-def limit_memory() -> None:
-    """Limit this process to half of the machine's memory, so that a huge allocation fails here; disable core dumps."""
-    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    resource.setrlimit(resource.RLIMIT_DATA, (half, half))
+def limit_memory(is_rule: bool) -> None:
+    """Limit this process to half of the machine's memory, or to RULE_BYTES for a rule that responses may blow up, so
+    that a huge allocation fails here; disable core dumps.
+    """
+    allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if is_rule:
+        allowed = min(allowed, RULE_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
