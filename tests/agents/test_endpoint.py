@@ -207,6 +207,20 @@ def test_other_tools_are_another_prompt_and_so_another_ledger(play, tokenizer):
     assert not (ledgers[1].owner == ENVIRONMENT).any() and MODEL not in ledgers[1].owner[: -len(ledgers[1].turns[0])]
 
 
+def test_coroutine_functions_share_one_event_loop_from_episode_to_episode(play, tokenizer):
+    """What they keep between episodes, such as a client of a judge, belongs to the loop on which it was made."""
+    loops = []
+
+    async def run_agent(task, base_url, api_key):
+        loops.append(asyncio.get_running_loop())
+        await asyncio.to_thread(ask, base_url, api_key, task.messages)
+        return 1.0
+
+    for _ in range(3):
+        play(run_agent, Model(tokenizer, echo))
+    assert len(loops) == 3 and len(set(loops)) == 1
+
+
 def test_a_coroutine_function_that_blocks_stops_nobody(tokenizer, server):
     """The first program waits, without awaiting, until the second one has had its turn."""
     done = Event()

@@ -233,6 +233,62 @@ def test_the_process_is_started_once_and_gets_the_whole_batch(rewarder):
     assert scorer.score([]) == []
 
 
+def test_async_functions_keep_clients_and_locks_from_call_to_call(rewarder):
+    """What asyncio makes belongs to the event loop of its first wait: in another loop, it raises an error."""
+    code = """
+    import asyncio
+    lock, queue, calls = asyncio.Lock(), asyncio.Queue(), []
+
+    async def serve():
+        while True:
+            number, answer = await queue.get()
+            answer.set_result(number)
+
+    async def one(number):
+        async with lock:
+            answer = asyncio.get_running_loop().create_future()
+            await queue.put((number, answer))
+            return await answer
+
+    server = None
+
+    async def reward_func(queries, prompts, labels):
+        global server
+        server = server or asyncio.create_task(serve())
+        calls.append(asyncio.get_running_loop())
+        found = await asyncio.gather(*(one(float(label)) for label in labels))
+        return {"rewards": found, "scores": [len(labels) + len(set(calls)) / 10] * len(labels)}
+    """
+    scorer = rewarder(code)
+    for _ in range(3):
+        assert scorer.score([row("1"), row("2"), row("3")]) == [Scored(n, 3.1) for n in (1, 2, 3)]
+
+
+def test_what_a_failed_batch_started_does_not_go_on_beside_its_rows(rewarder):
+    code = """
+    import asyncio
+    open_calls = 0
+
+    async def one(label):
+        global open_calls
+        open_calls += 1
+        try:
+            if label == "bad":
+                raise ValueError("bad")
+            if label == "last":
+                return float(open_calls)
+            await asyncio.sleep(0.01)
+            return 1.0
+        finally:
+            open_calls -= 1
+
+    async def reward_func(queries, prompts, labels):
+        return await asyncio.gather(*map(one, labels))
+    """
+    outcomes = rewarder(code).score([row("a"), row("b"), row("bad"), row("last")])
+    assert [getattr(outcome, "reward", None) for outcome in outcomes] == [1, 1, None, 1]
+
+
 def test_queries_prompts_and_labels_arrive_as_they_are(rewarder):
     code = """
     def reward_func(queries, prompts, labels):

@@ -10,8 +10,10 @@ import asyncio
 import inspect
 import math
 import secrets
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Protocol
 
 from rlhf_suite.agents.base import Episode, Status, Task, Turn
@@ -21,9 +23,12 @@ from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
 from rlhf_suite.foreign_text import describe
+from rlhf_suite.launch.loop_thread import REMEDY, LoopThread
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
+from rlhf_suite.tracking.console import show_line
 
 Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
+BLOCKED_S = 2.0  # an event loop on which a program has not begun after this is blocked
 RESULT = ("reward", "score", "metrics", "error")
 
 
@@ -187,6 +192,41 @@ class Sessions(Protocol):
         ...
 
 
+class ProgramLoop:
+    """The event loop of the coroutine functions of programs. There is one for the life of the process, so that clients
+    and semaphores may be kept from one episode to the next; where a program blocks it, later ones get a new loop.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.loop = threading.Lock(), LoopThread("programs")
+
+    def run(self, program: Coroutine[Any, Any, Any]) -> Any:
+        """Return what a coroutine returns. Call this on a thread that may wait."""
+        while True:
+            loop, begun, claim = self.loop, threading.Event(), threading.Lock()
+
+            async def begin(begun: threading.Event = begun, claim: threading.Lock = claim) -> Any:
+                if not claim.acquire(blocking=False):  # it has begun on another loop
+                    return None
+                begun.set()
+                return await program
+
+            future = loop.start(begin())
+            if begun.wait(BLOCKED_S) or not claim.acquire(blocking=False):
+                return future.result()
+            with self.lock:
+                if self.loop is loop:
+                    place = loop.running()[1]
+                    show_line(f"{place} blocks the episodes of its process. {REMEDY}.", to_stderr=True)
+                    self.loop = LoopThread("programs")
+
+
+@cache
+def program_loop() -> ProgramLoop:
+    """Return the loop of this process; it is started with the first coroutine function."""
+    return ProgramLoop()
+
+
 @dataclass
 class EndpointAgent:
     """Runs the episodes of a user's program, `run_agent(task, base_url, api_key)`."""
@@ -236,8 +276,8 @@ class EndpointAgent:
         return session.episode(outcome, status, (outcome.extra if isinstance(outcome, Scored) else {}) | metrics)
 
     async def returned(self, task: Task, url: str, chat: ChatSession) -> Any:
-        """Return what the program returns. It runs in a thread of its own, with an event loop of its own if it is a
-        coroutine function: one that blocks stops no other.
+        """Return what the program returns. It runs in a thread of its own, or if it is a coroutine function on the
+        loop of all of them.
 
         Raises:
             ProgramFailure: the program raised an error.
@@ -245,7 +285,7 @@ class EndpointAgent:
 
         def work() -> Any:
             found = self.program(task, url, chat.key)
-            return asyncio.run(found) if inspect.iscoroutine(found) else found
+            return program_loop().run(found) if inspect.iscoroutine(found) else found
 
         running = asyncio.ensure_future(called(work))
         try:

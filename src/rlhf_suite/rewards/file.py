@@ -4,7 +4,8 @@
         return {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}   # or the rewards alone
 
 `rewards` may have named parts, {"answer": [...], "format": [...]}, from which reward.reward_key and reward.combine
-choose; each is logged. The function is called with whole batches and may be `async def`. It may return lists, tuples,
+choose; each is logged. The function is called with whole batches and may be `async def`: all calls run on one event
+loop, so that clients and semaphores may be kept between them. It may return lists, tuples,
 arrays or tensors. `scores` (0 to 1, for evaluation) default to the rewards. `extra_logs`, any of its names, or an entry
 of it (None) may be absent. Each response is scored by itself: when a batch fails, its rows are tried again one at a
 time.
@@ -34,7 +35,7 @@ def make_scorer(path: str, choice: Choice | None = None) -> ScoringFunction:
     if reward_func is None:
         raise AttributeError("the file defines no reward_func(queries, prompts, labels)")
 
-    takes_columns = accepts_columns(reward_func)
+    takes_columns, loop = accepts_columns(reward_func), asyncio.Runner()
 
     def score(rows: list[Sample]) -> list[Outcome]:
         columns = columns_of(rows)
@@ -44,7 +45,7 @@ def make_scorer(path: str, choice: Choice | None = None) -> ScoringFunction:
         queries, prompts, labels = ([getattr(row, name) for row in rows] for name in ("query", "prompt", "label"))
         result = reward_func(queries, prompts, labels, **further)
         if inspect.isawaitable(result):
-            result = asyncio.run(wait_for(result))
+            result = loop.run(wait_for(result))
         return outcomes(result, len(rows), choice=choice)
 
     return score
@@ -57,4 +58,13 @@ def accepts_columns(function: Callable[..., Any]) -> bool:
 
 
 async def wait_for(result: Awaitable[Any]) -> Any:
-    return await result
+    """Return the result. If it fails, cancel the tasks that it started: they would go on beside the next call."""
+    before = asyncio.all_tasks()
+    try:
+        return await result
+    except BaseException:
+        started = asyncio.all_tasks() - before
+        for task in started:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+        raise
