@@ -28,8 +28,8 @@ RL_STEP = [
     Mutation(
         "tokens of older weights are compared with the weights of now",
         "rl/experience.py",
-        '"weight_version") == version)',
-        '"weight_version") >= 0)',
+        '"weight_version") == version',
+        '"weight_version") >= 0',
         EXPERIENCE,
     ),
     Mutation(

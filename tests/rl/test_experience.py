@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -64,6 +65,11 @@ def test_only_tokens_that_the_present_weights_wrote_are_compared_with_the_engine
     batch = replace(batch, old_log_probs=torch.tensor([9, 9, -3.0, 9, 9, -1.00002]))
     found = maker().mismatch(batch, version=5)
     assert found["mismatch/mean"] == found["mismatch/max"] == pytest.approx(2e-5, rel=0.02)
+    assert found["async/policy_gap_mean"] == found["async/policy_gap_max"] == 2
+    assert found["async/policy_gap_kl"] == pytest.approx(math.exp(-2) - 1 + 2)
+    stale = maker().mismatch(batch, version=6)
+    assert {*stale} == {"async/policy_gap_mean", "async/policy_gap_max", "async/policy_gap_kl"}
+    assert stale["async/policy_gap_mean"] == pytest.approx((2 + 2e-5) / 2)
 
 
 class Asked:

@@ -49,8 +49,9 @@ class Mismatch:
     kl: float  # k3 estimate of KL(engine || trainer) per token
 
 
-def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) -> Mismatch:
-    """Over masked tokens, with d = engine - trainer: mean |d|, max |d| and mean(exp(-d) - 1 + d). All any one shape."""
+def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) -> Mismatch | None:
+    """Return over masked tokens, with d = engine - trainer: mean |d|, max |d| and mean(exp(-d) - 1 + d); None without
+    any. All any one shape."""
     parts = []
     for engine, trainer, chosen in slabs(engine_log_probs, trainer_log_probs, mask):
         difference = masked(engine, chosen).double() - masked(trainer, chosen).double()  # [N]
@@ -58,7 +59,7 @@ def mismatch(engine_log_probs: Tensor, trainer_log_probs: Tensor, mask: Tensor) 
         if len(difference):
             parts.append(torch.stack([difference.abs().sum(), difference.abs().max(), kl.sum()]))
     if not parts:
-        return Mismatch(0.0, 0.0, 0.0)
+        return None
     (total, _, kl), (_, largest, _) = torch.stack(parts).sum(0), torch.stack(parts).amax(0)
     count = int(mask.bool().sum())
     return Mismatch(float(total) / count, float(largest), float(kl) / count)

@@ -84,12 +84,12 @@ class EnginePool:
         self._cached_tokens += response.cached_tokens
         return response
 
-    def cache_hits(self) -> float:
-        """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV
-        cache."""
+    def cache_hits(self) -> float | None:
+        """Return the share of the prompt tokens of all requests since the last call that an engine had in its KV cache;
+        None without any."""
 
-        async def counted() -> float:  # on the loop of the requests, so that none ends between the two lines
-            share = self._cached_tokens / max(self._prompt_tokens, 1)
+        async def counted() -> float | None:  # on the loop of the requests, so that none ends between the two lines
+            share = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
             self._prompt_tokens = self._cached_tokens = 0
             return share
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +47,7 @@ class CreditAssigner:
         if batch.ref_log_probs is not None:
             old, reference = needed(batch.old_log_probs, "old_log_probs"), batch.ref_log_probs
             kl = estimate_kl(old, reference, self.config.kl.estimator) * mask
-            metrics |= {"train/kl": mean(kl, mask), "train/logprobs_diff": mean(old - reference, mask)}
+            metrics |= means({"train/kl": kl, "train/logprobs_diff": old - reference}, mask)
         penalty = torch.zeros_like(kl) if self.config.kl.use_loss else kl * self.kl_coef
         is_charged = batch.ref_log_probs is not None and not self.config.kl.use_loss
         values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
@@ -70,23 +71,24 @@ class CreditAssigner:
             old = needed(batch.old_log_probs, "old_log_probs")
             gap = estimate_kl(old, batch.teacher_log_probs, "k1") * mask
             advantages = advantages - self.config.distill.coef * gap
-            metrics["train/teacher_kl"] = mean(gap, mask)
+            metrics |= means({"train/teacher_kl": gap}, mask)
         if (clip_range := self.config.advantage.clip_range) is not None:
             advantages, before = clip_advantages(advantages, clip_range), advantages
-            metrics["train/advantage_clip_ratio"] = mean((advantages != before).float(), mask)
+            metrics |= means({"train/advantage_clip_ratio": (advantages != before).float()}, mask)
         returns = None
         if values is not None:
             returns = put_back(credit.returns, mask)
-            metrics["train/values"] = mean(values, mask)
+            metrics |= means({"train/values": values}, mask)
         ledgers = batch.episode_sums(torch.ones_like(rewards))  # [B] of each ledger's episode
         own = rewards / ledgers - sum_per_row(penalty * mask, batch)
         metrics["train/return"] = float(own.sum() / batch.num_episodes)
         return replace(batch, advantages=advantages, returns=returns), metrics
 
 
-def mean(values: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return the mean of `values` [T] over masked tokens; 0 without any."""
-    return float(masked_sum(values, mask) / mask.sum().clamp(min=1))
+def means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:
+    """Return the mean of each of the values [T] over masked tokens, by name; none without such tokens."""
+    count = mask.sum()
+    return {name: float(masked_sum(each, mask) / count) for name, each in values.items()} if count > 0 else {}
 
 
 def sum_per_row(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

@@ -80,9 +80,15 @@ class ExperienceMaker:
 
     def mismatch(self, batch: Experience, version: int) -> dict[str, float]:
         """Measure how far the engines' log-probs are from the trainer's where the same weights wrote both; past the
-        limit the run stops. Tokens of older weights are expected to differ."""
-        mask = batch.mask * (needed(batch.weight_version, "weight_version") == version)
+        limit the run stops. Tokens of older weights are expected to differ: how far the policy has moved since they
+        were sampled is a metric of its own. There is none over no tokens."""
+        is_new = needed(batch.weight_version, "weight_version") == version
         engine, old = needed(batch.engine_log_probs, "engine_log_probs"), needed(batch.old_log_probs, "old_log_probs")
-        result = mismatch(engine, old, mask)
-        check_mismatch(result.mean_abs, self.mismatch_limit)
-        return {"mismatch/mean": result.mean_abs, "mismatch/max": result.max_abs, "train/vllm_kl": result.kl}
+        metrics: dict[str, float] = {}
+        if (same := mismatch(engine, old, batch.mask * is_new)) is not None:
+            check_mismatch(same.mean_abs, self.mismatch_limit)
+            metrics |= {"mismatch/mean": same.mean_abs, "mismatch/max": same.max_abs, "train/vllm_kl": same.kl}
+        if (moved := mismatch(engine, old, batch.mask * ~is_new)) is not None:
+            gaps = {"mean": moved.mean_abs, "max": moved.max_abs, "kl": moved.kl}
+            metrics |= {f"async/policy_gap_{name}": value for name, value in gaps.items()}
+        return metrics

@@ -140,14 +140,14 @@ class Pipeline(TrainingLoop):
 
 
 def staleness(experience: Experience, version: int) -> dict[str, float]:
-    """Return the mean version of the weights that wrote the tokens, -1 without any, by how many versions they are older
-    than those that are trained, `version`, and how many versions wrote a ledger, on average.
+    """Return the mean version of the weights that wrote the tokens, by how many versions they are older than those that
+    are trained, `version`, and how many versions wrote a ledger, on average; nothing where the model wrote no token.
 
     Raises AssertionError for tokens of newer weights, which cannot be.
     """
     versions = masked(needed(experience.weight_version, "weight_version"), experience.mask).numpy()
     if not len(versions):
-        return {"rollout/weight_version": -1.0}
+        return {}
     oldest, newest, mean = int(versions.min()), int(versions.max()), float(versions.mean())
     assert newest <= version, f"tokens of version {newest} in step {version}"
     return {

@@ -22,9 +22,10 @@ def sample_metrics(scored: ScoredTrajectories, sources: Sequence[str] = ()) -> d
     result = {
         **means(scored, lengths, np.ones(len(groups), bool), "train"),
         "train/total_length": float(np.mean(total_lengths)),
-        "rollout/reward_std": float(scored.rewards.std()),
         "rollout/num_samples": float(len(groups)),
     }
+    if len(groups) > 1:
+        result["rollout/reward_std"] = float(scored.rewards.std())
     if spreads := [rewards.std(ddof=1) for rewards in by_group(scored.rewards, groups) if len(rewards) > 1]:
         result["train/group_reward_std"] = float(np.mean(spreads))
     for source, chosen in by_source(scored, sources).items():

@@ -54,7 +54,7 @@ class Updater:
         metrics: dict[str, float] = {}
         for pending in running:
             metrics |= pending.result()
-        if experience.old_log_probs is None:
-            metrics["mismatch/mean"] = metrics.pop("train/engine_gap")
-            check_mismatch(metrics["mismatch/mean"], self.mismatch_limit)
+        if (gap := metrics.pop("train/engine_gap", None)) is not None:
+            metrics["mismatch/mean"] = gap
+            check_mismatch(gap, self.mismatch_limit)
         return metrics

@@ -100,8 +100,8 @@ class WeightSync:
             self.engines.resume()
         read_back = min(report.read_back for report in reports)
         metrics = {"sync/tensors": float(len(manifest.entries)), "sync/read_back": float(read_back)}
-        if self.config.enable_prefix_caching:  # of the cache that this sync has emptied
-            metrics["perf/prefix_cache_hits"] = self.engines.cache_hits()
+        if self.config.enable_prefix_caching and (hits := self.engines.cache_hits()) is not None:
+            metrics["perf/prefix_cache_hits"] = hits  # of the cache that this sync has emptied
         return metrics | {"perf/engine_restarts": float(self.engines.restarts)}
 
     def begin_probe(self, version: int, batch: TokenBatch) -> Probe | None:

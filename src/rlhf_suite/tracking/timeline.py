@@ -50,7 +50,8 @@ class Timeline:
 
     def close_window(self, file: Path) -> dict[str, float]:
         """Begin a new window, write the intervals that are over, and return shares of the old window: the idle time of
-        engines and trainer, and `perf/overlap`, the time in which both were busy, of the time of the less busy one."""
+        engines and trainer, and `perf/overlap`, the time in which both were busy, of the time of the less busy
+        one; without it where one of them did nothing."""
         with self.lock:
             intervals, now = self.intervals, time.time()
             self.intervals = deque((each for each in intervals if each.end is None), KEPT)
@@ -62,11 +63,8 @@ class Timeline:
         )
         window, both = max(now - begin, 1e-9), overlap(engines, trainer)
         least = min(length(engines), length(trainer))
-        return {
-            "perf/engine_idle": 1 - length(engines) / window,
-            "perf/trainer_idle": 1 - length(trainer) / window,
-            "perf/overlap": both / least if least else 0.0,
-        }
+        shares = {"perf/engine_idle": 1 - length(engines) / window, "perf/trainer_idle": 1 - length(trainer) / window}
+        return shares | ({"perf/overlap": both / least} if least else {})
 
     def close(self, file: Path) -> None:
         """Write what is left when a run ends: intervals since the last window, and those that are not over, until
