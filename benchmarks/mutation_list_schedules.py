@@ -101,8 +101,8 @@ SCHEDULES = [
     Mutation(
         "the overlap is a share of the whole time",
         "tracking/timeline.py",
-        "both / least if least",
-        "both / window if least",
+        "both / least} if least",
+        "both / window} if least",
         TIMELINE,
     ),
     Mutation(
