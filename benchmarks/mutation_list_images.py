@@ -91,8 +91,8 @@ IMAGES = [
     Mutation(
         "a saved model has no processor",
         "models/save.py",
-        "if model.vision is not None:",
-        "if model.vision is None:",
+        "        if self.processor is not None:",
+        "        if self.processor is None:",
         MODELS,
     ),
     Mutation(

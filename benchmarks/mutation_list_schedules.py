@@ -80,8 +80,8 @@ SCHEDULES = [
     Mutation(
         "the end of a run does not wait for the proof of its last weights",
         "train/loop.py",
-        "            self.settled()\n            self.export()",
-        "            self.export()",
+        "            self.settled()\n            for model in self.exported:",
+        "            for model in self.exported:",
         (*AHEAD, "-k", "does_not_end"),
     ),
     Mutation(

@@ -63,7 +63,8 @@ def merge(folder, dtype=None, base="base", adapter="adapter", said=None):
     shutil.rmtree(output, ignore_errors=True)  # a merge never replaces a folder
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*(tied|tie_word_embeddings)")
-        count = merge_lora(str(folder / base), read, output, dtype, said.append)
+        count, lacking = merge_lora(str(folder / base), read, output, dtype, said.append)
+    assert lacking == []
     return output, count
 
 

@@ -21,7 +21,6 @@ from rlhf_suite.disk import DiskError, written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.forward import sequence_scores, token_log_probs
 from rlhf_suite.models.load import load_model, load_tokenizer
-from rlhf_suite.models.lora import merged_weight
 from rlhf_suite.models.prepare import make_trainable
 from rlhf_suite.models.reward_model import reward_stats
 from rlhf_suite.models.save import save_adapter, save_hf
@@ -85,7 +84,7 @@ def test_the_precision_is_kept(folder, tokenizer, tmp_path):
 
 def test_a_reward_model_scores_the_same_as_a_sequence_classifier(load, batch, tokenizer, tmp_path):
     model = load(head="value")
-    save_hf(model, tokenizer, tmp_path / "saved", extras={"reward_mean": 0.25, "reward_std": 2.0})
+    save_hf(model, tokenizer, tmp_path / "saved", extras=lambda: {"reward_mean": 0.25, "reward_std": 2.0})
     ids = batch.ids[: batch.lengths[0]]
     found = transformers_logits(tmp_path / "saved", ids, AutoModelForSequenceClassification)[0, 0]
     torch.testing.assert_close(found, sequence_scores(model, batch)[0], **CLOSE)
@@ -193,13 +192,13 @@ def test_adapters_for_heads_or_unknown_layers_are_refused(load, target):
         make_trainable(load(), TrainedModelConfig(), LoRAConfig(rank=2, target_modules=[target]))
 
 
-def test_merging_adds_up_in_fp32():
-    generator = torch.Generator().manual_seed(0)
-    weight, up, down = (torch.randn(64, n, generator=generator) for n in (64, 8, 64))
-    weight = weight.bfloat16()
-    found = merged_weight(weight, down[:8], up, 0.3)
-    exact = weight.double() + 0.3 * (up.double() @ down[:8].double())
+def test_merging_adds_up_in_fp32(folder):
+    model = trained_adapter(load_model(str(folder()), head="lm", ds=DeepSpeedConfig()))
+    layer = model.model.model.layers[0].mlp.down_proj
+    weight, down, up = (part.weight.double() for part in (layer.base_layer, layer.lora_A.default, layer.lora_B.default))
+    found = dict(named_weights(model))["model.layers.0.mlp.down_proj.weight"]
     assert found.dtype == torch.bfloat16
+    exact = weight + layer.scaling["default"] * (up @ down)
     torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-7)  # rounded once, to bf16's 8 bits
 
 

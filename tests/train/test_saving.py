@@ -23,6 +23,7 @@ class Counter(Worker):
     """A model of one number."""
 
     number = 0
+    lacking: tuple[str, ...] = ()  # parts of an export that cannot be written
     asked: tuple[bool, ...] = ()  # whether the optimiser's state was saved or loaded, call by call
 
     def get_asked(self) -> list[bool]:
@@ -42,9 +43,10 @@ class Counter(Worker):
         self.asked = (*self.asked, with_optimizer)
         self.number = int((folder / "number").read_text())
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path) -> list[str]:
         path.mkdir(parents=True)
         (path / "number").write_text(str(self.number))
+        return [*self.lacking]
 
 
 class Beta:

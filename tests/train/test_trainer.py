@@ -10,6 +10,7 @@ import pytest
 from rlhf_suite.config.runs import SFTRun
 from rlhf_suite.distributed.group import LocalGroup
 from rlhf_suite.distributed.worker import Worker
+from rlhf_suite.errors import RunError
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.metrics import is_measured, read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -27,6 +28,7 @@ class Model:
     """In place of the ranks of a model: counts its steps; its loss falls by one a step."""
 
     improves_until = STEPS
+    lacking: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -47,9 +49,14 @@ class Model:
     def load_state(self, folder: Path, with_optimizer: bool) -> None:
         self.trained = int((folder / "trained").read_text())
 
-    def export(self, path: Path, *options: object) -> None:
+    def rehearse_export(self) -> list[str]:
+        assert not self.steps, "an export is tried before the first step"
+        return ["something was mended"]
+
+    def export(self, path: Path, *options: object) -> list[str]:
         path.mkdir(parents=True, exist_ok=True)
         (path / "trained").write_text(str(self.trained))
+        return [*self.lacking]
 
 
 @pytest.fixture
@@ -80,6 +87,19 @@ def fit(tmp_path):
         return model, read_rows(folder.metrics)
 
     return run
+
+
+def test_what_an_export_mends_is_said_before_the_first_step(fit, capsys):
+    fit()
+    assert "something was mended" in capsys.readouterr().err
+
+
+def test_a_run_whose_export_lacks_a_part_keeps_its_weights_and_fails(fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(Model, "lacking", ("the tokenizer could not be written; copy it",))
+    with pytest.raises(RunError, match=r"training is done, but .*/model has its weights, but the tokenizer"):
+        fit()
+    assert (tmp_path / "model" / "trained").read_text() == "7"
+    assert read_rows(RunFolder(tmp_path).metrics)[-1]["step"] == STEPS
 
 
 def evaluations(rows) -> dict[int, float]:

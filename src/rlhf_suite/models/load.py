@@ -114,14 +114,15 @@ def checkpoint_precision(path: str, flag: str) -> str:
     return "bf16" if config.dtype == torch.bfloat16 else "fp32"
 
 
-def padding_token(tokenizer: Tokenizer) -> str | None:
+def padding_token(tokenizer: Tokenizer, rows: int | None = None) -> str | None:
     """Return an existing special token to pad with: one made for padding, else unknown, else BOS, else any other than
-    EOS."""
+    EOS. With `rows` it is one of the first so many tokens."""
     special = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content != tokenizer.eos_token]
     named = [token for token in added if "pad" in token.lower()]
     candidates: list[str | None] = [*named, tokenizer.unk_token, tokenizer.bos_token, *special]
-    return next((token for token in candidates if token is not None and token != tokenizer.eos_token), None)
+    known = [token for token in candidates if token is not None and token != tokenizer.eos_token]
+    return next((token for token in known if rows is None or tokenizer.convert_tokens_to_ids(token) < rows), None)
 
 
 def chat_template(value: str) -> str:

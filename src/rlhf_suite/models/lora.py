@@ -3,8 +3,11 @@ zero at first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +37,8 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
     if heads:
         raise UserError(f"ds.lora.target_modules: {heads[0]} is the head and takes no adapter. Remove it")
     model.requires_grad_(False)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # peft sees each module
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(settings, model.model, adapter_name=ADAPTER)
@@ -56,19 +60,77 @@ def add_lora(model: LanguageModel | ScalarModel, config: LoRAConfig, seed: int) 
     model.lora = settings
 
 
-def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + scale * B A as a new tensor of W's type, added in fp32.
+def adapted_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of peft that stand for modules of the model, by name; none of them lies in another one."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if is_adapter(module) and not any(parent in found for parent in parents(name)):
+            found[name] = module
+    return found
 
-    `weight` is W [out, in], `down` is A [r, in], `up` is B [out, r]. Merging in place and back again would lose
-    precision in bf16. For a stack of experts [E, out, in], peft keeps all A as [E * r, in] and all B as [out, r * E],
-    experts innermost.
+
+def is_adapter(module: nn.Module) -> bool:
+    """Return whether a module is one of peft's that stands for another one."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    return isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+
+
+def parents(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a dotted name, from the outermost one on."""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def base_of(module: nn.Module) -> nn.Module:
+    """Return the module of the model that a module of peft stands for."""
+    while is_adapter(module):
+        module = module.original_module if hasattr(module, "original_module") else module.get_base_layer()  # type: ignore[operator, assignment]
+    return module
+
+
+def merged_tensors(adapter: nn.Module, value: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the plain module that peft makes of an adapter and what it wraps, by their names in it.
+
+    peft merges a copy, so the model stays as it is: merging in place and back again would lose precision in bf16.
+    `value` gives the numbers of a parameter in the precision of the merge.
     """
-    if weight.ndim == 2:
-        return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
-    experts = len(weight)
-    downs = down.float().unflatten(0, (experts, -1))  # [E, r, in]
-    ups = up.float().unflatten(1, (-1, experts)).permute(2, 0, 1)  # [E, out, r]
-    return torch.baddbmm(weight.float(), ups, downs, alpha=scale).to(weight.dtype)
+    copied = _copied(adapter, value, {})
+    if hasattr(copied, "unload_and_optionally_merge_module"):
+        plain = copied.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+    else:
+        copied.merge()
+        plain = copied.get_base_layer()
+    return dict(stored_tensors(plain))
+
+
+def stored_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a checkpoint has of a module: its parameters and persistent buffers."""
+    for path, each in module.named_modules(remove_duplicate=False):
+        kept = {name: buffer for name, buffer in each._buffers.items() if name not in each._non_persistent_buffers_set}
+        for name, tensor in {**each._parameters, **kept}.items():
+            if tensor is not None:
+                yield f"{path}.{name}".removeprefix("."), tensor
+
+
+def _copied(module: nn.Module, value: Callable[[Tensor], Tensor], made: dict[int, Any]) -> Any:
+    """Return a copy of a module and those in it, with `value` of each parameter and without hooks."""
+    if id(module) in made:
+        return made[id(module)]
+    twin: Any = copy.copy(module)
+    twin.__dict__ = dict(module.__dict__)
+    made[id(module)] = twin
+    twin._parameters = {n: p if p is None else nn.Parameter(value(p), False) for n, p in module._parameters.items()}
+    twin._buffers = dict(module._buffers)
+    twin._modules = {n: m if m is None else _copied(m, value, made) for n, m in module._modules.items()}
+    if hasattr(module, "merged_adapters"):
+        twin.merged_adapters = []
+    if type(module).__name__ == "Linear4bit" and is_adapter(module):  # its own merge would round to 4 bits again
+        from peft.tuners.lora import Linear
+
+        twin.__class__, twin.fan_in_fan_out = Linear, False
+    return twin
 
 
 @contextmanager

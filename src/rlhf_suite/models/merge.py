@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, PeftType, TaskType, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_suite.config.launch import trusts_code
-from rlhf_suite.disk import written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
+from rlhf_suite.models.rehearsal import rehearse
+from rlhf_suite.models.save import FolderParts, save_folder
+from rlhf_suite.models.weights import changed_ties, merged_weights
 
 BASE, ADAPTER = "actor.model_name_or_path", "lora.path"
 WEIGHTS = "adapter_model.safetensors"
 LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 HEAD = "base_model.model.score.weight"  # the head of a reward model, in the file of an adapter
+
+
+class Merged(NamedTuple):
+    """What was merged: how many modules, and a sentence for each part that the model's folder lacks."""
+
+    modules: int
+    lacking: list[str]
 
 
 @dataclass(frozen=True)
@@ -61,31 +71,44 @@ def read_adapter(path: str) -> Adapter:
     return Adapter(folder, config, weights)
 
 
-def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log: Callable[[str], None]) -> int:
-    """Write the merged model to `output`, whole or not at all. Return how many layers had an adapter.
+def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log: Callable[[str], None]) -> Merged:
+    """Write the merged model to `output`, whole or not at all.
 
-    W + scale * B A is added in fp32 and then rounded once to `dtype` (None: the type of the base model).
+    The weights of base and adapter are combined in fp32 by peft's own code, and then rounded once to `dtype` (None: the
+    type of the base model).
     """
     folder = model_folder(base, BASE)
     log(f"Loading {base}")
     model, own = load_base(folder, base, adapter)
     if trained_elsewhere(adapter, base):
         log(f"The adapter was trained on {adapter.config.base_model_name_or_path}")
-    log(f"Merging {adapter.path}")
-    was_tied = model.config.get_text_config().tie_word_embeddings
-    count = merge(model, adapter, base)
-    if was_tied and not model.config.tie_word_embeddings:
-        log("The adapter changes only one of embedding and head: the merged model has a matrix for each")
+    count = add_adapter(model, adapter, base)
     trained_with = (
         adapter.path / "tokenizer_config.json"
     ).exists()  # its tokenizer may have more tokens than that of the base
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
-    model.config.pad_token_id = tokenizer.pad_token_id
+    parts = FolderParts(model, tokenizer, dtype=own if dtype is None else DTYPES[dtype])
+    for said in rehearse(parts):
+        log(said)
+    if changed_ties(model):
+        log("The adapter changes only one of embedding and head: the merged model has a matrix for each")
+    log(f"Merging {adapter.path}")
+    weights = {name: merged(name, tensor, parts.dtype, adapter) for name, tensor in merged_weights(model)}
     log("Writing the merged model")
-    with written_aside(output) as aside:
-        model.to(own if dtype is None else DTYPES[dtype]).save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-    return count
+    return Merged(count, save_folder(parts, weights, output))
+
+
+def merged(name: str, tensor: Tensor, dtype: torch.dtype | None, adapter: Adapter) -> Tensor:
+    """Return a merged tensor in the type in which it is saved.
+
+    Raises:
+        UserError: it has numbers that are not finite.
+    """
+    if not tensor.is_floating_point():
+        return tensor.contiguous()
+    if not tensor.isfinite().all():
+        raise UserError(f"{ADAPTER}={adapter.path}: NaN or infinite numbers in {name} after merging. Is it broken?")
+    return tensor.to(dtype).contiguous()
 
 
 def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel, torch.dtype]:
@@ -110,19 +133,20 @@ def load_base(folder: str, base: str, adapter: Adapter) -> tuple[PreTrainedModel
     return model, config.dtype or torch.float32
 
 
-def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
-    """Merge in place. Return how many layers had an adapter.
+def add_adapter(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
+    """Put the adapter around the modules of the model. Return how many matrices it changes.
 
     Raises:
         UserError: the adapter does not fit the model in every tensor; peft itself would ignore some mismatches.
     """
     from peft.tuners.lora import LoraLayer
 
-    was_tied = untie(model)
-    try:
-        wrapped = PeftModel.from_pretrained(model, str(adapter.path), config=adapter.config)
-    except (ValueError, RuntimeError) as error:
-        raise wrong_base(base, adapter, str(error).splitlines()[-1].strip()) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(tied|tie_word_embeddings|weight_tying)")  # ties are seen to here
+        try:
+            wrapped = PeftModel.from_pretrained(model, str(adapter.path), config=adapter.config)
+        except (ValueError, RuntimeError) as error:
+            raise wrong_base(base, adapter, str(error).splitlines()[-1].strip()) from error
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     if absent := sorted(expected.keys() - adapter.weights.keys()):
         raise wrong_base(base, adapter, f"the adapter lacks {list_tensors(absent)}")
@@ -132,14 +156,7 @@ def merge(model: PreTrainedModel, adapter: Adapter, base: str) -> int:
     layers = model.config.get_text_config().num_hidden_layers
     if trained_elsewhere(adapter, base) and adapted and max(adapted) + 1 < layers:
         raise wrong_base(base, adapter, f"the model has {layers} layers, the adapter is for {max(adapted) + 1}")
-    count = sum(isinstance(module, LoraLayer) for module in wrapped.modules())
-    try:
-        wrapped.merge_and_unload(safe_merge=True)
-    except ValueError as error:
-        raise UserError(f"{ADAPTER}={adapter.path}: {error}") from error
-    if was_tied:
-        tie_if_equal(model)
-    return count
+    return sum(isinstance(module, LoraLayer) for module in wrapped.modules())
 
 
 def trained_elsewhere(adapter: Adapter, base: str) -> bool:
@@ -154,33 +171,3 @@ def wrong_base(base: str, adapter: Adapter, reason: str) -> UserError:
         f"{ADAPTER}={adapter.path} does not fit {BASE}={base}: {reason}. The adapter was trained on {trained_on}: "
         "give that model"
     )
-
-
-def untie(model: PreTrainedModel) -> bool:
-    """Give the head a copy of the matrix that it shares with the embedding. Return whether they shared it.
-
-    An adapter of one of the two does not apply to the other.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
-        return False
-    head, embedding = (getattr(layer, "base_layer", layer) for layer in (head, model.get_input_embeddings()))
-    if head.weight is not embedding.weight:
-        return False
-    head.weight = nn.Parameter(head.weight.detach().clone())
-    set_tied(model, False)  # while they are separate; peft would warn about a configuration that says otherwise
-    return True
-
-
-def set_tied(model: PreTrainedModel, tied: bool) -> None:
-    """Set in the configuration whether head and embedding share a matrix."""
-    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = tied
-
-
-def tie_if_equal(model: PreTrainedModel) -> None:
-    """Share the matrix again if both are equal after merging; otherwise the model is no longer tied."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = torch.equal(head.weight, embedding.weight)
-    if tied:
-        head.weight = embedding.weight
-    set_tied(model, tied)

@@ -7,30 +7,80 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
-from rlhf_suite.models.lora import ADAPTER, merged_weight
+from rlhf_suite.models.lora import adapted_modules, base_of, merged_tensors, parents, stored_tensors
 from rlhf_suite.models.quantize import STATE, dequantized
 
-BASE = re.compile(r"\.base_layer(?=\.)")  # occurs once for each adapter around a module
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 
+Values = Callable[[Tensor], Tensor]
 Gather = Callable[[Sequence[Tensor]], AbstractContextManager[Any]]
 
 
 def whole(parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
     """Gather parameters that are not partitioned: do nothing."""
     return nullcontext()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What tensors of a checkpoint are computed from: a tensor of the model, or an adapter with what it wraps."""
+
+    name: str  # of the tensor, or of the module that the adapter stands for
+    tensors: tuple[Tensor, ...]
+    adapter: nn.Module | None = None
+
+    def values(self, exact: Values, plain: Values) -> dict[str, Tensor]:
+        """Return tensors by their names in a model without adapters. Adapters are merged in the numbers that `exact`
+        gives and rounded once; `plain` gives the numbers of a tensor without adapter."""
+        if self.adapter is None:
+            return {self.name: plain(self.tensors[0])}
+        types = {name: dtype_of(tensor) for name, tensor in stored_tensors(base_of(self.adapter))}
+        merged = merged_tensors(self.adapter, exact)
+        return {f"{self.name}.{name}": tensor.to(types[name]) for name, tensor in merged.items()}
+
+    @property
+    def memory(self) -> frozenset[tuple[int, ...]]:
+        """Return where its tensors lie. A transposed view lies where its tensor does, which partitioned tensors have
+        not."""
+        return frozenset((t.data_ptr(), t.numel()) if t.numel() and not t.is_meta else (id(t),) for t in self.tensors)
+
+
+def pieces(model: nn.Module) -> list[Piece]:
+    """Return the pieces of a model, each once: a tied head repeats the embedding, unless an adapter changes only one
+    of them."""
+    adapters = adapted_modules(model)
+    grouped: dict[str, list[Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not STATE.search(name):
+            grouped.setdefault(next((each for each in parents(name) if each in adapters), name), []).append(tensor)
+    found = [Piece(name, tuple(tensors), adapters.get(name)) for name, tensors in grouped.items()]
+    first = {piece.memory: piece for piece in reversed(found)}
+    return [piece for piece in found if first[piece.memory] is piece]
+
+
+def changed_ties(model: nn.Module) -> list[str]:
+    """Return the pieces that share a tensor with an earlier one, of which an adapter has made another matrix."""
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for piece in pieces(model):
+        if seen & piece.memory:
+            found.append(piece.name)
+        seen |= piece.memory
+    return found
 
 
 @torch.no_grad()
@@ -41,13 +91,37 @@ def named_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) ->
     the same order, so every rank must iterate to the end. A tensor may be the parameter itself, and it is whole only
     until the next one is requested: copy it to keep it.
     """
-    hf = model.model
-    tensors = _distinct({name: t for name, t in hf.state_dict(keep_vars=True).items() if not STATE.search(name)})
-    for names in _layers(list(tensors)):
-        with gather([tensors[name] for name in names]):
-            layer = {plain_name(name): _merged(hf, name, tensors) for name in names if ".lora_" not in name}
-            for name, tensor in revert_weight_conversion(hf, layer).items():
-                yield checkpoint_name(model, name), tensor.detach()
+    for name, tensor in merged_weights(model.model, gather):
+        yield checkpoint_name(model, name), tensor
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel, gather: Gather = whole) -> Iterator[tuple[str, Tensor]]:
+    """Yield as `named_weights` does, for a model of transformers."""
+    for group in _layers(pieces(model)):
+        with gather([tensor for piece in group for tensor in piece.tensors]):
+            layer: dict[str, Tensor] = {}
+            for piece in group:
+                layer |= piece.values(in_full, dequantized)
+            for name, tensor in revert_weight_conversion(model, layer).items():
+                yield name, tensor.detach()
+
+
+@torch.no_grad()
+def weight_shapes(model: PreTrainedModel) -> dict[str, list[int]]:
+    """Return the shapes of the tensors that `named_weights` makes, by their names in a model without adapters. They are
+    computed without their values, by the same steps.
+
+    Raises whatever those steps raise.
+    """
+    found: dict[str, Tensor] = {}
+    for group in _layers(pieces(model)):
+        layer: dict[str, Tensor] = {}
+        for piece in group:
+            layer |= piece.values(without_values, without_values)
+        revert_weight_conversion(model, layer)
+        found |= layer
+    return {name: list(tensor.shape) for name, tensor in found.items()}
 
 
 def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, keep: bool = True) -> dict[str, Tensor]:
@@ -60,11 +134,6 @@ def weights_on_cpu(model: LanguageModel | ScalarModel, gather: Gather = whole, k
     return copies
 
 
-def plain_name(name: str) -> str:
-    """Return the name that a weight has in a model without adapters."""
-    return BASE.sub("", name)
-
-
 def checkpoint_name(model: LanguageModel | ScalarModel, name: str) -> str:
     """Return `name`, with the scalar head named by `ds.value_head_prefix`."""
     if isinstance(model, ScalarModel) and name.startswith("score."):
@@ -72,34 +141,32 @@ def checkpoint_name(model: LanguageModel | ScalarModel, name: str) -> str:
     return name
 
 
-def _distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without second names of the same tensor: a tied head repeats the embedding."""
-    first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
-    return {name: tensor for name, tensor in tensors.items() if first_name[id(tensor)] == name}
+def in_full(tensor: Tensor) -> Tensor:
+    """Return a copy of the numbers of a tensor, in fp32 or more."""
+    numbers = dequantized(tensor).detach()
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32), copy=True)
 
 
-def _layers(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names grouped by decoder layer; a tensor outside the layers is a group of its own."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        match = LAYER.match(name)
-        groups.setdefault(match.group() if match else name, []).append(name)
+def without_values(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and type that has no memory, also for one that is packed or partitioned."""
+    state = getattr(tensor, "quant_state", None)
+    shape = state.shape if state is not None else getattr(tensor, "ds_shape", tensor.shape)
+    return torch.empty(tuple(shape), dtype=dtype_of(tensor), device="meta")
+
+
+def dtype_of(tensor: Tensor) -> torch.dtype:
+    """Return the type of the numbers that a tensor stands for."""
+    state = getattr(tensor, "quant_state", None)
+    return tensor.dtype if state is None else state.dtype
+
+
+def _layers(found: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces grouped by decoder layer; one outside the layers is a group of its own."""
+    groups: dict[str, list[Piece]] = {}
+    for piece in found:
+        match = LAYER.match(f"{piece.name}.")
+        groups.setdefault(match.group() if match else piece.name, []).append(piece)
     yield from groups.values()
-
-
-def _merged(hf: torch.nn.Module, name: str, tensors: dict[str, Tensor]) -> Tensor:
-    """Return the weight `name` with its adapter merged, if it has one."""
-    weight = dequantized(tensors[name])
-    owner, leaf = name.rpartition(".")[::2]
-    while owner.endswith(".base_layer"):
-        owner = owner.removesuffix(".base_layer")
-        layer: Any = hf.get_submodule(owner)  # a layer of peft's
-        if getattr(layer, "parameter_name", "weight") == leaf:  # each matrix of a stack of experts has its own adapter
-            down, up = (tensors[f"{owner}.{part}.{ADAPTER}.weight"] for part in ("lora_A", "lora_B"))
-            if getattr(layer.get_base_layer(), "is_transposed", False):  # experts [E, in, out]
-                return merged_weight(weight.mT, down, up, layer.scaling[ADAPTER]).mT.contiguous()
-            return merged_weight(weight, down, up, layer.scaling[ADAPTER])
-    return weight
 
 
 def write_weights(weights: dict[str, Tensor], folder: Path) -> None:

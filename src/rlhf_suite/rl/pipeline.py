@@ -132,11 +132,10 @@ class Pipeline(TrainingLoop):
         assert self.evaluator is not None
         return self.evaluator.evaluate(step)
 
-    def export(self) -> None:
-        """Write the policy, and the critic if it is asked for."""
-        for model in self.saver.groups:
-            if model == "actor" or self.saves_value_network:
-                self.saver.export(model)
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The policy, and the critic if it is asked for."""
+        return tuple(model for model in self.saver.groups if model == "actor" or self.saves_value_network)
 
 
 def staleness(experience: Experience, version: int) -> dict[str, float]:

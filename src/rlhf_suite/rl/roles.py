@@ -258,12 +258,13 @@ class PolicyRole(TrainedRole):
         if self.average is not None:
             self.average.load_state(folder)
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path) -> list[str]:
         """Write the policy in HF format, and beside it as `<path>_ema` the average of its weights."""
-        super().export(path)
+        problems = super().export(path)
         if self.average is not None:
             with self.average.in_place():
-                super().export(path.with_name(f"{path.name}_ema"))
+                problems += super().export(path.with_name(f"{path.name}_ema"))
+        return problems
 
     def open_sender(self, backend: str, check: bool, timeout_s: float, keep: bool) -> tuple[str, int]:
         """Prepare rank 0 to send weights, and return the (host, port) where it meets the engines. With `check` every

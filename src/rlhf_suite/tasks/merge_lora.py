@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_suite.config.runs import MergeLoRARun
-from rlhf_suite.models.merge import merge_lora, read_adapter
+from rlhf_suite.errors import RunError
+from rlhf_suite.models.merge import Merged, merge_lora, read_adapter
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.output import deliver, final_folder
@@ -17,11 +18,14 @@ def run(config: MergeLoRARun, folder: Path) -> dict[str, float]:
     assert base is not None and path is not None
     record = RunFolder(folder)
     output = final_folder(config.ckpt.output_dir, record)
-    adapter, counts = read_adapter(path), list[int]()
+    adapter, done = read_adapter(path), list[Merged]()
 
     def write(place: Path) -> None:
-        counts.append(merge_lora(base, adapter, place, config.ds.param_dtype, show_line))
+        done.append(merge_lora(base, adapter, place, config.ds.param_dtype, show_line))
 
     place = deliver(write, output, record, "model")
-    show_line(f"{counts[-1]} layers merged; the model is in {place}")
-    return {"merged_layers": float(counts[-1])}
+    merged = done[-1]
+    show_line(f"{merged.modules} layers merged; the model is in {place}")
+    if merged.lacking:
+        raise RunError(f"{place} has its weights, but {'; '.join(merged.lacking)}")
+    return {"merged_layers": float(merged.modules)}

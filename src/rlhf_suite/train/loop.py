@@ -34,6 +34,8 @@ class TrainingLoop(ABC):
 
     def run(self) -> dict[str, float]:
         """Train to the end; return the last value of every metric."""
+        for said in self.saver.rehearse(self.exported):
+            self.journal.warn(said)
         start = self.saver.resume(self.journal.warn)
         self.journal.begin(start, self.total_steps)
         self.last = last_values(read_rows(self.journal.folder.metrics))
@@ -50,7 +52,9 @@ class TrainingLoop(ABC):
                     self.saver.save_if_due(step + 1, evaluation, self.settled)
                     self.saver.stop_if_requested(step + 1, self.settled)
             self.settled()
-            self.export()
+            for model in self.exported:
+                self.saver.export(model)
+            self.saver.check_models()
         return self.last
 
     def begin(self, start: int) -> None:  # noqa: B027 - most kinds of run have nothing to do here
@@ -90,9 +94,10 @@ class TrainingLoop(ABC):
         self.log(step, metrics, always=True)
         return metrics
 
-    def export(self) -> None:
-        """Write the final model."""
-        self.saver.export()
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The models that the run leaves."""
+        return ("actor",)
 
     def log(self, step: int, metrics: dict[str, float], always: bool = False) -> None:
         """Log metrics and keep them as the last ones."""

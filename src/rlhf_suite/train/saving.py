@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,8 +15,9 @@ from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
 from rlhf_suite.config.runs import ResumableRun
 from rlhf_suite.disk import writing
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.stop import Stopped, requested
+from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import Checkpoint, optimizer_problem, store_of
 from rlhf_suite.train.output import deliver, final_folder
@@ -71,6 +72,7 @@ class Saver:
         self.best: float | None = None
         self.evaluations_since_best = 0
         self.saved = 0  # the last step of which there is a checkpoint
+        self.lacking = list[str]()  # a sentence for each part of a model that could not be written
 
     def resume(self, say: Callable[[str], None]) -> int:
         """Load the newest sound checkpoint if ckpt.load_enable asks for it, and return the step to continue with."""
@@ -185,7 +187,7 @@ class Saver:
             (folder / name).mkdir()
             files.save(folder / name)
         if self.config.save_hf:
-            self.groups["actor"].export(folder / "hf")
+            self.report(folder / "hf", self.groups["actor"].export(folder / "hf"))
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
         best = {"metric": self.metric, "lower_is_better": self.lower_is_better, "best_so_far": self.best}
@@ -217,10 +219,33 @@ class Saver:
         suffix = kind or (name if name != "actor" else "")
         path = output.with_name(f"{output.name}_{suffix}") if suffix else output
 
+        problems = list[str]()
+
         def write(place: Path) -> None:
-            self.groups[name].export(place)
+            problems[:] = self.groups[name].export(place)
             if self.config.save_adapter:
                 adapter = place.with_name(f"{place.name}_adapter")
-                self.groups[name].export_adapter(adapter)
+                problems.extend(self.groups[name].export_adapter(adapter))
 
-        return deliver(write, path, self.folder, kind or name)
+        place = deliver(write, path, self.folder, kind or name)
+        self.report(place, problems)
+        return place
+
+    def report(self, model: Path, problems: Sequence[str]) -> None:
+        """Say which parts a model's folder lacks. Its weights are there, so the run goes on; its end will tell."""
+        for problem in problems:
+            self.lacking.append(f"{model} has its weights, but {problem}")
+            show_line(self.lacking[-1], to_stderr=True)
+
+    def check_models(self) -> None:
+        """Raise RunError if a part of a model could not be written."""
+        if self.lacking:
+            raise RunError(f"The training is done, but {'. '.join(self.lacking)}")
+
+    def rehearse(self, names: Collection[str]) -> list[str]:
+        """Try the exports of these models before they are trained. Return what had to be mended.
+
+        Raises:
+            UserError: a trained model could not be saved, or not be loaded again.
+        """
+        return [said for name in names for said in self.groups[name].rehearse_export()]

@@ -109,12 +109,16 @@ class SupervisedWorker(TrainedWorker):
     def prepare(self, batches: list[SupervisedBatch]) -> list[SupervisedBatch]:
         return prepared(self.task, self.model, batches)
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path) -> list[str]:
         """Write the model in HF format, with what its task adds to config.json."""
+        return export(self.model, self.tokenizer, path, self.extras)
+
+    def extras(self) -> dict[str, Any]:
+        """Return what config.json says beside the architecture."""
         extras = dict(self.task.extras())
         if self.plan.models[ACTOR].head == "value":
             extras["reward_mean"], extras["reward_std"] = self.reward_stats()
-        export(self.model, self.tokenizer, path, extras)
+        return extras
 
     def reward_stats(self) -> tuple[float, float]:
         """Return mean and standard deviation of the scores of the held-out sets, or of the training set without one."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.worker import Worker
-from rlhf_suite.models.save import save_adapter
+from rlhf_suite.models.rehearsal import rehearse
+from rlhf_suite.models.save import FolderParts, save_adapter
 from rlhf_suite.train.export import export
 from rlhf_suite.train.strategy import TrainedModel
 
@@ -31,15 +32,29 @@ class TrainedWorker(Worker):
         """Do the inverse of `save_state`."""
         self.model.load_state(folder, with_optimizer=with_optimizer)
 
-    def export(self, path: Path) -> None:
-        """Write the model in HF format: every rank gathers, and rank 0 writes."""
-        export(self.model, self.tokenizer, path)
+    def rehearse_export(self) -> list[str]:
+        """Try all of an export but the values of the weights. Return what had to be mended.
 
-    def export_adapter(self, path: Path) -> None:
-        """Write the LoRA adapter alone, in the format of peft."""
+        Raises:
+            UserError: the trained model could not be saved, or not be loaded again.
+        """
+        world, module = self.model.world, self.model.module
+        if not world.is_main:
+            return []
+        return rehearse(FolderParts.of(module, self.tokenizer), whole=world.mesh.tensor == 1)
+
+    def export(self, path: Path) -> list[str]:
+        """Write the model in HF format: every rank gathers, and rank 0 writes. Return a sentence for each part that the
+        folder lacks."""
+        return export(self.model, self.tokenizer, path)
+
+    def export_adapter(self, path: Path) -> list[str]:
+        """Write the LoRA adapter alone, in the format of peft. Return as `export`."""
         model = self.model
-        save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
-        model.world.barrier()
+        try:
+            return save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
+        finally:
+            model.world.barrier()
 
 
 class TrainedGroup(ModelGroup):
@@ -53,13 +68,20 @@ class TrainedGroup(ModelGroup):
         """Do the inverse of `save_state`."""
         self.begin("load_state", folder, with_optimizer, what=f"loading {folder}").result()
 
-    def export(self, path: Path) -> None:
-        """Write the model in HF format."""
-        self.begin("export", path, what="exporting").result()
+    def rehearse_export(self) -> list[str]:
+        """Try all of an export but the values of the weights. Return what had to be mended."""
+        said: list[str] = self.begin("rehearse_export", what="rehearsing its export").result()
+        return said
 
-    def export_adapter(self, path: Path) -> None:
-        """Write the LoRA adapter alone, in the format of peft."""
-        self.begin("export_adapter", path, what="exporting its adapter").result()
+    def export(self, path: Path) -> list[str]:
+        """Write the model in HF format. Return a sentence for each part that the folder lacks."""
+        problems: list[str] = self.begin("export", path, what="exporting").result()
+        return problems
+
+    def export_adapter(self, path: Path) -> list[str]:
+        """Write the LoRA adapter alone, in the format of peft. Return as `export`."""
+        problems: list[str] = self.begin("export_adapter", path, what="exporting its adapter").result()
+        return problems
 
 
 class SupervisedGroup(TrainedGroup):
