@@ -469,11 +469,20 @@ def test_a_folder_without_data_is_refused_and_the_columns_of_parquet_are_known(t
         (SFT + "actor.model_name_or_path=x eval.dataset=builtin:reverse ", "eval/gpt_los", "did you mean ckpt.best_"),
         (RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ", "eval/pass3", "eval/pass"),
         (RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ", "pass1", "eval/pass1"),
+        (RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ", "eval/num_samples", "eval/"),
     ],
 )
 def test_an_unknown_metric_for_the_best_checkpoint_is_refused(line, name, fix):
     (problem,) = preflight(parse(shlex.split(line + f"ckpt.best_metric_key={name}"))).problems
     assert problem.key == "ckpt.best_metric_key" and fix in problem.fix
+
+
+def test_a_metric_without_a_better_side_is_refused_with_those_that_have_one():
+    line = "task=dpo actor.model_name_or_path=x eval.dataset=builtin:reverse ckpt.best_metric_key=eval/chosen_reward"
+    found = [each for each in preflight(parse(line.split())).problems if each.key == "ckpt.best_metric_key"]
+    (problem,) = found
+    assert problem.what.startswith("of eval/chosen_reward neither more nor less is better")
+    assert "eval/acc" in problem.what and "eval/chosen_logps" not in problem.what
 
 
 @pytest.mark.parametrize("name", ["eval/pass1", "eval/pass2", "eval/pass4", "eval/math/reward", "none"])

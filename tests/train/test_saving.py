@@ -116,8 +116,9 @@ def test_no_checkpoint_unless_asked_for(saver):
 def test_losses_are_best_when_lowest_other_metrics_when_highest(saver):
     loss = saver(save_steps=1)
     assert [loss.is_best({"eval/gpt_loss": value}) for value in (2.0, 3.0, 1.0, 1.0)] == [True, False, True, False]
-    accuracy = saver(save_steps=1, best_metric_key="eval/accuracy")
-    assert [accuracy.is_best({"eval/accuracy": value}) for value in (0.2, 0.1, 0.3, 0.3)] == [True, False, True, False]
+    for name in ("eval/acc", "eval/glossary/acc", "eval/lossless/pass4"):
+        accuracy = saver(save_steps=1, best_metric_key=name)
+        assert [accuracy.is_best({name: value}) for value in (0.2, 0.1, 0.3, 0.3)] == [True, False, True, False], name
 
 
 def test_a_value_that_is_not_finite_is_never_the_best(saver):

@@ -79,7 +79,7 @@ def headlines(found: dict[str, Points]) -> list[dict[str, Any]]:
     for name in sorted(filter(is_headline, found), key=order):
         if name.startswith("train/") or name in evaluations:
             points, errors = found[name], found.get(f"{name}_stderr")
-            at, value = best(name, points) if name.startswith("eval/") else (None, None)
+            at, value = (best(name, points) if name.startswith("eval/") else None) or (None, None)
             error = errors[-1][1] if errors else None
             row = {"first": points[0][1], "last": points[-1][1], "best": value, "at": at, "error": error}
             rows.append({"name": printable(name), **row})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
 from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, TrainedRun
 from rlhf_suite.config.tools import ChatConfig
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
@@ -21,7 +21,6 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
 SAMPLES = 8
-PASS_AT_K = re.compile(r"pass\d+")
 
 
 def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
@@ -103,21 +102,27 @@ def change(name: str, found: dict[str, Points]) -> str:
     text = " -> ".join(f"{value:.4g}" for _, value in (points if len(points) == 1 else (points[0], points[-1])))
     if errors:
         text += f" (standard error {errors[-1][1]:.2g})"
-    if name.startswith("eval/"):
-        step, value = best(name, points)
-        if value != points[-1][1]:
-            text += f", best {value:.4g} at step {step}"
+    found_best = best(name, points) if name.startswith("eval/") else None
+    if found_best is not None and found_best[1] != points[-1][1]:
+        text += f", best {found_best[1]:.4g} at step {found_best[0]}"
     return text
 
 
-def best(name: str, points: Points) -> tuple[int, float]:
-    """Return the step and the value of the best point of a metric."""
-    return (min if "loss" in name else max)(points, key=lambda point: point[1])
+def best(name: str, points: Points) -> tuple[int, float] | None:
+    """Return the step and the value of the best point of a metric; None for a metric without a direction."""
+    direction = direction_of(name)
+    if direction is None:
+        return None
+    return (min if direction == LOWER else max)(points, key=lambda point: point[1])
 
 
 def time_spent(found: dict[str, Points]) -> list[str]:
     """Return how long the steps took, and the shares of the longest phases."""
-    seconds = {name.partition("/")[2]: sum(v for _, v in points) for name, points in found.items() if "timing/" in name}
+    seconds = {
+        name.partition("/")[2]: sum(v for _, v in points)
+        for name, points in found.items()
+        if name.startswith("timing/")
+    }
     total = seconds.pop("step_total", 0.0)
     if total <= 0:
         return []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_suite.config.metrics import direction_of
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.report.statistics import interquartile_mean, interval, mean
 
@@ -70,6 +71,7 @@ def statistics(headlines: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, di
             found.setdefault(row["name"], []).append(row["last"])
     return {
         name: {
+            "direction": direction_of(name),
             "values": values,
             "mean": float(mean(np.array(values))),
             "interval": interval(np.array(values), mean),

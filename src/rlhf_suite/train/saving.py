@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from rlhf_suite.config.ckpt import NO_METRIC, CheckpointConfig
 from rlhf_suite.config.flags import NAMED
+from rlhf_suite.config.metrics import LOWER, direction_of
 from rlhf_suite.config.record import load
 from rlhf_suite.config.resume import Change, allowed_changes, changes, refusal
 from rlhf_suite.config.runs import ResumableRun
@@ -149,19 +150,16 @@ class Saver:
             self.save(step, "step", metrics)
         raise Stopped(number, f"step {step}")
 
-    @property
-    def lower_is_better(self) -> bool:
-        return "loss" in self.metric
-
     def is_best(self, evaluation: Mapping[str, float]) -> bool:
-        """Return whether the metric of ckpt.best_metric_key is the best so far (the lowest of a loss), and is kept."""
+        """Return whether the metric of ckpt.best_metric_key is the best so far, in its direction, and is kept."""
         if self.metric not in evaluation:
             if evaluation and self.config.best_metric_key not in (None, NO_METRIC):
                 choices = ", ".join(sorted(evaluation))
                 raise UserError(f"ckpt.best_metric_key={self.metric}: the evaluation has {choices}, or set {NO_METRIC}")
             return False
-        value = evaluation[self.metric]
-        is_worse = self.best is not None and (value >= self.best if self.lower_is_better else value <= self.best)
+        value, direction = evaluation[self.metric], direction_of(self.metric)
+        assert direction is not None, f"{self.metric}: checked with the flags"
+        is_worse = self.best is not None and (value >= self.best if direction == LOWER else value <= self.best)
         if is_worse or not math.isfinite(value):
             self.evaluations_since_best += 1
             return False
@@ -190,7 +188,8 @@ class Saver:
             self.report(folder / "hf", self.groups["actor"].export(folder / "hf"))
         if self.folder.config.exists():
             shutil.copyfile(self.folder.config, folder / "config.yaml")
-        best = {"metric": self.metric, "lower_is_better": self.lower_is_better, "best_so_far": self.best}
+        is_lower = direction_of(self.metric) == LOWER
+        best = {"metric": self.metric, "lower_is_better": is_lower, "best_so_far": self.best}
         (folder / "metric.json").write_text(json.dumps({"step": step, "metrics": {**metrics}, "best": best}, indent=1))
         state = {
             "step": step,

@@ -8,6 +8,7 @@ from rlhf_suite.config.ckpt import NO_METRIC
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.flags import FIXED, all_values
 from rlhf_suite.config.formatting import did_you_mean, next_multiple
+from rlhf_suite.config.metrics import direction_of
 from rlhf_suite.config.names import unknown_flag
 from rlhf_suite.config.plan import Ranked, data_ranks, makes_rollouts_ahead, model_sections, num_ranks
 from rlhf_suite.config.problems import Problem, rule
@@ -189,15 +190,19 @@ def best_metric_is_measured(run: AnyTrainedRun) -> Iterator[Problem]:
     key, name = "ckpt.best_metric_key", run.ckpt.best_metric_key
     if name in (None, NO_METRIC) or run.eval.dataset is None:
         return
-    known = [f"eval/{each}" for each in run.EVALUATED]
+    measured = [f"eval/{each}" for each in run.EVALUATED]
     if isinstance(run.eval, RLEvalConfig):
         samples = run.eval.n_samples_per_prompt
-        known += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
+        measured += [f"eval/pass{k}" for k in range(2, samples + 1) if k == samples or k & (k - 1) == 0]
+    known = [each for each in measured if direction_of(each) is not None]
     prefix, _, last = name.rpartition("/")
     if not prefix.startswith("eval") or f"eval/{last}" not in known:
         close = did_you_mean(name, known) or f"write {key}={known[0]}, or none"
         fix = close.replace("did you mean ", f"did you mean {key}=")
-        yield Problem(key, f"no evaluation of task={run.task} measures {name}; it has {', '.join(known)}", fix)
+        what = f"no evaluation of task={run.task} measures {name}; "
+        if prefix.startswith("eval") and f"eval/{last}" in measured:
+            what = f"of {name} neither more nor less is better, so that nothing can be chosen by it; "
+        yield Problem(key, f"{what}it has {', '.join(known)}", fix)
 
 
 @rule

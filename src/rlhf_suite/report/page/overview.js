@@ -14,7 +14,7 @@ function overview(runs) {
 
 function overviewOfOne(run) {
   const seconds = run.clock[1].at(-1);
-  const evaluated = run.headlines.find((row) => row.name.startsWith("eval/"));
+  const evaluated = run.headlines.find((row) => row.name.startsWith("eval/") && row.best !== null);
   const facts = [
     fact(show(run.status.last_step), `${run.unit}s done`),
     ...(seconds ? [fact(duration(seconds), "from the first step to the last")] : []),

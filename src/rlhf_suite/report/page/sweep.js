@@ -26,7 +26,8 @@ const label = (names, group) => short(names).map((name, place) => `${name}=${gro
 
 function sweepParts(names, groups, { metric, statistic }) {
   const ends = (group) => group.metrics[metric][statistic === "mean" ? "interval" : "iqm_interval"];
-  const best = (metric.includes("loss") ? Math.min : Math.max)(...groups.map((group) => group.metrics[metric][statistic]));
+  const direction = groups[0].metrics[metric].direction;
+  const best = direction && (direction === "lower" ? Math.min : Math.max)(...groups.map((group) => group.metrics[metric][statistic]));
   const number = (title, read) => ({ title, number: true, cell: (group) => show(read(group)), sort: read });
   const of = (name) => (group) => group.metrics[metric][name];
   const columns = [
@@ -36,7 +37,7 @@ function sweepParts(names, groups, { metric, statistic }) {
     number("IQM", of("iqm")), { title: "95 % interval", number: true, cell: (group) => intervalText(of("iqm_interval")(group)), sort: (group) => of("iqm_interval")(group)?.[0] },
     number("lowest", (group) => Math.min(...of("values")(group))), number("highest", (group) => Math.max(...of("values")(group))),
   ];
-  const sorted = [...groups].sort((a, b) => (b.metrics[metric][statistic] - a.metrics[metric][statistic]) * (metric.includes("loss") ? -1 : 1));
+  const sorted = [...groups].sort((a, b) => (b.metrics[metric][statistic] - a.metrics[metric][statistic]) * (direction === "lower" ? -1 : 1));
   return [
     table(columns, sorted, (group) => (groups.length > 1 && group.metrics[metric][statistic] === best ? "differs" : "")),
     element("p.note", {}, "Last values of the runs. Intervals are percentile bootstraps over the runs of a row; a row with one run has none."),
