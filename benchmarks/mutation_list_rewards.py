@@ -185,7 +185,7 @@ REWARDS = [
     Mutation(
         "the answer to a request that timed out is taken for that of the next",
         "rewards/reward_process.py",
-        "except TimeoutError:\n            self.close()",
+        "except TimeoutError:\n            self._kill()",
         "except TimeoutError:\n            pass",
         ("tests/rewards/test_reward_process.py", "-k", "hang"),
     ),

@@ -66,7 +66,7 @@ SCHEDULES = [
     Mutation(
         "a step trains before the policy is asked for its part of the probe",
         "rl/engine_update.py",
-        "        queued.wait()\n",
+        '        result(queued, f"the policy to be asked for the weights {version}", THREAD)\n',
         "",
         (*AHEAD, "-k", "policy_trains"),
     ),

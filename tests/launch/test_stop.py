@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -105,3 +106,59 @@ def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_proces
         assert requested() == signal.SIGTERM
     assert child.communicate("\n", timeout=20)[0] == "alive\n"
     assert child.returncode == 0
+
+
+# A process whose main thread is in code of C that no signal interrupts; WITHIN is what it is within.
+STUCK = """
+import ctypes, sys
+from contextlib import nullcontext
+from pathlib import Path
+from rlhf_suite.launch import stop
+stop.REPEATED_S, stop.END_S = 0.0, 0.1
+record = Path(sys.argv[1])
+within = getattr(stop, "WITHIN", nullcontext)
+with stop.stoppable(), stop.recorded_end(lambda end: record.write_text(str(end))), within():
+    mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    c.pthread_mutex_init(mutex, None)
+    c.pthread_mutex_lock(mutex)
+    print("up", flush=True)
+    c.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "said"),
+    [("nullcontext", "the run ends"), ("deferred", "the run stops after this step and saves it")],
+)
+def test_a_stuck_process_answers_a_signal_at_once_and_is_ended_by_a_second_one(tmp_path, within, said):
+    code = STUCK.replace("WITHIN", within)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path / "end"], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline() == f"SIGTERM: {said}; a second signal ends it at once\n"
+    process.send_signal(signal.SIGUSR2)
+    assert process.stderr.readline() == "SIGUSR2 again: the run ends at once\n"
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert (tmp_path / "end").read_text() == "stopped by SIGTERM"
+
+
+def test_what_a_forked_child_is_sent_is_not_for_its_parent(capfd):
+    with stoppable():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        send(signal.SIGWINCH)
+    assert "SIGTERM" not in capfd.readouterr().err
+
+
+def test_a_thread_that_never_ends_does_not_hold_a_process_that_has_failed():
+    code = (
+        "import threading; from rlhf_suite.launch import stop; stop.LEAVE_S = 0.1\n"
+        "threading.Thread(target=threading.Event().wait).start(); stop.leave(3); raise SystemExit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_suite.background import in_background
 from rlhf_suite.config.reward import RewardConfig
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.polling import poll_until
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
 from rlhf_suite.rewards.child import MAX_LOG_BYTES
@@ -462,3 +463,27 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+# It tells its process, and never returns.
+HANGS = """
+import os, time
+from pathlib import Path
+def reward_func(queries, prompts, labels):
+    with Path(labels[0]).open("a") as told:
+        told.write(f"{os.getpid()}\\n")
+    time.sleep(1000)
+"""
+
+
+def test_a_call_that_hangs_ends_when_the_rewards_are_closed_and_nothing_is_started_again(rewarder, tmp_path):
+    one, told = rewarder(HANGS, timeout_s=600.0), tmp_path / "told"
+    call = in_background("a call", lambda: one.score([row(str(told)), row(str(told))]))
+    assert poll_until(lambda: told.exists() and told.read_text().endswith("\n"), 60)
+    one.close()
+    with pytest.raises(RunError, match="the run has ended"):
+        call.result(60)
+    with pytest.raises(RunError, match="the run has ended"):
+        one.score([row("again")])
+    (pid,) = told.read_text().split()
+    assert not Path(f"/proc/{pid}").exists()

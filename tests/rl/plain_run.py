@@ -22,6 +22,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.distributed.group import LocalGroup, ModelGroup
+from rlhf_suite.errors import RunError
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.models.load import load_tokenizer, model_folder
 from rlhf_suite.rewards.sources import Rewards
@@ -36,6 +37,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 FLAG = "actor.model_name_or_path"
+Trip = Callable[[str], None]
 
 
 class PlainEngines:
@@ -43,7 +45,8 @@ class PlainEngines:
 
     restarts = 0
 
-    def __init__(self, folder: str, is_deaf: bool = False) -> None:
+    def __init__(self, folder: str, is_deaf: bool = False, trip: Trip = lambda place: None) -> None:
+        self.trip = trip
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.is_deaf, self.version, self.loop = is_deaf, -1, LoopThread("plain engines")
         self.lock, self.running, self.pauses = Lock(), Event(), 0
@@ -54,6 +57,7 @@ class PlainEngines:
     def sync(
         self, backend: str, version: int, publish: Callable[[], list[Manifest]], members: object
     ) -> tuple[Manifest, list[SyncReport]]:
+        self.trip("sync")
         (manifest,) = publish()
         assert manifest.path is not None
         size = manifest.entries[-1].offset + manifest.entries[-1].nbytes
@@ -66,7 +70,7 @@ class PlainEngines:
         return manifest, [SyncReport(count, count, ())]
 
     def retire(self) -> None:
-        pass
+        self.loop.end(RunError("the run has ended"))
 
     def pause(self) -> None:
         self.running.clear()
@@ -81,6 +85,7 @@ class PlainEngines:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
+        self.trip("evaluation" if request.sampling.temperature == 0.9 else "generation")
         while True:
             await self.running.wait()
             with self.lock:  # of which `busy` is a part, so that a pause begins behind it
@@ -106,11 +111,22 @@ class PlainEngines:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+        self.trip("probe")
         return [[self.log_probs(ids) for ids in sequences]]
 
     def log_probs(self, ids: Sequence[int]) -> np.ndarray:
         scores = self.model(torch.tensor([list(ids)])).logits[0].log_softmax(-1)[:-1]
         return np.array([0.0, *scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()], np.float32)
+
+
+class TrippingGroup(LocalGroup):
+    """One rank that tells what it is asked to do, before it does it."""
+
+    trip: Trip
+
+    def start(self, method: str, *args: Any) -> list[Any]:
+        self.trip(f"{self.name}.{method}")
+        return super().start(method, *args)
 
 
 @dataclass
@@ -175,13 +191,15 @@ def small(**changes: Any) -> PPORun:
     return config
 
 
-def models(config: PPORun, steps: int) -> dict[str, ModelGroup]:
+def models(config: PPORun, steps: int, trip: Trip = lambda place: None) -> dict[str, ModelGroup]:
     """Return the models that the run needs, each of one rank; `steps`: RL steps of the whole run."""
     plan = resolve(config, Machine("cpu", 0))
     settings = WorkerSettings(config.ds, config.train, config.rollout, config.data, plan.models[ACTOR].path)
 
     def group(cls: type[Role], name: str, *more: object) -> LocalGroup:
-        return LocalGroup(cls, name, "cpu", (plan.models[name], settings, *more))
+        result = TrippingGroup(cls, name, "cpu", (plan.models[name], settings, *more))
+        result.trip = trip
+        return result
 
     of_policy = (config.actor, config.algo.kl, plan.policy_steps(steps))
     found: dict[str, ModelGroup] = {"policy": PolicyGroup(group(PolicyRole, ACTOR, *of_policy))}
@@ -192,8 +210,11 @@ def models(config: PPORun, steps: int) -> dict[str, ModelGroup]:
     return found
 
 
-def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict[str, float]:
-    """Train to the end; the last metrics. Everything else is in `folder`."""
+def run(
+    world: Any, folder: Path, config: PPORun, is_deaf: bool = False, trip: Trip = lambda place: None
+) -> dict[str, float]:
+    """Train to the end; the last metrics. Everything else is in `folder`. `trip` is told what engine and ranks are
+    asked to do, and may raise."""
     path = config.actor.model_name_or_path
     assert path is not None
     tokenizer = load_tokenizer(path, config.data)
@@ -201,8 +222,8 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     order = BatchOrder(len(prompts.train), config.rollout.batch_size, config.train.seed)
     run_folder = RunFolder(folder)
     run_folder.start("plain")
-    engines: Any = PlainEngines(model_folder(path, FLAG), is_deaf)
-    groups: dict[str, Any] = models(config, total_steps(order, config.train))
+    engines: Any = None if config.replays else PlainEngines(model_folder(path, FLAG), is_deaf, trip)
+    groups: dict[str, Any] = models(config, total_steps(order, config.train), trip)
     actors = Actors(
         engines,
         groups["policy"],
@@ -213,7 +234,7 @@ def run(world: Any, folder: Path, config: PPORun, is_deaf: bool = False) -> dict
     )
     with ExitStack() as stack:
         rewards = None
-        if has_source(config.reward):
+        if has_source(config.reward) and not config.replays:
             rewards = stack.enter_context(closing(Rewards(config.reward, folder / "reward.log")))
         journal = stack.enter_context(closing(Journal(config.logger, run_folder, "ppo")))
         data, plan = RunData(tokenizer, prompts, order), resolve(config, Machine("cpu", 0))

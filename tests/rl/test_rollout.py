@@ -142,7 +142,7 @@ class Answers(Scorer):
         self.asked: list[list[int]] = []
         self.waits, self.scored_groups = waits, queue.SimpleQueue[list[int]]()
 
-    def sample_rollout(self, indices, stream):
+    def sample_rollout(self, indices, stream, ended):
         self.asked.append(list(indices))
         for group, index in reversed([*enumerate(indices)]):
             yield [trajectory(index, group, sample) for sample in range(2)]
@@ -260,7 +260,9 @@ def test_each_round_of_filtering_draws_other_samples(builder):
     one = builder()
     streams = []
     sample_rollout = one.sampler.sample_rollout
-    one.sampler.sample_rollout = lambda indices, stream: streams.append(stream) or sample_rollout(indices, stream)
+    one.sampler.sample_rollout = lambda indices, stream, ended: (
+        streams.append(stream) or sample_rollout(indices, stream, ended)
+    )
     for step in range(3):
         one.build(step)
     assert streams == list(range(len(streams))) and len(streams) > 2

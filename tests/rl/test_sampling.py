@@ -6,6 +6,7 @@ from itertools import chain
 
 import numpy as np
 
+from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import Generation
 from rlhf_suite.data.text_encoders import Prompt
@@ -37,7 +38,7 @@ def sampler(adds_greedy: bool = False, **rollout) -> Sampler:
 
 def rollout(one: Sampler, indices: list[int], stream: int = 0) -> list[Trajectory]:
     """Sample a rollout; its groups are sorted, since they end in any order."""
-    return sorted(chain.from_iterable(one.sample_rollout(indices, stream)), key=place_of)
+    return sorted(chain.from_iterable(one.sample_rollout(indices, stream, Ended("responses"))), key=place_of)
 
 
 def seeds(one: Sampler) -> list[int]:

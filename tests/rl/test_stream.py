@@ -8,6 +8,9 @@ import math
 import random
 import shutil
 import threading
+from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import plain_run
@@ -15,9 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from plain_run import run, small
 
+from rlhf_suite.config.algo import AlgoConfig
+from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.errors import RunError
+from rlhf_suite.python_source import import_file
 from rlhf_suite.rl import build
+from rlhf_suite.rl.filtering import Filters
+from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.stream import GroupOrder, Stream, select
 from rlhf_suite.tracking.metrics import read_rows
 
@@ -133,6 +142,45 @@ def test_a_group_that_begins_while_weights_are_synced_has_the_version_before(tmp
     stream.synced(1)
     stream.close()
     assert stream.begun == dict.fromkeys(range(1, 5), 0) | {5: 1, 6: 1}
+
+
+ASKED = """
+def ends_of_a_round(candidates, generator):
+    asked.append(len(candidates))
+    return [0, len(candidates) - 1]
+
+asked = []
+"""
+
+
+def filtered_stream(folder, file) -> Stream:
+    """A stream of one group a step, which asks a filter of the user's about rounds of four prompts."""
+    prompts = [Prompt([1], str(i), "", "default", f"rows:{i}") for i in range(100)]
+    filters = Filters(AlgoConfig(prompt_filter=f"{file}:ends_of_a_round"), prompts, 0)
+    sampler = SimpleNamespace(start=lambda *group: Future())
+    journal = SimpleNamespace(warn=print, phase=nullcontext, background=nullcontext, counted=None)
+    config, order = RolloutConfig(batch_size=1, vllm_generate_batch_size=4), BatchOrder(100, 1, 0)
+    builder = RolloutBuilder(filters, config, order, sampler, None, None, journal)
+    builder.phase = lambda *names: nullcontext()
+    return Stream(builder, GroupOrder(order, 10, True), 0, 0, folder)
+
+
+def test_a_continued_stream_goes_on_with_the_round_of_which_the_prompt_filter_has_spoken(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(ASKED)
+    first, again = filtered_stream(tmp_path, file), filtered_stream(tmp_path, file)
+    first.begin(0)
+    first.save(tmp_path)
+    first.close()
+    again.load(tmp_path)
+    again.begin(0)
+    assert first.begun == again.begun == {0: 0}
+    with again.changed:
+        again.reject(0, "no good")
+        again.dispatch()
+    again.close()
+    assert again.begun == {3: 0}, "1 and 2 were not chosen"
+    assert import_file(file).asked == [4], "the filter is not asked about a round twice"
 
 
 @pytest.mark.parametrize("rows", [4, 5])
@@ -385,7 +433,7 @@ def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, w
     file = tmp_path / "stuck.py"
     file.write_text(STUCK.replace("STUCK_LABEL", label))
     agent = {"agent__kind": "environment", "train__agent_func_path": str(file), "reward__rule": None}
-    agent |= {"agent__tool_timeout_s": 0.5, "agent__on_error": "drop", "reward__max_error_rate": 1.0}
+    agent |= {"agent__tool_timeout_s": 3.0, "agent__on_error": "drop", "reward__max_error_rate": 1.0}
     agent |= {"reward__stop_properly_penalty_coef": None, "ckpt__load_enable": False}
     ranks(1).call(run, tmp_path / "run", small(**FLAGS | agent))
     trained = {s["label"] for step in range(1, STEPS + 1) for s in rollout(tmp_path / "run", step)}
@@ -394,7 +442,7 @@ def test_an_environment_that_never_answers_costs_its_group_and_is_named(ranks, w
     failures = [json.loads(line) for line in (tmp_path / "run/logs/reward_failures.jsonl").read_text().splitlines()]
     assert {row["label"] for row in failures} == {label}
     for row in failures:
-        assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=0.5"
+        assert row["reason"] == "turn 1: step of the environment took longer than agent.tool_timeout_s=3"
 
 
 def said_by_a_run_whose_engine_hangs(world, folder, config) -> str:

@@ -89,11 +89,12 @@ def train(run: Run, folder: Path) -> None:
     """Run the task between a status that says running and one that says how it ended; then print what to look at."""
     from rlhf_suite.launch.environment import device_kind, pass_on_trust, runtime_env
     from rlhf_suite.launch.ray_cluster import machine
-    from rlhf_suite.launch.stop import Stopped, stoppable
-    from rlhf_suite.waits import recorded
+    from rlhf_suite.launch.stop import Stopped, recorded_end, stoppable
+    from rlhf_suite.waits import allow_silence, recorded
 
     record = RunFolder(folder)
     record.start(fingerprint(run))
+    allow_silence(run.launch.timeout_s)
     try:
         keep_other_config(run, record)
         plan = resolve(run, machine(run.launch)) if isinstance(run, PlannedRun) else None
@@ -101,7 +102,7 @@ def train(run: Run, folder: Path) -> None:
         pass_on_trust(run.launch)
         os.environ.update(runtime_env(device_kind(run.launch)))  # before torch, Ray and vLLM read it
         # Stoppable here too: what Ray makes of `Stopped` in one of its calls becomes `Stopped` again.
-        with recorded(record.waits), stoppable():
+        with recorded_end(record.mark_ended), recorded(record.waits), stoppable():
             task = importlib.import_module(f"rlhf_suite.tasks.{run.task}")
             metrics = task.run(run, folder) if plan is None else task.run(run, folder, plan)
         record.mark_done(metrics)
@@ -139,4 +140,8 @@ def stage(folder: Path, parent: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(stage(Path(sys.argv[1]), int(sys.argv[2])))
+    from rlhf_suite.launch.stop import leave
+
+    ended_with = stage(Path(sys.argv[1]), int(sys.argv[2]))
+    leave(ended_with)
+    sys.exit(ended_with)

@@ -18,6 +18,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from rlhf_suite.background import Ended
 from rlhf_suite.data.generation import Generation, GenerationRequest
 from rlhf_suite.engines.requests import EngineClient
 from rlhf_suite.engines.spec import EngineInfo
@@ -26,6 +27,7 @@ from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Restarts
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.launch.wait import ActorDied, wait_for
+from rlhf_suite.waits import result
 from rlhf_suite.weight_sync.digests import Manifest, SyncReport
 
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class EnginePool:
         """End what waits for a response; from now on an engine that dies is not started again. For the end of a run."""
         self._is_retired = True
         self.start(self.client.close(RunError("the run has ended")))
+        self.loop.end(RunError("the run has ended"))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the response to a request. To be awaited in a coroutine of `start`."""
@@ -93,7 +96,7 @@ class EnginePool:
             self._prompt_tokens = self._cached_tokens = 0
             return share
 
-        return self.start(counted()).result()
+        return result(self.start(counted()), "the hits of the prefix cache")
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine that makes requests. May be called on any thread."""
@@ -105,15 +108,21 @@ class EnginePool:
 
     def generate_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Return one response per request, in order."""
-        return [future.result() for future in [self.submit(request) for request in requests]]
+        ended = Ended[Generation](f"{len(requests)} generations")
+        futures = [self.submit(request) for request in requests]
+        for future in futures:
+            ended.add(future)
+        for _ in ended.results(len(futures)):
+            pass
+        return [future.result(0) for future in futures]
 
     def pause(self) -> None:
         """Interrupt what is under way and return when no engine has a request. Later requests wait for `resume`."""
-        self.start(self.client.pause()).result()
+        result(self.start(self.client.pause()), "the pause of the engines")
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self.start(self.client.resume()).result()
+        result(self.start(self.client.resume()), "the engines to go on")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
         """Return every engine's log-probs of every sequence at temperature 1, as [engine][sequence]."""

@@ -19,6 +19,7 @@ from rlhf_suite.data.generation import INTERRUPTED, Generation, GenerationReques
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.launch.link import Link
 from rlhf_suite.launch.wait import ActorDied
+from rlhf_suite.waits import LOOK_S, Patience, waiting
 
 # Called with the number of an engine, its handle, and how it died; returns the handle of the engine in its place.
 Replacement = Callable[[int, Any, ActorDied], Any]
@@ -131,9 +132,13 @@ class Dispatcher:
 
     def wait_for_responses(self) -> list[Generation]:
         """Wait until some responses are ready, and return them."""
-        done, self.in_flight = wait(self.in_flight, return_when=FIRST_COMPLETED)
+        patience = Patience("responses of the engines")
+        with waiting("responses of the engines"):
+            while not (done := wait(self.in_flight, LOOK_S, FIRST_COMPLETED).done):
+                patience.look()
+        self.in_flight -= done
         self._feed()
-        return [future.result() for future in done]
+        return [future.result(0) for future in done]
 
     def _feed(self) -> None:
         """Send requests while there is capacity."""

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import ray
 
+from rlhf_suite.background import in_background
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.background import in_background
 from rlhf_suite.launch.wait import LIMIT, ActorDied, reply
 from rlhf_suite.tracking.console import show_line
 

@@ -20,6 +20,8 @@ from rlhf_suite.tracking.console import show_line
 T = TypeVar("T")
 
 LOOK_S = 0.5  # between two looks of the watch
+END_S = 5.0  # for what is cancelled to end
+TURNS = 3  # of the loop before it stops
 SLOW_S = 2.0  # the user is told of a coroutine that blocks the loop so long
 REMEDY = "Write the function without `async` (it then runs in a thread of its own), or let it `await` what it waits for"
 
@@ -32,11 +34,16 @@ class LoopThread:
         self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
         self.open: set[Future[Any]] = set()  # for which somebody may wait
-        self.error: UserError | None = None  # a coroutine blocks the loop
+        self.ending: list[asyncio.Task[None]] = []  # the event loop itself keeps only weak references
+        self.error: Exception | None = None  # why nothing more is done: a coroutine blocks the loop, or the run ends
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine. May be called on any thread. The future fails if a coroutine blocks the loop."""
         result: Future[T] = Future()
+        if self.error is not None:
+            work.close()
+            result.set_exception(self.error)
+            return result
         self.open.add(result)
         result.add_done_callback(self.open.discard)
 
@@ -91,9 +98,28 @@ class LoopThread:
         call = ([call for call in calls if is_of_user(Path(call.filename))] or calls)[-1]
         return f"{call.filename}:{call.name}", f"{Path(call.filename).name}:{call.lineno} ({call.name})"
 
-    def fail(self, error: UserError) -> None:
-        """Raise `error` in everyone who waits for a coroutine of this loop."""
-        self.error = error
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in everyone who waits for a coroutine of this loop, now and later."""
+        self.error = self.error or error
         for each in [*self.open]:
             with suppress(InvalidStateError):  # it has just ended
                 each.set_exception(error)
+
+    def end(self, error: Exception) -> None:
+        """Cancel all coroutines, raise `error` in everyone who waits for one, and end the thread. A coroutine that
+        blocks the loop, or refuses to be cancelled, is not waited for."""
+
+        async def cancelled() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=END_S)
+            for _ in range(TURNS):  # who waits for what has just ended hears of it
+                await asyncio.sleep(0)
+            self.loop.stop()
+
+        self.fail(error)
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(lambda: self.ending.append(self.loop.create_task(cancelled())))
+            self.thread.join(2 * END_S)

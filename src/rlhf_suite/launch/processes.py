@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlhf_suite.errors import RunError
-from rlhf_suite.launch.stop import Stopped, stoppable
+from rlhf_suite.launch.stop import END_S, Stopped, passed_on, stoppable
 from rlhf_suite.locks import lock
 from rlhf_suite.polling import poll_until
 
@@ -46,18 +46,35 @@ def run_child(command: Sequence[str], keep: Sequence[int] = ()) -> int:
     The child has its own process group, so that Ctrl-C reaches it once: a signal that ends this process (SIGINT, or one
     of `stop.SIGNALS`) is passed on to the child. Then this process waits until the child has saved its state and ended.
     """
-    with stoppable():
+    with stoppable(), passed_on():
         process = subprocess.Popen(command, pass_fds=keep, process_group=0)
         try:
-            return process.wait()
+            return process.wait()  # no-limit: the child has its own
         except (Stopped, KeyboardInterrupt) as end:
-            process.send_signal(end.number if isinstance(end, Stopped) else signal.SIGINT)
-            process.wait()
+            process.send_signal(number_of(end))
+            end_with(process)
             raise
         except BaseException:
             process.kill()
-            process.wait()
+            process.wait(END_S)
             raise
+
+
+def end_with(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a child that was told to stop has ended. A second signal ends it at once."""
+    try:
+        process.wait()  # no-limit: the child finishes its step, unless there is a second signal
+    except (Stopped, KeyboardInterrupt) as again:
+        process.send_signal(number_of(again))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.5 * END_S)
+        process.kill()
+        raise
+
+
+def number_of(end: Stopped | KeyboardInterrupt) -> int:
+    """Return the number of the signal that ended this process."""
+    return end.number if isinstance(end, Stopped) else signal.SIGINT
 
 
 @contextmanager

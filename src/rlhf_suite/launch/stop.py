@@ -4,20 +4,29 @@ Slurm sends SIGUSR2 before the time limit and SIGTERM at a preemption; `docker s
 terminal that closes sends SIGHUP. Inside `deferred` the first signal is only recorded: the loop reads it with
 `requested` after its current step, saves a checkpoint and raises `Stopped`. A second signal raises `Stopped` at once.
 So does a first signal outside `deferred`, for example during the start, when there is nothing to save.
+
+Python runs a handler between two instructions of the main thread, which may be a long way off: in a product of
+matrices, or in a `finally` that waits for a reward. So a thread of its own hears of each signal too (`Hearer`). It
+answers on the console at once, and where the process is still there END_S after a second signal, it records that the
+run was stopped and ends the process. Its children follow it: each of them watches its parent.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 # `timeout` signals the process and then its group: a signal that follows within this time is the same request.
 REPEATED_S = 1.0
+END_S = 3.0  # that a process may take to close what it has open, after the second signal
+LEAVE_S = 5.0  # for the interpreter to end, after a run that was stopped or failed
 
 
 class Stopped(SystemExit):
@@ -42,6 +51,70 @@ class _State:
     at = 0.0  # when it arrived
     depth = 0  # of nested `stoppable` blocks
     is_deferred = False
+    hearer: Hearer | None = None
+    is_passed_on = False  # a child process gets the signals too, and answers them
+    at_the_end: tuple[Callable[[Stopped], object], ...] = ()  # what records a process that is ended at once
+
+
+class Hearer:
+    """A thread that hears of each signal as soon as it arrives, whatever the main thread does."""
+
+    def __init__(self) -> None:
+        from rlhf_suite.tracking.console import show_line  # here: the main thread may be in an import when it is needed
+
+        self.show = show_line
+        self.number: int | None = None
+        self.at, self.is_closed = 0.0, threading.Event()
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)
+        self.before = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+
+    def close(self) -> None:
+        """Hear no more, and end nothing: the block is over, and whoever called it goes on."""
+        self.is_closed.set()
+        signal.set_wakeup_fd(self.before)
+        os.close(self.writing)
+
+    def _listen(self) -> None:
+        with open(self.reading, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
+            while numbers := pipe.read(1):
+                if numbers[0] in (signal.SIGINT, *SIGNALS):
+                    self.hear(numbers[0])
+
+    def hear(self, number: int) -> None:
+        """Answer a signal: the first one on the console, the second one by the end of the process."""
+        now, name = time.monotonic(), signal.Signals(number).name
+        if self.number is None:
+            self.number, self.at = number, now
+            if not _state.is_passed_on:
+                self.say(f"{name}: {what_follows(number)}; a second signal ends it at once")
+        elif now - self.at >= REPEATED_S:
+            self.at = now
+            self.say(f"{name} again: the run ends at once")
+            self.end_after(2 * END_S if _state.is_passed_on else END_S)
+
+    def say(self, text: str) -> None:
+        """Print a line about a signal, if there is still a console."""
+        with suppress(Exception):
+            self.show(text, to_stderr=True)
+
+    def end_after(self, seconds: float) -> None:
+        """End the process in so many seconds, unless it has ended by itself."""
+        if self.is_closed.wait(seconds):
+            return
+        stop = Stopped(self.number or signal.SIGTERM)
+        for record in _state.at_the_end:
+            with suppress(Exception):  # such as a full disk: the process must end
+                record(stop)
+        os._exit(128 + stop.number)
+
+
+def what_follows(number: int) -> str:
+    """Return what a run does about a first signal."""
+    if _state.is_deferred and number != signal.SIGINT:
+        return "the run stops after this step and saves it"
+    return "the run ends"
 
 
 _state = _State()
@@ -59,6 +132,8 @@ def stoppable() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, _receive) for number in SIGNALS if not _is_ignored(number)}
+    if _state.depth == 0:
+        _state.hearer = Hearer()
     _state.depth += 1
     try:
         yield
@@ -70,8 +145,58 @@ def stoppable() -> Iterator[None]:
         _state.depth -= 1
         if _state.depth == 0:
             _state.number = None
+            _close_hearer()
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _close_hearer() -> None:
+    """Hear of no further signals, also in a process that was forked in a `stoppable` block."""
+    hearer, _state.hearer = _state.hearer, None
+    if hearer is not None:
+        hearer.close()
+
+
+os.register_at_fork(after_in_child=_close_hearer)  # what a child is sent is not for its parent
+
+
+def hear(number: int) -> None:
+    """Take note of a signal whose handler is that of a library."""
+    if _state.hearer is not None:
+        _state.hearer.hear(number)
+
+
+@contextmanager
+def recorded_end(record: Callable[[Stopped], object]) -> Iterator[None]:
+    """Call `record` in the thread that ends this process at once, if a second signal asks for that in the block."""
+    before, _state.at_the_end = _state.at_the_end, (record, *_state.at_the_end)
+    try:
+        yield
+    finally:
+        _state.at_the_end = before
+
+
+@contextmanager
+def passed_on() -> Iterator[None]:
+    """Leave the answer to the first signal to a child process that gets it too, and more time to the end."""
+    before, _state.is_passed_on = _state.is_passed_on, True
+    try:
+        yield
+    finally:
+        _state.is_passed_on = before
+
+
+def leave(code: int) -> None:
+    """Take note that this process is over. Threads that a library or the user's code has left do not hold it: the
+    interpreter would wait for them without a limit."""
+
+    def end() -> None:
+        time.sleep(LEAVE_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    threading.Thread(target=end, name="leaving", daemon=True).start()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 from rlhf_suite.foreign_text import printable
 
 START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
+KILLED_S = 30.0  # for the kernel to end what was killed
 MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
 TAIL_BYTES = 1000  # of the output, quoted in the reason of a crash
 
@@ -30,7 +31,7 @@ class RewardProcess:
     """A `rewards.worker` process in its own process group, connected by a socket."""
 
     def __init__(self, source: tuple[str, str, str, str], log: Path) -> None:
-        """Start the process and wait until it is ready; raise StartError when it fails to start."""
+        """Start the process; `wait_until_ready` comes next."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
@@ -49,21 +50,17 @@ class RewardProcess:
         self.output_tail, self.requests = b"", 0
         self.drain = threading.Thread(target=self._drain_output, daemon=True)
         self.drain.start()
-        self._wait_until_ready()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Wait until the process is ready. Raise StartError when it fails to start."""
         try:
             self.socket.settimeout(START_S)
             reply = self._read()
         except TimeoutError:
-            self.kill()
             raise StartError(f"loading it took longer than {START_S:g} s") from None
-        except OSError:
-            reason = self.exit_reason()
-            self.kill()
-            raise StartError(reason) from None
+        except (OSError, ValueError):
+            raise StartError(self.exit_reason()) from None
         if "error" in reply:
-            self.kill()
             raise StartError(reply["error"])
 
     def request(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -123,7 +120,10 @@ class RewardProcess:
         """Kill the whole process group and wait for the process to end."""
         with contextlib.suppress(ProcessLookupError):  # the whole group has ended by itself
             os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
+        with contextlib.suppress(OSError):  # whoever reads is woken, even if a child of the process holds its end
+            self.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(KILLED_S)
         self.reader.close()
         self.socket.close()
         self.drain.join(timeout=1)

@@ -29,16 +29,18 @@ import random
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from rlhf_suite.background import together
 from rlhf_suite.config.reward import TextRewardConfig
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Sample, Scored
 from rlhf_suite.rewards.child import RewardProcess, StartError
+from rlhf_suite.waits import waiting
 
 PATIENCE = 2  # times reward.timeout_s: the limits of a few rows together, and as much for restarts
 SHARE = 30  # a row's limit is at least a thirtieth of reward.timeout_s
@@ -97,8 +99,10 @@ class IsolatedScorer:
         self.source = (kind, name, json.dumps(asdict(config.rules)), json.dumps(asdict(choice)))
         if self.takes_batches and not Path(self.source[1]).is_file():
             raise UserError(f"reward.remote_url={config.remote_url}: no such file; give a .py file with reward_func")
+        self.process: RewardProcess | None = None
+        self.is_closed = False  # nothing is started again
         try:
-            self.process: RewardProcess | None = RewardProcess(self.source, log)
+            self._start()
         except StartError as error:
             flag = f"reward.rule={config.rule}" if config.rule else f"reward.remote_url={config.remote_url}"
             raise UserError(f"{flag} cannot be used: {error}") from None
@@ -112,10 +116,29 @@ class IsolatedScorer:
         return score_one_by_one([self], rows)
 
     def close(self) -> None:
-        """Kill the reward process and its children."""
-        if self.process is not None:
-            self.process.kill()
-            self.process = None
+        """Kill the reward process and its children, for good: a call that is under way ends with an error."""
+        self.is_closed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill the reward process and its children. The next row has another one."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+
+    def _start(self) -> None:
+        """Start the reward process. Raise StartError if that fails, or RunError after `close`."""
+        self.process = process = RewardProcess(self.source, self.log)
+        try:
+            if self.is_closed:
+                raise StartError("the run has ended")
+            process.wait_until_ready()
+        except StartError as error:
+            self._kill()
+            process.kill()
+            if self.is_closed:
+                raise RunError("the run has ended") from error
+            raise
 
     def score_row(self, row: Sample, limit: RowLimit) -> Outcome:
         """Return the outcome of one row."""
@@ -151,7 +174,8 @@ class IsolatedScorer:
     def _problem_to_start(self) -> RewardFailure | None:
         """Start the process if there is none. Return None, or the failure if it does not start."""
         try:
-            self.process = self.process or RewardProcess(self.source, self.log)
+            if self.process is None:
+                self._start()
         except StartError as error:
             return NotStarted(str(error), "error")
         return None
@@ -177,19 +201,25 @@ class IsolatedScorer:
 
     def _request(self, rows: list[Sample], limit: RowLimit) -> list[Outcome] | RewardFailure:
         """Send the rows once. Return the outcomes, or the failure."""
-        assert self.process is not None
+        process = self.process
+        if self.is_closed or process is None:
+            raise RunError("the run has ended")
         message = {"rows": [row.text() for row in rows], "limit_s": limit.clock_s, "cpu_s": limit.cpu_s}
+        limit_s = limit.clock_s + (0.0 if limit.cpu_s is None else GRACE_S)
         try:
-            reply = self.process.request(message, limit.clock_s + (0.0 if limit.cpu_s is None else GRACE_S))
+            with waiting("the reward process", limit_s=limit_s):
+                reply = process.request(message, limit_s)
         except TimeoutError:
-            self.close()
+            self._kill()
             return self._timeout(limit)
-        except OSError:  # the connection to the process broke
-            failure = self._ended(self.process.exit_code(), self.process.exit_reason(), limit)
-            self.close()
+        except (OSError, ValueError) as broken:  # the connection to the process broke, or `close` ended it
+            if self.is_closed:
+                raise RunError("the run has ended") from broken
+            failure = self._ended(process.exit_code(), process.exit_reason(), limit)
+            self._kill()
             return failure
         if "died" in reply:  # the copy of the process that had the row
-            return self._ended(reply["died"], self.process.reason_of(reply["died"]), limit)
+            return self._ended(reply["died"], process.reason_of(reply["died"]), limit)
         if "error" in reply:
             return RewardFailure(reply["error"], "error")
         return [RewardFailure(**one) if "reason" in one else Scored(**one) for one in reply["outcomes"]]
@@ -207,9 +237,7 @@ def score_one_by_one(scorers: Sequence[IsolatedScorer], rows: Sequence[Sample]) 
             work.outcomes[index] = outcome
             work.count(outcome, time.monotonic() - began)
 
-    with ThreadPoolExecutor(len(scorers)) as pool:
-        for _ in pool.map(take, scorers):
-            pass
+    together("rewards", [partial(take, scorer) for scorer in scorers])
     return [work.outcomes[index] for index in range(len(rows))]
 
 
@@ -251,21 +279,26 @@ class ParallelScorer:
         Raises:
             UserError: the rule cannot be loaded.
         """
-        self.config, self.log = config, log
+        self.config, self.log, self.is_closed = config, log, False
         self.scorers = [IsolatedScorer(config, log)]
         self.limit = config.num_processes or min(os.cpu_count() or 1, MAX_PROCESSES)
 
     def score(self, rows: list[Sample]) -> list[Outcome]:
         """Return one outcome per row, in the order of `rows`."""
         count = max(1, min(self.limit, len(rows) // ROWS_PER_PROCESS))
-        if count > len(self.scorers):
-            missing = range(count - len(self.scorers))
-            with ThreadPoolExecutor(len(missing)) as pool:
-                self.scorers += pool.map(lambda _: IsolatedScorer(self.config, self.log), missing)
+        together("rewards", [self._open] * (count - len(self.scorers)))
         return score_one_by_one(self.scorers[:count], rows)
 
+    def _open(self) -> None:
+        """Start another process."""
+        scorer = IsolatedScorer(self.config, self.log)
+        self.scorers.append(scorer)
+        if self.is_closed:
+            scorer.close()
+
     def close(self) -> None:
-        """Kill the processes and their children."""
+        """Kill the processes and their children, for good."""
+        self.is_closed = True
         for scorer in self.scorers:
             scorer.close()
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from rlhf_suite.background import together
 from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, key_of, urls
-from rlhf_suite.errors import UserError
+from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
@@ -62,7 +63,7 @@ class Rewards:
         Raises:
             UserError: a source cannot be used.
         """
-        self.lock = threading.Lock()
+        self.lock, self.is_closed = threading.Lock(), False
         self.trained = trained_source(config)
         with ExitStack() as stack:  # closes those that are open when the next cannot be
             self.sources: list[NamedSource] = []
@@ -83,14 +84,17 @@ class Rewards:
         return not any(source.config.process or source.config.model_name_or_path for source in self.sources)
 
     def close(self) -> None:
-        """Close all sources."""
+        """Close all sources. A call that is under way ends soon, with an error."""
+        self.is_closed = True
         self.stack.close()
 
     def score(self, samples: Sequence[Sample]) -> tuple[list[Outcome], dict[str, float]]:
         """Return an outcome per sample, and metrics of each source; sources work at the same time. What sources of text
         fail to score is tried again, as often as reward.num_retries says."""
-        with self.lock, ThreadPoolExecutor(len(self.sources)) as pool:
-            answers = [*pool.map(lambda source: ask(source, samples), self.sources)]
+        with self.lock:
+            if self.is_closed:
+                raise RunError("the run has ended")
+            answers = together("rewards", [partial(ask, source, samples) for source in self.sources])
         answered = [*zip(self.sources, answers, strict=True)]
         outcomes = [
             added_up(

@@ -107,6 +107,7 @@ def build_pipeline(  # noqa: PLR0913, PLR0917 - a run is all of this
         engines=EngineUpdate(sampling.weights, sampling.rollouts, journal, overlaps=plan.overlaps_sync),
         evaluator=sampling.evaluator,
         overlaps_evaluation=plan.overlaps_evaluation,
+        rewards=rewards,
         saver=make_saver(config, folder, actors, data.prompts, credit, sampling.rollouts),
         journal=journal,
     )

@@ -8,18 +8,19 @@ nothing is saved that weights wrote which are not proven.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 
+from rlhf_suite.background import in_background
 from rlhf_suite.data.batch import TokenBatch
-from rlhf_suite.launch.background import in_background
 from rlhf_suite.rl.replay import NoEngines
 from rlhf_suite.rl.schedules import CLOSING_S, Schedule
 from rlhf_suite.rl.weight_sync import WeightSync
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.waits import result
 
+THREAD = "weights"
 Measured = Callable[[str], AbstractContextManager[None]]
 
 
@@ -46,19 +47,19 @@ class EngineUpdate:
         assert self.outcome is None, "the weights before are under way"
         if not self.overlaps:
             return self.update(version, batch, self.journal.phase)
-        queued = threading.Event()
+        queued: Future[None] = Future()
 
         def work() -> dict[str, float]:
             try:
-                return self.update(version, batch, self.journal.background, queued.set)
+                return self.update(version, batch, self.journal.background, lambda: queued.set_result(None))
             except BaseException as error:
                 self.rollouts.fail(error)
+                if not queued.done():
+                    queued.set_exception(error)
                 raise
-            finally:
-                queued.set()
 
-        self.version, self.outcome = version, in_background("weights", work)
-        queued.wait()
+        self.version, self.outcome = version, in_background(THREAD, work)
+        result(queued, f"the policy to be asked for the weights {version}", THREAD)
         return {}
 
     def update(
@@ -76,7 +77,7 @@ class EngineUpdate:
         if self.outcome is None:
             return {}
         outcome, self.outcome = self.outcome, None
-        return outcome.result()
+        return result(outcome, f"the sync of the weights {self.version}", THREAD)
 
     def close(self) -> None:
         """Take note that the run ends, and wait for the thread that brings weights."""

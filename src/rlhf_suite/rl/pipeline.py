@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_suite.algo.correction import masked
+from rlhf_suite.background import in_background
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import needed
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
-from rlhf_suite.launch.background import in_background
+from rlhf_suite.rewards.sources import Rewards
 from rlhf_suite.rl.credit import CreditAssigner
 from rlhf_suite.rl.engine_update import EngineUpdate
 from rlhf_suite.rl.evaluation import Evaluator
@@ -29,6 +30,9 @@ from rlhf_suite.rl.rollout_file import forget_after, write_rollouts
 from rlhf_suite.rl.schedules import CLOSING_S, Schedule
 from rlhf_suite.rl.update import Updater
 from rlhf_suite.train.loop import TrainingLoop
+from rlhf_suite.waits import result
+
+EVALUATION = "evaluation"  # the thread of one
 
 
 @dataclass(kw_only=True)
@@ -43,6 +47,7 @@ class Pipeline(TrainingLoop):
     evaluator: Evaluator | None  # pass@k on held-out prompts; None: there are no engines
     saves_value_network: bool  # whether the critic is written at the end too
     overlaps_evaluation: bool  # whether the next step trains meanwhile
+    rewards: Rewards | None  # None: nobody scores
     under_evaluation: tuple[int, Future[dict[str, float]]] | None = None  # a step, and the metrics to come
 
     def run(self) -> dict[str, float]:
@@ -50,12 +55,18 @@ class Pipeline(TrainingLoop):
         try:
             return super().run()
         finally:
-            self.engines.close()
-            self.rollouts.close()
-            if self.under_evaluation is not None:
-                wait([self.under_evaluation[1]], CLOSING_S)
-            with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
-                self.journal.timeline.close(self.journal.folder.timeline)
+            self.close()
+
+    def close(self) -> None:
+        """End what is under way, in whatever thread. Engines and rewards come first, since the others wait for them."""
+        if self.rewards is not None:
+            self.rewards.close()
+        self.engines.close()
+        self.rollouts.close()
+        if self.under_evaluation is not None:
+            wait([self.under_evaluation[1]], CLOSING_S)
+        with suppress(OSError):  # such as that of a full disk, which must not hide how the run ended
+            self.journal.timeline.close(self.journal.folder.timeline)
 
     def begin(self, start: int) -> None:
         """Remove what later steps wrote before a kill, and bring the weights to the engines."""
@@ -104,7 +115,7 @@ class Pipeline(TrainingLoop):
         if self.under_evaluation is None:
             return
         (step, outcome), self.under_evaluation = self.under_evaluation, None
-        metrics = outcome.result()
+        metrics = result(outcome, f"the evaluation after step {step}", EVALUATION)
         self.log_late(step, metrics, always=True)
         self.saver.is_best(metrics)  # for the record of the best evaluation: no checkpoint depends on it
 
@@ -114,13 +125,17 @@ class Pipeline(TrainingLoop):
         if not (self.overlaps_evaluation and self.is_evaluated(step) and 0 < step < self.total_steps):
             return super().evaluate(step)
         self.settled()
-        self.under_evaluation = step, in_background("evaluation", partial(self.measure_beside, step))
+        self.under_evaluation = step, in_background(EVALUATION, partial(self.measure_beside, step))
         return {}
 
     def measure_beside(self, step: int) -> dict[str, float]:
-        """Evaluate while the next step trains."""
+        """Evaluate while the next step trains. That step does not wait for rollouts if this fails."""
         with self.journal.background("evaluation", "evaluation"):
-            return self.measure(step)
+            try:
+                return self.measure(step)
+            except BaseException as error:
+                self.rollouts.fail(error)
+                raise
 
     @property
     def steps_between_evaluations(self) -> int:

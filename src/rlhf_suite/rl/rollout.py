@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rlhf_suite.background import Ended, Line
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.sampler import BatchOrder
@@ -24,8 +26,10 @@ from rlhf_suite.rl.sampling import Sampler
 from rlhf_suite.rl.scoring import Scorer, place_of
 from rlhf_suite.rl.shaping import Shaper
 from rlhf_suite.tracking.journal import Journal
+from rlhf_suite.waits import result
 
 OF_REWARDS = ("reward", "score", "_std", "pass_rate")
+Scored = tuple[ScoredTrajectories, dict[str, float]]  # samples, and metrics
 EQUAL_STEPS = 3  # in a row, after which the user is told
 
 
@@ -111,23 +115,26 @@ class RolloutBuilder:
         """Sample and score every prompt of `indices`; `stream` sets the random numbers.
 
         Groups that are complete are scored while the engines write the others, those that wait together in one call.
+        A reward that fails ends this at once, whatever the engines write.
         """
         waiting: deque[list[Trajectory]] = deque()
-        with ThreadPoolExecutor(1, "rewards") as thread:
+        score, ended = partial(self.score_waiting, waiting), Ended[Any](f"the responses to {len(indices)} prompts")
+        with Line[Scored | None]("rewards") as thread:
             parts, samples = [], 0
             with self.phase("generation", None):
-                groups = self.sampler.sample_rollout(indices, stream)
+                groups = self.sampler.sample_rollout(indices, stream, ended)
                 for group in groups if self.in_background else self.counted(groups, len(indices), "prompts"):
                     waiting.append(group)
                     samples += sum(t.fork == 0 for t in group)
                     if self.scorer.reads_text_alone:
-                        parts.append(thread.submit(self.score_waiting, waiting))
-            parts.append(thread.submit(self.score_waiting, waiting))
+                        parts.append(thread.start(score))
+                        ended.watch(parts[-1])
+            parts.append(thread.start(score))
             with self.phase("waiting_for_reward", None):
-                scored = [part for each in parts if (part := each.result()) is not None]
-        return self.scorer.together(scored, samples)
+                found = [result(each, "the rewards of a rollout", "rewards") for each in parts]
+        return self.scorer.together([part for part in found if part is not None], samples)
 
-    def score_waiting(self, waiting: deque[list[Trajectory]]) -> tuple[ScoredTrajectories, dict[str, float]] | None:
+    def score_waiting(self, waiting: deque[list[Trajectory]]) -> Scored | None:
         """Score the groups that wait at this moment, if there are any, and remove them."""
         groups = [waiting.popleft() for _ in range(len(waiting))]
         if not groups:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlhf_suite.agents.episodes import EpisodeRunner
+from rlhf_suite.background import Ended
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.data.generation import GenerationRequest, SamplingSettings, sample_seed
 from rlhf_suite.data.text_encoders import Prompt
@@ -46,12 +49,12 @@ class Sampler:
         self.adds_greedy = adds_greedy  # whether the estimator needs a greedy response to each prompt
         self.sleeps = sleeps  # whether the engines lend their memory to the models (vllm.enable_sleep)
 
-    def sample_rollout(self, indices: Sequence[int], stream: int) -> Iterator[list[Trajectory]]:
+    def sample_rollout(self, indices: Sequence[int], stream: int, ended: Ended[Any]) -> Iterator[list[Trajectory]]:
         """Yield the samples of each of the prompts `indices`, in the order in which they are complete:
-        rollout.n_samples_per_prompt of a prompt, and a greedy one if it is needed."""
-        groups = [self.start(group, index, stream) for group, index in enumerate(indices)]
-        for group in as_completed(groups):
-            yield group.result()
+        rollout.n_samples_per_prompt of a prompt, and a greedy one if it is needed. `ended` may watch other work."""
+        for group in [self.start(group, index, stream) for group, index in enumerate(indices)]:
+            ended.add(group)
+        yield from ended.results(len(indices))
         self.sleep()
 
     def start(self, group: int, index: int, stream: int) -> Future[list[Trajectory]]:
@@ -100,7 +103,11 @@ class Sampler:
         passes the groups on and may show how many there are, of their number."""
         started = [self.begin(prompts, group, index, samples) for group, index in enumerate(indices)]
         groups = [self.engines.start(self.write(prompts, [(t, sampling) for t in group], stream)) for group in started]
-        return list(chain.from_iterable(shown((group.result() for group in groups), len(groups))))
+        ended: Ended[list[Trajectory]] = Ended("the samples of an evaluation")
+        for group in groups:
+            ended.add(group)
+        deque(shown(ended.results(len(groups)), len(groups)), maxlen=0)  # what fails first is raised first
+        return list(chain.from_iterable(group.result(0) for group in groups))
 
     def limited(self, max_turns: int) -> Sampler:
         """Return a sampler of the same episodes with at most so many turns of the model."""

@@ -8,21 +8,25 @@ train.async_queue_size the rollout of step k is written by version max(0, k - S)
 
 So a run is the same each time, and one that was killed continues as if nothing had happened. S = 0 is the synchronous
 run.
+
+Whatever fails, in whichever thread, ends the run: a schedule keeps the first failure, and everyone who waits for it, or
+asks it for something later, raises that.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from rlhf_suite.rl.rollout import BuilderState, RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, read_samples, write_samples
+from rlhf_suite.waits import Shared
 
 Rollout = tuple[ScoredTrajectories, dict[str, float]]  # shaped samples and metrics
-CLOSING_S = 30.0  # how long the end of a run waits for a thread that scores: requests to engines have ended by then
+CLOSING_S = 10.0  # how long the end of a run waits for a thread: engines and rewards answer nothing by then
+THREAD = "rollouts"
 
 
 class Schedule(Protocol):
@@ -45,8 +49,8 @@ class Schedule(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Raise `error` in a `take` that waits for weights, since they did not reach the engines. May be called on any
-        thread."""
+        """Raise `error` in everyone who waits for rollouts, or asks for them later: something has failed beside them,
+        such as a weight sync. May be called on any thread."""
         ...
 
     def close(self) -> None:
@@ -93,13 +97,13 @@ class Synchronous(WithTheStep):
         self.builder.state = BuilderState.load(folder)
 
 
-class Ahead:
+class Ahead(Shared):
     """Rollouts are made in a thread of its own, `depth` steps (S) before they are trained on."""
 
     def __init__(self, builder: RolloutBuilder, depth: int, total_steps: int) -> None:
+        super().__init__()
         self.builder, self.depth, self.total_steps = builder, depth, total_steps
-        self.changed = threading.Condition()
-        self.rollouts: dict[int, Future[Rollout]] = {}  # made and not yet taken, or under way
+        self.rollouts: dict[int, Rollout] = {}  # made and not yet taken
         self.made = 0  # rollouts that have ended
         self.state = builder.state  # of the builder, after the last of them
         self.version, self.is_closed = 0, False
@@ -107,47 +111,51 @@ class Ahead:
 
     def begin(self, step: int) -> None:
         self.version, self.made = step, max(self.made, step)
-        for k in range(self.made, self.total_steps):
-            self.rollouts[k] = Future()
-        self.thread = threading.Thread(target=self.work, args=(self.made,), name="rollouts", daemon=True)
+        self.thread = threading.Thread(target=self.work, args=(self.made,), name=THREAD, daemon=True)
         self.thread.start()
 
     def work(self, first: int) -> None:
         """Make the rollouts from `first` on, each when its weights are there."""
         for k in range(first, self.total_steps):
             with self.changed:
-                while self.version < k - self.depth and not self.is_closed:
-                    self.changed.wait()
-                if self.is_closed:
+                while self.version < k - self.depth and not self.is_over:
+                    self.changed.wait()  # no-limit: it has nothing to do until a step is trained, which has its own
+                if self.is_over:
                     return
             try:
                 rollout = self.builder.build(k)
-            except BaseException as error:
-                self.rollouts[k].set_exception(error)
+            except BaseException as error:  # whatever it is, the driver must not wait for ever
+                self.fail(error)
                 return
             with self.changed:
                 self.state, self.made = self.builder.state.copy(), k + 1
-            self.rollouts[k].set_result(rollout)
+                self.rollouts[k] = rollout
+                self.changed.notify_all()
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no further rollout is needed."""
+        return self.is_closed or self.failure is not None
 
     def take(self, step: int) -> Rollout:
-        with self.builder.wait("waiting_for_rollout"):
-            rollout = self.rollouts[step].result()
-        del self.rollouts[step]
-        return rollout
+        with self.builder.wait("waiting_for_rollout"), self.changed:
+            self.until_made(step)
+            return self.rollouts.pop(step)
 
     def allow_sync(self, version: int) -> None:
         last = min(version + self.depth, self.total_steps) - 1
         if last >= version:
-            with self.builder.wait("waiting_to_sync"):
-                self.rollouts[last].result()
+            with self.builder.wait("waiting_to_sync"), self.changed:
+                self.until_made(last)
+
+    def until_made(self, step: int) -> None:
+        """Wait until the rollout of a step has ended. The caller holds the lock."""
+        self.until(lambda: True if self.made > step else None, f"the rollout of step {step + 1}", THREAD)
 
     def synced(self, version: int) -> None:
         with self.changed:
             self.version = version
             self.changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Do nothing: a rollout that is taken was made before the newest weights were trained."""
 
     def close(self) -> None:
         with self.changed:
@@ -160,7 +168,7 @@ class Ahead:
         """Write the rollouts that are made and not yet trained on; one under way is made again from the same
         weights."""
         with self.changed:
-            state, waiting = self.state, {k: f.result() for k, f in self.rollouts.items() if k < self.made}
+            state, waiting = self.state, dict(self.rollouts)
         state.save(folder)
         for k, (scored, metrics) in waiting.items():
             (folder / f"rollout_{k}").mkdir()
@@ -171,6 +179,5 @@ class Ahead:
         self.builder.state = self.state = BuilderState.load(folder)
         for path in folder.glob("rollout_*"):
             k = int(path.name.removeprefix("rollout_"))
-            self.rollouts[k] = Future()
-            self.rollouts[k].set_result((read_samples(path), json.loads((path / "metrics.json").read_text())))
+            self.rollouts[k] = read_samples(path), json.loads((path / "metrics.json").read_text())
             self.made = max(self.made, k + 1)

@@ -40,9 +40,11 @@ from rlhf_suite.rl.filtering import History
 from rlhf_suite.rl.rollout import RolloutBuilder
 from rlhf_suite.rl.samples import ScoredTrajectories, joined, read_samples, write_samples
 from rlhf_suite.rl.schedules import CLOSING_S, Rollout
+from rlhf_suite.waits import Shared
 
 REJECTED = "rejected.jsonl"
 SAMPLES = "samples"
+THREAD = "rewards"
 
 
 def select(
@@ -100,7 +102,7 @@ class GroupOrder:
         return epoch * self.order.num_rows + min(batch * self.order.batch_size, self.order.num_rows)
 
 
-class Stream:
+class Stream(Shared):
     """A schedule of single groups. Groups end on other threads; `changed` guards all that they touch.
 
     The user's filters run without that lock: while they think, finished groups are taken and responses come in. What
@@ -116,10 +118,10 @@ class Stream:
         folder: Path,
         pauses: bool = False,
     ) -> None:
+        super().__init__()
         self.pauses, self.is_paused = pauses, False  # whether the engines stop while the models train, and do so now
         self.builder, self.order, self.bound, self.run_ahead = builder, order, bound, run_ahead
         self.rejected_file = folder / REJECTED
-        self.changed = threading.Condition()
         self.step = 0  # the step that is trained now, and the version of the policy
         self.version = 0  # of the engines' weights: one less than the policy's while a sync is under way
         self.next = 0  # groups that began, and those whose prompts the filter of prompts did not choose
@@ -132,7 +134,6 @@ class Stream:
         self.finished: dict[int, ScoredTrajectories] = {}  # in the order in which they ended
         self.counts: Counter[str] = Counter()  # of scoring, since the last step
         self.rejected_since = 0
-        self.failure: BaseException | None = None
         self.is_closed = False
         self.scoring = threading.Thread()
         self.generating = ExitStack()  # open while the engines work
@@ -145,7 +146,7 @@ class Stream:
             for index in sorted({*self.begun} - {*self.finished}):  # they were running when the checkpoint was written
                 self.start(index)
             self.dispatch()
-        self.scoring = threading.Thread(target=self.score, name="rewards", daemon=True)
+        self.scoring = threading.Thread(target=self.score, name=THREAD, daemon=True)
         self.scoring.start()
 
     def forget_rejections(self) -> None:
@@ -169,7 +170,8 @@ class Stream:
 
     @property
     def may_begin(self) -> bool:
-        return self.outstanding < self.order.before(self.version + self.run_ahead + 1) and not self.is_closed
+        is_over = self.is_closed or self.failure is not None
+        return self.outstanding < self.order.before(self.version + self.run_ahead + 1) and not is_over
 
     @property
     def outstanding(self) -> int:
@@ -227,7 +229,7 @@ class Stream:
         while True:
             with self.changed:
                 while not self.unscored and not self.is_closed:
-                    self.changed.wait()
+                    self.changed.wait()  # no-limit: it has nothing to do until a group has ended
                 if self.is_closed:
                     return
                 groups, self.unscored = self.unscored, []
@@ -243,12 +245,6 @@ class Stream:
             except BaseException as error:  # whatever it is, the driver must not wait for ever
                 self.fail(error)
                 return
-
-    def fail(self, error: BaseException) -> None:
-        """Raise `error` in `take`."""
-        with self.changed:
-            self.failure = self.failure or error
-            self.changed.notify_all()
 
     def sort_out(
         self, groups: dict[int, list[Trajectory]], scored: ScoredTrajectories, counts: Mapping[str, float]
@@ -285,11 +281,11 @@ class Stream:
     def take(self, step: int) -> Rollout:
         with self.changed:
             while (chosen := self.selected()) is None:
-                self.check()
+                self.check_rejections()
                 size = self.order.before(step + 1) - self.order.before(step)
                 why = "deadline" if len(self.finished) >= size else "batch"
                 with self.builder.wait(f"waiting_for_{why}"):
-                    self.changed.wait()
+                    self.until(self.news(), f"a group of step {step + 1}", THREAD)
         if self.pauses:
             self.builder.sampler.pause()
         with self.changed:
@@ -312,11 +308,15 @@ class Stream:
 
     def selected(self) -> list[int] | None:
         """Return the groups of the present step, or None while one of them is running."""
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         return select(self.begun, [*self.finished], self.step, self.order.before, self.bound)
 
-    def check(self) -> None:
+    def news(self) -> Callable[[], bool | None]:
+        """Return a function that returns True when a group has ended since this call, and None before."""
+        before = len(self.finished), self.rejected
+        return lambda: None if (len(self.finished), self.rejected) == before else True
+
+    def check_rejections(self) -> None:
         """End the run if filtering rejects group after group."""
         algo, size = self.builder.algo, self.order.order.batch_size
         if self.rejected_since > algo.dynamic_filtering_max_rounds * size:
@@ -329,6 +329,7 @@ class Stream:
     def allow_sync(self, version: int) -> None:
         """Take note that the weights `version` are trained. A sync may fall between any two steps of the engines."""
         with self.changed:
+            self.check()
             self.step = version
 
     def synced(self, version: int) -> None:

@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import h11
@@ -28,6 +29,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rlhf_suite.launch.stop import hear
 
 T = TypeVar("T")
 
@@ -229,6 +232,11 @@ class Protocol(H11Protocol):
 
 class Server(uvicorn.Server):
     """A server that ends normally on SIGINT and SIGTERM, where uvicorn would raise the signal again."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End when requests under way are answered. A second signal ends the process at once."""
+        super().handle_exit(sig, frame)
+        hear(sig)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
 POLL_S = 0.2
-STOP_S = 60.0
+STOP_S, AT_ONCE_S = 60.0, 4.0  # for the jobs to end after a first, and after a second signal
 
 
 def run_here(sweep: Sweep, jobs: list[Job], parallel: int, gpus_per_job: int | None) -> None:
@@ -74,20 +72,30 @@ def start(job: Job, gpus: list[str] | None) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def stoppable(sweep: Sweep, running: dict[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
-    """End the running jobs when the block ends in any way, also by SIGTERM."""
+    """End the running jobs when the block ends in any way, also by a signal. A second one ends them at once."""
+    from rlhf_suite.launch.stop import passed_on
+    from rlhf_suite.launch.stop import stoppable as signals_handled
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    with signals_handled(), passed_on():
+        try:
+            yield
+        finally:
+            if running:
+                print(f"ending {len(running)} jobs after their steps; a second signal ends them at once", flush=True)
+            try:
+                end_all(running, STOP_S)
+            finally:  # a second signal: the jobs get it too, and say in their folders that they were stopped
+                end_all(running, AT_ONCE_S)
+                for job, process in running.values():
+                    process.kill()
+                    sweep.end(job, "interrupted")
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        for _, process in running.values():
-            process.terminate()
-        for job, process in running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            process.kill()
-            sweep.end(job, "interrupted")
+
+def end_all(running: dict[int, tuple[Job, subprocess.Popen[bytes]]], seconds: float) -> None:
+    """Ask the running jobs to end, and wait at most so many seconds for all of them."""
+    deadline = time.monotonic() + seconds
+    for _, process in running.values():
+        process.terminate()
+    for _, process in running.values():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))

@@ -149,6 +149,11 @@ class RunFolder:
         """Record that a signal stopped the run. It can continue from its last checkpoint."""
         self._update(state="stopped", error=reason)
 
+    def mark_ended(self, reason: object) -> None:
+        """Record that a process was ended before it could say how, unless it has said so."""
+        if self.status()["state"] == "running":
+            self.mark_stopped(str(reason))
+
     def status(self) -> dict[str, Any]:
         """Return the content of status.json: state, fingerprint, run (its id), host, pid, started, updated, last_step,
         error, metrics, outputs (the paths of its models)."""

@@ -1,0 +1,117 @@
+"""Work in threads of its own, which never keep the process alive when a run ends.
+
+The pools of `concurrent.futures` do: the interpreter joins their threads at its end, so a reward that hangs would hold
+a run that was stopped. Nothing else in the suite makes pools.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from rlhf_suite.waits import LOOK_S, Patience, result, waiting
+
+T = TypeVar("T")
+
+
+def in_background(name: str, work: Callable[[], T]) -> Future[T]:
+    """Start `work` in a thread `name`; the future has what it returns or raises."""
+    outcome: Future[T] = Future()
+    threading.Thread(target=settle, args=(outcome, work), name=name, daemon=True).start()
+    return outcome
+
+
+def settle(outcome: Future[T], work: Callable[[], T]) -> None:
+    """Do some work; the future gets what it returns or raises, whatever it is: nobody must wait for ever."""
+    try:
+        outcome.set_result(work())
+    except BaseException as error:
+        outcome.set_exception(error)
+
+
+def together(name: str, work: Sequence[Callable[[], T]]) -> list[T]:
+    """Do several things at the same time, and return what they return, in their order. The first error that happens is
+    raised at once."""
+    if len(work) == 1:
+        return [work[0]()]
+    futures = [in_background(name, each) for each in work]
+    ended = Ended[T](name)
+    for future in futures:
+        ended.add(future)
+    for _ in ended.results(len(futures)):
+        pass
+    return [result(future, name) for future in futures]
+
+
+class Ended(Generic[T]):
+    """Futures in the order in which they end. What fails is raised at once, also if it is work beside them."""
+
+    def __init__(self, what: str) -> None:
+        """`what` is waited for, in words."""
+        self.what = what
+        self.queue: SimpleQueue[Future[T]] = SimpleQueue()
+
+    def add(self, future: Future[T]) -> None:
+        """Yield the result of this future when it has ended."""
+        future.add_done_callback(self.queue.put)
+
+    def watch(self, future: Future[T]) -> None:
+        """Raise the error of this future if it fails, whatever else is under way."""
+        future.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() is None else self.queue.put(done)
+        )
+
+    def results(self, count: int) -> Iterator[T]:
+        """Yield the results of the next `count` futures."""
+        for _ in range(count):
+            yield self.next().result(0)
+
+    def next(self) -> Future[T]:
+        """Return the next future that has ended."""
+        patience = Patience(self.what)
+        with waiting(self.what):
+            while True:
+                try:
+                    return self.queue.get(timeout=LOOK_S)
+                except Empty:
+                    patience.look()
+
+
+class Line(Generic[T]):
+    """A thread that does pieces of work one after the other, until the block of a `with` ends."""
+
+    def __init__(self, name: str) -> None:
+        self.queue: SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = SimpleQueue()
+        self.is_closed = False
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Append a piece of work; the future has what it returns or raises."""
+        outcome: Future[T] = Future()
+        self.queue.put((outcome, work))
+        return outcome
+
+    def close(self) -> None:
+        """Begin nothing more. What is under way is not waited for."""
+        self.is_closed = True
+        self.queue.put(None)
+
+    def __enter__(self) -> Line[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while (piece := self.queue.get()) is not None:  # no-limit: a thread that has nothing to do
+            outcome, work = piece
+            if self.is_closed:
+                outcome.cancel()
+            else:
+                settle(outcome, work)

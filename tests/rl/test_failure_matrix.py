@@ -1,0 +1,48 @@
+"""Whatever fails, in whatever schedule and phase, ends the run with that very error, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plain_run import run, small
+
+from failures import SCHEDULES, TIMES, Fault, Trip, cases, expected, failing_run
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def recorded(ranks, tmp_path_factory):
+    """A whole run, whose rollouts others train on."""
+    folder = tmp_path_factory.mktemp("recorded")
+    ranks(1).call(run, folder, small(train__num_episodes=2))
+    return folder
+
+
+@pytest.mark.parametrize("number", TIMES)
+@pytest.mark.parametrize(("schedule", "phase"), cases())
+def test_a_failure_ends_the_run_with_that_error_and_leaves_nothing(ranks, request, tmp_path, schedule, phase, number):
+    if schedule == "replay":
+        (tmp_path / "recorded").symlink_to(request.getfixturevalue("recorded"))
+    (outcome,) = ranks(1).call(failing_run, tmp_path, schedule, phase, number)
+    assert expected(phase, number) in outcome.said
+    assert outcome.is_the_fault or phase not in ("generation", "experience", "update", "sync", "probe", "evaluation")
+    assert outcome.left == []
+
+
+def test_the_matrix_has_every_schedule_of_a_run():
+    assert len(SCHEDULES) == 7 and len(cases()) == 6 * 12 + 5
+
+
+def asked_before_the_first_probe(world, folder: Path) -> dict[str, int]:
+    """Run until the first probe, which fails, and return how often everything was asked for before."""
+    trip = Trip("probe", 0, Fault("the first weights are wrong"))
+    with pytest.raises(Fault, match="the first weights are wrong"):
+        run(world, folder, small(train__num_episodes=2), trip=trip)
+    return dict(trip.counts)
+
+
+def test_the_first_weights_are_proven_before_anything_is_written_with_them(ranks, tmp_path):
+    (asked,) = ranks(1).call(asked_before_the_first_probe, tmp_path)
+    assert asked["sync"] == asked["probe"] == 1 and "generation" not in asked
