@@ -86,9 +86,9 @@ REWARDS = [
     ),
     Mutation(
         "the first box is the answer",
-        "rewards/mathematics.py",
-        "start > found[0]",
-        "start < found[0]",
+        "rewards/answers.py",
+        "begin, start, end = full[-1]",
+        "begin, start, end = full[0]",
         RULES,
     ),
     Mutation(

@@ -90,8 +90,20 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     config = RewardConfig(sources=rules)
     with closing(Rewards(config, tmp_path / "log")) as rewards:
         scored, _ = Scorer(config, PROMPTS, tokenizer, rewards, journal).score([one, sample(tokenizer, 1, "3")])
-    assert scored.extra[0] == {"exact_match/mean": 0, "math/mean": 0, "math/timed_out": 0, "repetition/mean": 0}
-    assert scored.extra[1] == {"exact_match/mean": 1, "math/mean": 1, "math/timed_out": 0, "repetition/mean": 0}
+    assert scored.extra[0] == {
+        "exact_match/mean": 0,
+        "math/mean": 0,
+        "math/timed_out": 0,
+        "math/unreadable": 0,
+        "repetition/mean": 0,
+    }
+    assert scored.extra[1] == {
+        "exact_match/mean": 1,
+        "math/mean": 1,
+        "math/timed_out": 0,
+        "math/unreadable": 0,
+        "repetition/mean": 0,
+    }
     scorer = Scorer(config, PROMPTS, tokenizer, None, journal)
     (seen,) = scorer.samples([one])
     assert (seen.response, seen.label) == ("4", "3") and "3 3 3" in seen.query

@@ -45,6 +45,7 @@ class ProcessRewardConfig:
 class RuleConfig:
     """Settings of rules"""
 
+    math_boxed: bool = flag(False, "Rule math: a response without \\boxed{} has no answer")
     format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
     length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
     repetition_ngram: int = flag(3, "Words of an n-gram that counts as repeated when it stands again", ge=1)
