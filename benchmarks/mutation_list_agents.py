@@ -240,7 +240,7 @@ AGENTS = [
     Mutation(
         "the last ledger of an episode is not that of the last turn",
         "agents/session.py",
-        "return Episode([*others, self.latest.ledger]",
+        "return Episode([*others, ledger]",
         "return Episode(self.ledgers",
         SESSION,
     ),

@@ -23,8 +23,8 @@ RL = [
     Mutation(
         "the entropy bonus is a penalty",
         "losses/policy.py",
-        "    return LossSum(-coef * masked_sum(entropy, mask)",
-        "    return LossSum(coef * masked_sum(entropy, mask)",
+        "    return LossSum(-coef * masked_sum(kept, mask)",
+        "    return LossSum(coef * masked_sum(kept, mask)",
         ("tests/losses/test_policy.py",),
     ),
     Mutation(
@@ -227,9 +227,9 @@ RL = [
     Mutation(
         "baselines do not know rewards of turns",
         "algo/advantage.py",
-        "return inputs.rewards + episode_sum(turns, inputs)",
-        "return inputs.rewards + 0 * episode_sum(turns, inputs)",
-        ("tests/algo/test_advantage.py",),
+        "return inputs.totals\n",
+        "return inputs.rewards\n",
+        ("tests/algo/test_rounding.py",),
     ),
     Mutation(
         "Dr. GRPO's sums are divided by lengths",

@@ -182,8 +182,8 @@ TRAIN = [
     Mutation(
         "the highest loss is the best",
         "train/saving.py",
-        'return "loss" in self.metric',
-        "return False",
+        "value >= self.best if direction == LOWER else",
+        "value >= self.best if direction != LOWER else",
         SAVING,
     ),
     Mutation(

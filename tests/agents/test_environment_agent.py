@@ -56,7 +56,7 @@ def test_turns_and_steps_alternate_until_the_environment_is_done(tokenizer):
     assert [tokenizer.decode(turn[:-1]) for turn in ledger.turns] == ["3", "9", "4", "5"]
     assert not ledger.engine_log_probs[ledger.owner == ENVIRONMENT].any()
     assert episode.status == "done" and Guess.closed == before + 1
-    counts = {"agent/turns": 4.0, "agent/calls": 0.0, "agent/malformed_calls": 0.0}
+    counts = {"agent/turns": 4.0, "agent/calls": 0.0, "agent/malformed_calls": 0.0, "agent/context_full": 0.0}
     assert episode.extra == {"found": 1.0, **counts}
 
 
@@ -141,7 +141,8 @@ def test_a_turn_that_was_cut_off_ends_the_episode(tokenizer, as_text):
 def test_an_answer_without_room_ends_the_episode(tokenizer):
     episode = play(tokenizer, ["3"] * 9, max_turns=99, max_len=120)
     ledger = episode.ledgers[0]
-    assert episode.status == "truncated" and ledger.truncated and len(ledger.ids) < 120
+    assert episode.status == "truncated" and len(ledger.ids) < 120
+    assert not ledger.truncated and episode.extra["agent/context_full"] == 1, "the model did not ramble"
     assert ledger.owner[-1] == MODEL, "an answer that nothing follows is not in the ledger"
 
 

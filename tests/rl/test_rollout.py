@@ -59,15 +59,26 @@ def shaped(samples: ScoredTrajectories, **config) -> list[float]:
     return shaper.shape(samples).rewards.tolist()
 
 
-def test_the_overlong_penalty_counts_model_tokens_only():
-    """10 tokens are allowed, the last 4 of them cost: 8 of the model, and one of an environment that is free."""
-    samples = scored([trajectory(own=8), trajectory(own=6), trajectory(own=10)], [1.0, 1.0, 1.0])
+def test_the_overlong_penalty_counts_model_tokens_and_the_room_that_others_left():
+    """10 tokens are allowed, one of which an environment wrote: the last 4 of the 9 others cost."""
+    samples = scored([trajectory(own=7), trajectory(own=5), trajectory(own=9)], [1.0, 1.0, 1.0])
     assert shaped(samples, overlong_buffer_len=4) == pytest.approx([0.5, 1.0, 0.0])
     assert shaped(samples, overlong_buffer_len=4, overlong_penalty_factor=2.0) == pytest.approx([0.0, 1.0, -1.0])
 
 
+def test_an_episode_that_is_cut_off_is_as_overlong_as_a_single_turn():
+    """Both end where nothing more fits: one wrote 16 tokens, the other 8 beside 8 of an environment."""
+    single, episode = (Trajectory.start(0, 0, sample, [1, 2]) for sample in range(2))
+    single.append_model(np.arange(16), np.zeros(16, np.float32), 0)
+    episode.append_model(np.arange(4), np.zeros(4, np.float32), 0)
+    episode.append_environment([7] * 8)
+    episode.append_model(np.arange(4), np.zeros(4, np.float32), 0)
+    shaper = Shaper(RLRewardConfig(overlong_buffer_len=4), lambda prompt: 16)
+    assert shaper.shape(scored([single, episode], [1.0, 1.0])).rewards.tolist() == [0.0, 0.0]
+
+
 def test_what_penalties_change_is_logged_like_parts_of_a_reward():
-    samples = scored([trajectory(own=8, finish="length"), trajectory(own=6)], [1.0, 1.0])
+    samples = scored([trajectory(own=7, finish="length"), trajectory(own=5)], [1.0, 1.0])
     shaper = Shaper(RLRewardConfig(overlong_buffer_len=4, stop_properly_penalty_coef=0.5), lambda prompt: 12 - prompt)
     result = shaper.shape(samples)
     assert result.rewards.tolist() == [0.25, 1.0]

@@ -11,6 +11,7 @@ from rlhf_suite.config.plan import Machine, resolve
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.config.train import RLTrainConfig
+from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.distributed.mesh import Mesh
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
@@ -26,6 +27,7 @@ def rollout(*lengths: int) -> Experience:
 
 def test_every_epoch_takes_every_sequence_once():
     steps = step_indices(10, 4, 2, (0, 0))
+    assert [*chain(*steps[:3])] != BatchOrder(10, 10, 0).indices(0), "the order of prompts is another draw"
     assert [len(step) for step in steps] == [4, 4, 2] * 2
     assert sorted(chain(*steps[:3])) == sorted(chain(*steps[3:])) == list(range(10))
     assert steps[:3] != steps[3:]

@@ -209,7 +209,8 @@ def responses(folder: Path) -> list[Response]:
         own = start + np.flatnonzero(t.owner == 1)
         start += len(t.ids)
         old, reference, teacher, values = (rollout.tokens[name][own].tolist() for name in NUMBERS)
-        limits = (room(int((t.owner == 0).sum())), t.finish_reason == "length", t.greedy)
+        others = int((t.owner == 2).sum())  # what an environment wrote took room
+        limits = (room(int((t.owner == 0).sum())) - others, t.finish_reason == "length", t.greedy)
         engine = t.engine_log_probs[t.owner == 1].tolist()
         result.append(Response(t.group, float(score), *limits, old, reference, teacher, engine, values))
     return result

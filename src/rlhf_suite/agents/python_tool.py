@@ -129,7 +129,7 @@ class FenceAgent(EnvironmentAgent):
                 return "truncated", 0.0
             if block is None:
                 return "done", 0.0
-            rest = await session.reply((CLOSE,))
+            rest = await session.reply((CLOSE,), goes_on=True)
             code, closed, _ = (block + rest.text).partition(CLOSE)
             if rest.is_cut or not closed:
                 return "truncated" if rest.is_cut else "done", 0.0

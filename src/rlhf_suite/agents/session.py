@@ -28,6 +28,7 @@ from rlhf_suite.data.render import tokens
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome
 
+FULL = "full"  # how a ledger ended in which an answer of the environment did not fit
 CUT = " [...]"  # stands at the end of a text of an environment that was cut
 REQUESTS = count()
 
@@ -131,10 +132,14 @@ class Session:
         """Return how many tokens fit into the open ledger."""
         return self.limits.room(self.open.prompt_tokens, len(self.open.ledger.ids))
 
-    async def reply(self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None) -> Turn:
+    async def reply(
+        self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None, *, goes_on: bool = False
+    ) -> Turn:
         """Let the model write the next turn, of at most `max_new_tokens`. `stop`: strings that end it; None: those of
-        rollout.stop."""
-        return await self.start(stop, max_new_tokens)
+        rollout.stop. `goes_on`: it is the rest of the turn before, which ended at a stop string."""
+        turn = self.start(stop, max_new_tokens)
+        self.num_turns -= goes_on
+        return await turn
 
     def start(
         self, stop: Sequence[str] | None = None, max_new_tokens: int | None = None
@@ -319,12 +324,17 @@ class Session:
     def episode(
         self, outcome: Outcome | None = None, status: Status = "done", extra: dict[str, float] | None = None
     ) -> Episode:
-        """Return the episode as it is now: the ledgers with a turn, or the first one. The last ledger of a truncated
-        episode counts as cut off by a length limit."""
-        if status == "truncated":
-            self.latest.ledger.finish_reason = "length"
+        """Return the episode as it is now: the ledgers with a turn, or the first one.
+
+        An episode ends as truncated where a limit cut off the model, or where what an environment answered left no room
+        for another turn (`agent/context_full`), which is not a fault of what the model wrote.
+        """
+        ledger, is_full = self.latest.ledger, status == "truncated"
+        if is_full and ledger.finish_reason != "length":
+            ledger.finish_reason = FULL
+        extra = (extra or {}) | {"agent/context_full": float(ledger.finish_reason == FULL)}
         others = [branch.ledger for branch in self.branches if branch.ends and branch is not self.latest]
-        return Episode([*others, self.latest.ledger], outcome, status, extra or {})
+        return Episode([*others, ledger], outcome, status, extra)
 
 
 def normal(message: Message) -> tuple[object, ...]:

@@ -13,12 +13,14 @@ compared between responses, and what is left stands at the last token (R').
     reinforce            R, and turns where they stand              reward-to-go, gamma                    yes
     reinforce_baseline   R - group mean                             reward-to-go, gamma 1                  yes
     rloo                 R - mean of the group's other episodes     reward-to-go, gamma 1                  no
-    group_norm           (R - group mean) / (group std + 1e-9)      reward-to-go, gamma 1                  no
+    group_norm           (R - group mean) / (group std + 1e-9) *    reward-to-go, gamma 1                  no
     dr_grpo              R - group mean                             reward-to-go, gamma 1                  no
     flash_reinforce      R - rollout mean                           reward-to-go, gamma 1                  no
     opo                  R - length-weighted group mean             reward-to-go, gamma 1                  no
     remax                R - R of the prompt's greedy response      reward-to-go, gamma 1                  no
     on_policy_distill    0                                          reward of the token itself             no
+
+* and reinforce_baseline: 0 in a group whose rewards agree but for rounding (`centred_in_groups`).
 
 All rows of a rollout go in together: whitening and groups are global. Several rows may belong to one episode; they
 carry its reward, and baselines count it once. The KL penalty of a token counts for earlier tokens of its own row. gae
@@ -34,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_suite.algo.scores import ROUNDING
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
@@ -55,13 +58,14 @@ class CreditInput:
     turn_rewards: Tensor | None = None  # [T] rewards besides R, each at the last token of its turn; None: all 0
     episodes: Tensor | None = None  # [B] int, which episode a row belongs to; None: each row is one
     entropies: Tensor | None = None  # [T] nats, of the policy where token t was chosen; where they are needed
+    totals: Tensor | None = None  # [B] the whole reward of each row's episode; None: R and its turns, added up
     kl_coef: float = 0.0  # beta of `kl_penalty` in this step; 0 where the KL is no penalty
 
     def __post_init__(self) -> None:
         per_token = (self.values, self.turn_rewards, self.entropies)
         same_shape(self.kl_penalty, *(each for each in per_token if each is not None))
-        per_row = (self.lengths, self.groups, *(each for each in (self.greedy, self.episodes) if each is not None))
-        same_shape(self.rewards, *per_row)
+        per_row = (each for each in (self.greedy, self.episodes, self.totals) if each is not None)
+        same_shape(self.rewards, self.lengths, self.groups, *per_row)
         assert int(self.lengths.sum()) == len(self.kl_penalty), "lengths count the tokens"
 
 
@@ -118,8 +122,7 @@ def reinforce(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 @estimator(needs=("rewards", "groups"), reads=("no_std_norm",))
 def reinforce_baseline(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """REINFORCE++ with the group mean as baseline (Hu 2025)."""
-    rewards = whole_rewards(inputs)
-    returns = undiscounted(inputs, rewards - group_mean(rewards, inputs))
+    returns = undiscounted(inputs, centred_in_groups(inputs))
     return Credit(whiten(returns, config.no_std_norm), returns)
 
 
@@ -137,8 +140,7 @@ def rloo(inputs: CreditInput, config: AdvantageConfig) -> Credit:
 @estimator(needs=("rewards", "groups"))
 def group_norm(inputs: CreditInput, config: AdvantageConfig) -> Credit:
     """GRPO (Shao et al. 2024): rewards standardised in their group, by the unbiased deviation. One alone gets 0."""
-    rewards = whole_rewards(inputs)
-    centred = rewards - group_mean(rewards, inputs)
+    centred = centred_in_groups(inputs)
     variance = group_sum(centred.square(), inputs) / (group_sizes(inputs) - 1).clamp(min=1)
     deviation = variance.sqrt().to(centred.dtype)
     returns = undiscounted(inputs, centred / (deviation + 1e-9))
@@ -212,11 +214,38 @@ def with_outcomes(inputs: CreditInput, outcomes: Tensor) -> Tensor:
 
 def whole_rewards(inputs: CreditInput) -> Tensor:
     """Return the whole reward of each row's episode, [B]: R and all its turn rewards."""
+    if inputs.totals is not None:
+        return inputs.totals
     if inputs.turn_rewards is None:
         return inputs.rewards
+    return (inputs.rewards.double() + episode_sum(turn_sums(inputs.turn_rewards, inputs), inputs)).to(
+        inputs.rewards.dtype
+    )
+
+
+def turn_sums(turns: Tensor, inputs: CreditInput) -> Tensor:
+    """Return the sum of `turns` [T] over the tokens of each row, [B] float64."""
     rows = torch.repeat_interleave(inputs.lengths)  # [T]
-    turns = torch.zeros(len(inputs.rewards), dtype=torch.float64).index_add(0, rows, inputs.turn_rewards.double())
-    return inputs.rewards + episode_sum(turns, inputs).to(inputs.rewards.dtype)
+    return torch.zeros(len(inputs.rewards), dtype=torch.float64).index_add(0, rows, turns.double())
+
+
+def centred_in_groups(inputs: CreditInput) -> Tensor:
+    """Return the whole reward of each row less the mean of its group, [B]; 0 in a group whose rewards agree.
+
+    They agree where they differ by no more than `ROUNDING` of what they are sums of: episodes that earn the same by
+    other turns differ by the rounding of float32, which a division by their deviation would blow up to 1.
+    """
+    rewards = whole_rewards(inputs)
+    centred = rewards - group_mean(rewards, inputs)
+    size = rewards.abs().double()
+    if inputs.turn_rewards is not None:
+        size = size + episode_sum(turn_sums(inputs.turn_rewards.abs(), inputs), inputs)
+    known, index = inputs.groups.unique(return_inverse=True)
+    spread, largest = (
+        torch.zeros(len(known), dtype=torch.float64).scatter_reduce(0, index, values.double(), "amax")[index]
+        for values in (torch.where(counted(inputs), centred.abs(), 0), size)
+    )
+    return torch.where(spread <= ROUNDING * largest, 0, centred)
 
 
 def undiscounted(inputs: CreditInput, rewards: Tensor) -> Tensor:
@@ -327,13 +356,16 @@ def clip_advantages(advantages: Tensor, clip_range: Sequence[float]) -> Tensor:
 
 
 def whiten(advantages: Tensor, no_std_norm: bool) -> Tensor:
-    """Return (A - m) / sqrt(max(v, 1e-8)) over all tokens of the rollout, [T], v the biased variance.
+    """Return (A - m) / sqrt(max(v, 1e-8)) over all tokens of the rollout, [T], v the biased variance; 0 where all agree
+    but for the rounding of float32.
 
     `no_std_norm` leaves the division out.
     """
     if advantages.numel() == 0:
         return advantages
     centred = advantages - advantages.mean()
+    if centred.abs().max() <= ROUNDING * advantages.abs().max():
+        return torch.zeros_like(advantages)
     if no_std_norm:
         return centred
     return centred * advantages.var(correction=0).clamp(min=1e-8).rsqrt()

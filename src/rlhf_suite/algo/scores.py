@@ -15,19 +15,26 @@ from torch import Tensor
 from rlhf_suite.registry import step_aggregate
 from rlhf_suite.shapes import same_shape
 
-ROUNDING = 1e-8  # scores that differ by less are the same
+ROUNDING = 1e-6  # of the largest: scores that differ by less are equal but for the rounding of float32
 
 
 def normalize_scores(scores: Tensor, mean: float, std: float) -> Tensor:
     """(score - mean) / std with the constants of a reward model's last evaluation."""
-    return (scores - mean) / max(std, 1e-8)
+    return (scores - mean) / max(std, ROUNDING * abs(mean), 1e-8)
 
 
 def standardized(scores: Sequence[float]) -> list[float]:
     """(score - mean) / deviation over all of them, with the unbiased deviation; scores that agree are all 0."""
     mean = math.fsum(scores) / len(scores)
-    variance = math.fsum((score - mean) ** 2 for score in scores) / max(len(scores) - 1, 1)
-    return [(score - mean) / max(math.sqrt(variance), ROUNDING) for score in scores]
+    if are_equal(scores):
+        return [0.0] * len(scores)
+    variance = math.fsum((score - mean) ** 2 for score in scores) / (len(scores) - 1)
+    return [(score - mean) / math.sqrt(variance) for score in scores]
+
+
+def are_equal(scores: Sequence[float]) -> bool:
+    """Return whether scores differ by rounding alone."""
+    return max(scores) - min(scores) <= ROUNDING * max(map(abs, scores))
 
 
 def clip_scores(scores: Tensor, clip_range: Sequence[float]) -> Tensor:
@@ -63,7 +70,7 @@ def teaches(scores: Sequence[float], low: float, high: float, min_std: float) ->
     """
     mean = math.fsum(scores) / len(scores)
     deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
-    return low < mean < high and deviation > max(min_std, ROUNDING)
+    return low < mean < high and not are_equal(scores) and deviation > min_std
 
 
 @step_aggregate(name="min")

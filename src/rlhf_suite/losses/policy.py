@@ -171,19 +171,25 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, config: PolicyConfig) -
     return TokenLosses(-gain, clipped < plain, ratio.detach() > 1)
 
 
-def kl_term(kl: Tensor, mask: Tensor, coef: float) -> LossSum:
+def kl_term(kl: Tensor, mask: Tensor, coef: float, correction: Tensor | None = None) -> LossSum:
     """`coef` x sum over masked tokens of the KL estimates `kl` [T] with gradient: pulls the policy to the reference.
 
-    Unit: masked tokens. Metric: `kl_loss`, the mean estimate without the coefficient.
+    The estimate of a token is an expectation over what the policy samples, so one that the engine sampled from q is
+    multiplied by its `correction` [T], as its policy loss is. Unit: masked tokens. Metric: `kl_loss`, the mean estimate
+    without coefficient and correction.
     """
     same_shape(kl, mask)
-    return LossSum(coef * masked_sum(kl, mask), {"kl_loss": masked_mean(kl, mask)})
+    corrected = kl if correction is None else torch.where(mask.bool(), kl, 0) * correction
+    return LossSum(coef * masked_sum(corrected, mask), {"kl_loss": masked_mean(kl, mask)})
 
 
-def entropy_term(entropy: Tensor, mask: Tensor, coef: float) -> LossSum:
+def entropy_term(entropy: Tensor, mask: Tensor, coef: float, correction: Tensor | None = None) -> LossSum:
     """-`coef` x sum over masked tokens of `entropy` [T] in nats: minimising it keeps the policy spread out.
 
+    An entropy is computed from the whole distribution of the policy, not from the token that was sampled, so nothing is
+    to be corrected: its weight is 1, whatever `correction` [T] is, and 0 only at tokens that the correction drops.
     Unit: masked tokens. Metric: `entropy`, the mean itself (positive).
     """
     same_shape(entropy, mask)
-    return LossSum(-coef * masked_sum(entropy, mask), {"entropy": masked_mean(entropy, mask)})
+    kept = entropy if correction is None else torch.where(correction > 0, entropy, 0)
+    return LossSum(-coef * masked_sum(kept, mask), {"entropy": masked_mean(entropy, mask)})

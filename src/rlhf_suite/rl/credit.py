@@ -53,7 +53,7 @@ class CreditAssigner:
         values, rewards, turns = batch.values, needed(batch.reward, "reward"), batch.turn_rewards
         credit = assign_credit(
             CreditInput(
-                rewards=rewards if turns is None else rewards - batch.episode_sums(sum_per_row(turns, batch)),
+                rewards=rewards if turns is None else besides_turns(rewards, turns, batch),
                 kl_penalty=masked(penalty, mask),
                 lengths=sum_per_row(mask, batch).long(),
                 groups=needed(batch.group, "group"),
@@ -61,6 +61,7 @@ class CreditAssigner:
                 greedy=batch.greedy,
                 turn_rewards=None if turns is None else masked(turns, mask),
                 episodes=batch.episode,
+                totals=rewards,
                 entropies=None if batch.entropies is None else masked(batch.entropies, mask),
                 kl_coef=self.kl_coef if is_charged else 0.0,
             ),
@@ -89,6 +90,12 @@ def means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, f
     """Return the mean of each of the values [T] over masked tokens, by name; none without such tokens."""
     count = mask.sum()
     return {name: float(masked_sum(each, mask) / count) for name, each in values.items()} if count > 0 else {}
+
+
+def besides_turns(rewards: torch.Tensor, turns: torch.Tensor, batch: Experience) -> torch.Tensor:
+    """Return what is left of whole rewards [B] without those of the turns [T], [B], subtracted in float64."""
+    of_turns = batch.episode_sums(sum_per_row(turns.double(), batch))
+    return (rewards.double() - of_turns).to(rewards.dtype)
 
 
 def sum_per_row(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

@@ -23,7 +23,8 @@ from rlhf_suite.train.task import Forward, StepLoss
 class PolicyObjective:
     """Minimise policy loss + beta * KL (use_loss) - entropy_coef * entropy.
 
-    The policy loss is a mean by actor.loss_agg_mode; KL and entropy are means over tokens.
+    The policy loss is a mean by actor.loss_agg_mode; KL and entropy are means over tokens. Where `correction` weighs
+    tokens by p / q, policy loss and KL have that weight, and the entropy drops what the correction drops.
     """
 
     actor: PolicyConfig
@@ -71,9 +72,9 @@ class PolicyObjective:
         """Return the terms that are means over tokens, whatever the surrogate is."""
         mask, terms = batch.mask, []
         if self.kl.use_loss:
-            terms.append(kl_term(self.kl_estimates(log_probs, batch), mask, self.kl_coef))
+            terms.append(kl_term(self.kl_estimates(log_probs, batch), mask, self.kl_coef, batch.correction))
         if entropy is not None and self.actor.entropy_coef is not None:
-            terms.append(entropy_term(entropy, mask, self.actor.entropy_coef))
+            terms.append(entropy_term(entropy, mask, self.actor.entropy_coef, batch.correction))
         return terms
 
     def kl_estimates(self, log_probs: torch.Tensor, batch: Experience) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+
 import numpy as np
 import torch
 
@@ -25,7 +27,8 @@ class RewardModelSource:
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample; the ranks of the model share the work."""
-        found = self.group.scores(ForwardBatch(tokens_of(samples))).result()
+        unique, places = once(samples, lambda sample: bytes(np.asarray(sample.ids, np.int64)))
+        found = self.group.scores(ForwardBatch(tokens_of(unique))).result()[places]
         rewards = found if self.constants is None else normalize_scores(found, *self.constants)
         return [Scored(reward, score) for reward, score in zip(rewards.tolist(), found.tolist(), strict=True)]
 
@@ -42,14 +45,24 @@ class ProcessRewardSource:
 
     def score(self, samples: list[Sample]) -> list[Outcome]:
         """Return one outcome per sample, with the scores of its steps; the ranks of the model share the work."""
-        examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in samples]
+        unique, places = once(samples, lambda sample: (sample.prompt, sample.response))
+        examples = [self.encoder.encode(each.prompt, each.response, is_rendered=True) for each in unique]
         batch = collate(examples, TokenBatch)
         found = self.group.probabilities(ForwardBatch(batch), self.encoder.columns).result()
         steps = split_step_scores(batch, found, [example.truncated for example in examples])
-        return [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
+        outcomes = [outcome(each, self.aggregate, self.encoder.form.max_len) for each in steps]
+        return [outcomes[place] for place in places]
 
     def close(self) -> None:
         """The model ends with the run."""
+
+
+def once(samples: Sequence[Sample], key: Callable[[Sample], Hashable]) -> tuple[list[Sample], list[int]]:
+    """Return the samples without those of an equal key, and which of them each sample equals. A model gives equal texts
+    in other batches other scores, by rounding, and estimators would take that for a difference."""
+    places: dict[Hashable, int] = {}
+    numbers = [places.setdefault(key(sample), len(places)) for sample in samples]
+    return [samples[numbers.index(place)] for place in range(len(places))], numbers
 
 
 def tokens_of(samples: list[Sample]) -> TokenBatch:

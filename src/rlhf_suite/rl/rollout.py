@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_suite.algo.scores import are_equal
 from rlhf_suite.background import Ended, Line
 from rlhf_suite.config.algo import AlgoConfig
 from rlhf_suite.config.rollout import RolloutConfig
@@ -224,8 +225,8 @@ class EqualRewards:
     def observe(self, scored: ScoredTrajectories) -> None:
         """Take note of the rewards of a step."""
         groups = np.array([t.group for t in scored.trajectories]) if self.by_group else np.zeros(len(scored.rewards))
-        spreads = [np.ptp(scored.rewards[groups == group]) for group in np.unique(groups)]
-        self.steps = self.steps + 1 if max(spreads, default=0.0) == 0 else 0
+        is_same = all(are_equal(scored.rewards[groups == group].tolist()) for group in np.unique(groups))
+        self.steps = self.steps + 1 if is_same else 0
         if self.steps == EQUAL_STEPS and not self.is_reported:
             self.is_reported = True
             whose = "all answers to the same prompt" if self.by_group else "all answers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -194,7 +195,7 @@ def environment_outcome(ledgers: Sequence[Trajectory]) -> Outcome | None:
         return RewardFailure(t.failure, "timeout" if t.timed_out else "error")
     if t.reward is None:
         return None
-    turns = sum(float(each.turn_rewards.sum()) for each in ledgers)
+    turns = math.fsum(reward for each in ledgers for reward in each.turn_rewards.tolist())
     return Scored(t.reward + turns, t.reward if t.score is None else t.score)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_suite.algo.scores import clip_scores, overlong_penalty, stop_properly
 from rlhf_suite.config.reward import RLRewardConfig
-from rlhf_suite.data.trajectory import PROMPT, EpisodeRows, Trajectory
+from rlhf_suite.data.trajectory import ENVIRONMENT, PROMPT, EpisodeRows, Trajectory
 from rlhf_suite.rl.samples import ScoredTrajectories
 
 
@@ -54,8 +54,9 @@ class Shaper:
         return result.float().numpy(), changes
 
     def longest(self, trajectory: Trajectory) -> int:
-        """Return the most tokens that this response could have had."""
-        return self.max_new_tokens(int((trajectory.owner == PROMPT).sum()))
+        """Return the most tokens that the model could have written: what environments wrote took room from it."""
+        others = int((trajectory.owner == ENVIRONMENT).sum())
+        return self.max_new_tokens(int((trajectory.owner == PROMPT).sum())) - others
 
 
 def without_greedy(scored: ScoredTrajectories) -> ScoredTrajectories:

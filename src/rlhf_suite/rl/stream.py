@@ -296,12 +296,13 @@ class Stream(Shared):
                 del self.begun[index]
             trained = self.order.before(step + 1)
             assert self.outstanding == trained + len(self.begun), "a group was lost, or trained on twice"
+            left, late = len(self.begun), sum(i < max(chosen) and i not in self.finished for i in self.begun)
             counts, self.counts = self.counts, Counter()
             rejected, self.rejected_since = self.rejected_since, 0
         for trajectory in (t for group in groups for t in group.trajectories):
             oldest = trajectory.version[trajectory.model_mask].min(initial=step)
             assert oldest >= step - self.bound, f"a token of version {oldest} in step {step}"
-        metrics = {"async/outstanding": float(len(self.begun)), "async/rejected": float(rejected)}
+        metrics = {"async/outstanding": float(left), "async/rejected": float(rejected), "async/overtaken": float(late)}
         failures = counts["reward/errors"] + counts["reward/timeouts"]
         self.builder.scorer.check_error_rate(failures, counts.pop(SAMPLES, 0))
         return self.builder.finish(joined(groups), dict(counts) | metrics)

@@ -9,10 +9,13 @@ from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.rl.mismatch import check_mismatch
 from rlhf_suite.rl.model_groups import CriticGroup, PolicyGroup
 
+SHUFFLE = 1  # the stream of these random numbers; 0 is that of the order of prompts (data/sampler.py)
+
 
 def step_indices(num_episodes: int, batch_size: int, epochs: int, seed: tuple[int, int]) -> list[list[int]]:
-    """Return the episodes of each optimiser step: a fresh shuffle per epoch; a last short batch is kept."""
-    generator = np.random.Generator(np.random.PCG64(list(seed)))
+    """Return the episodes of each optimiser step: a fresh shuffle per epoch; a last short batch is kept. `seed`: the
+    run's, and the RL step."""
+    generator = np.random.Generator(np.random.PCG64([*seed, SHUFFLE]))
     steps = []
     for _ in range(epochs):
         order = generator.permutation(num_episodes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.config.plan import ACTOR, PROCESS, TEACHER, Plan, judge_paths
-from rlhf_suite.config.reward import has_source
+from rlhf_suite.config.reward import has_source, reward_models
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.sampler import BatchOrder
 from rlhf_suite.data.steps import SolutionEncoder
@@ -29,11 +29,12 @@ from rlhf_suite.rl.documents import load_documents
 from rlhf_suite.rl.pipeline import total_steps
 from rlhf_suite.rl.prompts import load_prompts
 from rlhf_suite.rl.reward_models import ProcessRewardSource, RewardModelSource
+from rlhf_suite.rl.sample_metrics import PASS
 from rlhf_suite.rl.scoring import REWARD_LOG
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.tracking.journal import Journal
 from rlhf_suite.tracking.run_folder import RunFolder
-from rlhf_suite.train.notices import batch_notices, chat_template_notices
+from rlhf_suite.train.notices import batch_notices, chat_template_notices, pass_notices
 
 
 def run(config: PPORun, folder: Path, plan: Plan) -> dict[str, float]:
@@ -126,7 +127,8 @@ def announce(journal: Journal, config: PPORun, plan: Plan, data: RunData) -> Non
     journal.info(data.prompts.notes)
     notices = chat_template_notices(data.tokenizer, config.data, plan.models[ACTOR].path)
     sizes = batch_notices("rollout.batch_size", config.rollout.batch_size, len(data.prompts.train), "prompts")
-    for notice in (*notices, *sizes):
+    passes = pass_notices({} if config.replays else reward_models(config.reward), PASS)
+    for notice in (*notices, *sizes, *passes):
         journal.warn(notice)
     workers = [f"episode workers x {config.agent.num_workers}"] if config.agent.has_workers else []
     journal.info("Starting " + "; ".join([*plan.placement.lines(), *workers]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,6 +16,16 @@ def chat_template_notices(tokenizer: PreTrainedTokenizerBase, data: RenderConfig
         yield (
             f"actor.model_name_or_path={model} has a chat template, but data.apply_chat_template=false: prompts are "
             "given as plain text. If this is a chat model and not a base model, add data.apply_chat_template=true"
+        )
+
+
+def pass_notices(models: Mapping[str, str], limit: float) -> Iterator[str]:
+    """Say that the scores of reward models, whose scale is their own, are counted by the same limit as others."""
+    for key, path in models.items():
+        yield (
+            f"{key}={path}: a sample passes where its score is above {limit:g}, and the scores of a reward model have "
+            "no such limit, so pass_rate and pass@k say little here. Look at reward instead, e.g. "
+            "ckpt.best_metric_key=eval/reward"
         )
 
 
