@@ -206,8 +206,8 @@ REWARDS = [
     Mutation(
         "the first program of a response is run",
         "rewards/code.py",
-        "blocks[-1]",
-        "blocks[0]",
+        "found[-1]",
+        "found[0]",
         CODE,
     ),
     Mutation(

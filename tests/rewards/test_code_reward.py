@@ -9,6 +9,7 @@ import pytest
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.rewards.base import LabelError, Sample, Scored
 from rlhf_suite.rewards.code import code as rule
+from rlhf_suite.rewards.code import program
 from rlhf_suite.sandbox.programs import Limits, run_python
 
 pytestmark = pytest.mark.stack
@@ -46,6 +47,58 @@ def test_a_program_is_right_when_it_passes_every_test(response, label, passed):
     result = scored(response, label)
     assert (result.reward, result.score) == (float(passed == 1), float(passed == 1))
     assert result.extra == {"tests_passed": passed, "tests_timed_out": 0.0}
+
+
+SQUARE = "def f(x):\n    return x * x"
+INDENTED = "   def f(x):\n       return x * x"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        f"```python3\n{SQUARE}\n```",
+        f"```{{.python}}\n{SQUARE}\n```",
+        f"~~~python\n{SQUARE}\n~~~",
+        f"```python\r\n{SQUARE}\r\n```\r\n",
+        f"```python\n{SQUARE}\n",
+        f"1. Code:\n   ```python\n{INDENTED}\n   ```",
+        f"```python\n{SQUARE}\n```\nOutput:\n```\n4\n```",
+        f"```\n{SQUARE}\n```\n```bash\npython f.py\n```",
+        f"```python\n{SQUARE}```",
+        f'```python\n"""```doc```"""\n{SQUARE}\n```',
+    ],
+)
+def test_the_program_is_found_in_whatever_fence_it_stands(response):
+    assert program(response).strip().endswith(SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("imports", "value"),
+    [
+        ("from fractions import Fraction", "Fraction(4, 3)"),
+        ("from decimal import Decimal", "Decimal('4.50')"),
+        ("from collections import deque", "deque([2, 4])"),
+        ("import datetime", "datetime.date(2020, 1, 2)"),
+        ("import datetime", "datetime.datetime(2020, 1, 2, 3)"),
+    ],
+)
+def test_exact_numbers_dates_and_queues_are_compared(imports, value):
+    label = [f"{imports}\nassert f() == {value}"]
+    assert scored(f"{imports}\ndef f(): return {value}", label).reward == 1
+    assert scored("def f(): return 4", label).reward == 0
+
+
+def test_output_of_megabytes_is_compared_to_its_end():
+    right = "\n".join(map(str, range(250_000)))
+    for end, reward in (("", 1), ("; print(7)", 0)):
+        code = "print('\\n'.join(map(str, range(250_000))))" + end
+        assert scored(code, {"inputs": [""], "outputs": [right]}).reward == reward
+
+
+@pytest.mark.parametrize("test", ["assert isclose(f(2), 4)", "assert_close(f(2), 4)", "check(f)"])
+def test_tests_that_the_program_could_decide_are_the_labels_mistake(test):
+    with pytest.raises(LabelError, match="which they do not define"):
+        scored("def check(f): pass", [test])
 
 
 BAD = ["", "42", "{}", '{"inputs": ["1"], "outputs": []}', "[]", '{"asserts": [1]}', "[[1]]"]

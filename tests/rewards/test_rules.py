@@ -83,6 +83,21 @@ def test_repetition_costs_the_share_of_repeated_n_grams_above_what_is_tolerated(
     assert outcome.reward == pytest.approx(reward)
 
 
+@pytest.mark.parametrize(
+    ("response", "is_seen"),
+    [
+        ("a" * 10000, True),
+        ("abcabcabc" * 100, True),
+        (" ".join(f"same text {number}" for number in range(50)), True),
+        ("\n".join(f"{a} * {b} = {a * b}" for a in range(9) for b in range(9)), False),
+        ("The train leaves at nine, so it arrives before noon. Hence she has two hours to walk to the museum.", False),
+    ],
+)
+def test_repetition_sees_what_is_said_again_without_spaces_or_with_other_numbers(response, is_seen):
+    (outcome,) = make_scorer("repetition", RuleConfig(repetition_ngram=8))([row("", response)])
+    assert (outcome.reward < -0.5) if is_seen else outcome.reward == 0
+
+
 def test_repetition_counts_all_turns_of_the_model():
     turns = ["I call the tool now. ", "I call the tool now. "]
     (alone,) = make_scorer("repetition")([row("", turns[1])])
@@ -216,7 +231,15 @@ def test_a_bare_percent_sign_does_not_comment_the_box_out():
     ("response", "reward"),
     [
         ("<think>a\nb</think>\n<answer>4</answer>", 1),
-        (" <think></think><answer></answer>\n", 1),
+        (" <think>a</think><answer> 4</answer>\n", 1),
+        ("<think>a < b</think><answer>4</answer>", 1),
+        ("<think></think><answer></answer>", 0),
+        ("<think> \n</think><answer>4</answer>", 0),
+        ("<think>a</think><answer>1</answer> junk <answer>2</answer>", 0),
+        ("<think><think>a</think></think><answer>b</answer>", 0),
+        ("<think>a</think><answer>1</answer><think>b</think><answer>2</answer>", 0),
+        ("<think><answer>41</answer></think><answer>42</answer>", 0),
+        ("<think>" + "</think><answer>" * 4000 + "</answer>x", 0),
         ("<think>a</think> so <answer>4</answer>", 0),
         ("<answer>4</answer>", 0),
         ("Well. <think></think><answer>4</answer>", 0),

@@ -9,6 +9,9 @@ from rlhf_suite.config.flags import SHAPE, When, flag, group, is_one_of, is_set,
 
 STEPS = is_true(".enable")
 MODEL = is_set(".model_name_or_path", "<reward model>")
+NO_TAG = r"(?!</?(?:think|answer)>)"
+SAID = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"  # something, without a tag in it
+THOUGHT_AND_ANSWER = rf"<think>{SAID}</think>\s*<answer>{SAID}</answer>"
 TOKEN = "RLHF_SUITE_REWARD_TOKEN"  # the environment variable with the token of reward servers
 
 
@@ -46,7 +49,7 @@ class RuleConfig:
     """Settings of rules"""
 
     math_boxed: bool = flag(False, "Rule math: a response without \\boxed{} has no answer")
-    format_pattern: str = flag(r"<think>.*?</think>\s*<answer>.*?</answer>", "Regular expression of the whole response")
+    format_pattern: str = flag(THOUGHT_AND_ANSWER, "Regular expression of the whole response")
     length_limit: int = flag(4000, "A response of at most so many characters gets 1", ge=1)
     repetition_ngram: int = flag(3, "Words of an n-gram that counts as repeated when it stands again", ge=1)
     repetition_tolerated: float = flag(0.2, "Share of repeated n-grams that costs nothing", ge=0, lt=1)

@@ -2,14 +2,15 @@
 
 The label is JSON: {"inputs": [text, ...], "outputs": [text, ...]} or [{"input": text, "output": text}, ...] for
 programs that read and print, or {"asserts": [statement, ...]} (also a plain list of statements) for functions.
-The program is the last ```python block, or else the whole response. Output is compared line by line, white space at the
-ends of lines and of the whole aside.
+The program is the last ```python block, else the last block without a name, or else the whole response. Output is
+compared line by line, white space at the ends of lines and of the whole aside.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +18,12 @@ from typing import Any
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import LabelError, Sample, Scored
-from rlhf_suite.sandbox.programs import Limits, run_checks, run_python
+from rlhf_suite.sandbox.calls import free_names
+from rlhf_suite.sandbox.programs import MAX_PROGRAM_OUTPUT_BYTES, Limits, run_checks, run_python
 
-BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*\{?[ \t]*\.?([\w+-]*)[^`]*$")
+NAMED = ("python", "python3", "py", "py3")  # a block of another language is no program
+HELPER = re.compile(r"(?:assert\w*|is_?close|all_?close|array_equal|approx|raises|check)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,34 @@ def verdict(passed: float, timed_out: bool) -> Scored:
 
 
 def program(response: str) -> str:
-    """The code of a response."""
-    blocks = BLOCK.findall(response)
-    return str(blocks[-1]) if blocks else response
+    """Return the code of a response: its last block that is named python, else its last one without a name."""
+    blocks = fenced(response)
+    for names in (NAMED, ("",)):
+        if found := [text for name, text in blocks if name in names]:
+            return found[-1]
+    return response
+
+
+def fenced(response: str) -> list[tuple[str, str]]:
+    """Return the blocks of a response in backticks or tildes, each as its name in small letters and its text without
+    the indentation. The last one need not be closed.
+    """
+    blocks = list[tuple[str, str]]()
+    fence, name, inside = "", "", list[str]()
+    for line in response.splitlines():
+        bare = line.strip()
+        if not fence:
+            if opened := FENCE.match(line):
+                fence, name, inside = opened[2], opened[3].lower(), []
+        elif bare.startswith(fence) and not bare.strip(fence[0]):
+            blocks.append((name, textwrap.dedent("\n".join(inside))))
+            fence = ""
+        elif bare.endswith(fence) and bare.count(fence) == 1:  # it is closed behind its last line
+            blocks.append((name, textwrap.dedent("\n".join([*inside, line.rstrip().removesuffix(fence)]))))
+            fence = ""
+        else:
+            inside.append(line)
+    return [*blocks, (name, textwrap.dedent("\n".join(inside)))] if fence else blocks
 
 
 def lines(text: str) -> list[str]:
@@ -73,9 +102,22 @@ def tests_of(label: str) -> Tests:
         tests = read(found)
     except (ValueError, KeyError, TypeError) as error:
         raise LabelError(f"the label holds no tests ({error}); see rule code in docs/rewards.md") from None
+    if lent := [name for name in names_of(tests.asserts) if HELPER.match(name)]:
+        says = f"they use {', '.join(lent)}, which they do not define: the program would decide by defining it"
+        raise LabelError(f"the label's tests cannot judge: {says}; import or define it in the tests")
+    if any(len(wanted) > MAX_PROGRAM_OUTPUT_BYTES for _, wanted in tests.pairs):
+        raise LabelError(f"the label wants more output than is kept of a program ({MAX_PROGRAM_OUTPUT_BYTES} bytes)")
     if not tests.pairs and not tests.asserts:
         raise LabelError("the label holds no tests: its lists are empty; see rule code in docs/rewards.md")
     return tests
+
+
+def names_of(asserts: tuple[str, ...]) -> list[str]:
+    """Return the names that tests take from the program; none where they cannot be parsed."""
+    try:
+        return free_names(list(asserts))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
 
 
 def read(found: Any) -> Tests:

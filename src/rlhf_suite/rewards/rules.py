@@ -16,6 +16,7 @@ from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, 
 from rlhf_suite.rewards.reply import row_outcome
 
 WITHOUT_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Chinese, Japanese, Korean
+STRETCH = 24  # characters: longer than what prose says again by chance
 WORD = re.compile(rf"[{WITHOUT_SPACES}]|[^\W{WITHOUT_SPACES}]+|[^\w\s]")
 
 
@@ -45,12 +46,31 @@ def repetition(row: Sample, config: RuleConfig) -> float:
     """0 to -1: minus the share of word n-grams that the model wrote before, beyond reward.rules.repetition_tolerated.
 
     n is reward.rules.repetition_ngram. All turns of the model count. In scripts without spaces a character is a word.
+    Stretches of 24 characters that stand again count too, whatever numbers are in them, if letters are half of them.
     """
-    words = WORD.findall(" ".join(row.turns or [row.response]))
+    text = " ".join(row.turns or [row.response])
+    words = WORD.findall(text)
     n, tolerated = config.repetition_ngram, config.repetition_tolerated
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     share = 1 - len(set(grams)) / len(grams) if grams else 0.0
+    share = max(share, repeated_stretches(text))
     return -max(0.0, share - tolerated) / (1 - tolerated)
+
+
+def repeated_stretches(text: str) -> float:
+    """Return the share of stretches of characters that stand before, with every number as the same one."""
+    plain = re.sub(r"\d+", "0", " ".join(re.sub("[\u200b-\u200f]", "", text).lower().split()))
+    count, letters = len(plain) - STRETCH + 1, 0
+    before, repeated = set[str](), 0
+    for start in range(max(count, 0)):
+        if start == 0:
+            letters = sum(map(str.isalpha, plain[:STRETCH]))
+        else:
+            letters += plain[start + STRETCH - 1].isalpha() - plain[start - 1].isalpha()
+        stretch = plain[start : start + STRETCH]
+        repeated += stretch in before and letters >= STRETCH // 2
+        before.add(stretch)
+    return repeated / count if count > 0 else 0.0
 
 
 @reward_rule()

@@ -20,8 +20,12 @@ import json
 import operator
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from datetime import date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 Refer = Callable[[object], list[Any]]  # makes the reference that is sent for a value that is not plain
@@ -42,10 +46,20 @@ def container(kind: type[Any]) -> Kind:
     return (lambda value: isinstance(value, kind)), list, kind
 
 
+def written(kind: type[Any]) -> Kind:
+    """Return how an exact number is sent: as its digits."""
+    return (lambda value: isinstance(value, kind)), (lambda value: [str(value)]), (lambda parts: kind(str(*parts)))
+
+
+def from_iso(kind: type[Any]) -> Callable[[list[Any]], Any]:
+    """Return how a date is put together from its text."""
+    return lambda parts: kind.fromisoformat(*parts)
+
+
 # How the other plain values, subclasses included, are taken apart and put together.
 KINDS: dict[str, Kind] = {
     **{kind.__name__: number(kind) for kind in (int, float, str)},
-    **{kind.__name__: container(kind) for kind in (list, tuple, set, frozenset)},
+    **{kind.__name__: container(kind) for kind in (list, tuple, set, frozenset, deque)},
     "dict": (
         lambda value: isinstance(value, dict),
         lambda value: [part for pair in value.items() for part in pair],
@@ -61,6 +75,9 @@ KINDS: dict[str, Kind] = {
         lambda value: [value.real, value.imag],
         lambda parts: complex(*parts),
     ),
+    **{kind.__name__: written(kind) for kind in (Fraction, Decimal)},
+    "datetime": (lambda value: isinstance(value, datetime), lambda value: [value.isoformat()], from_iso(datetime)),
+    "date": (lambda value: isinstance(value, date), lambda value: [value.isoformat()], from_iso(date)),
     "range": (
         lambda value: isinstance(value, range),
         lambda value: [value.start, value.stop, value.step],

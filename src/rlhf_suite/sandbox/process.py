@@ -154,7 +154,7 @@ class JailedProcess:
             peers: further descriptors for the code, numbered from 5 on. The caller closes them.
         """
         self.output, self.errors, self.reply, self.to_send = bytearray(), bytearray(), bytearray(), b""
-        self.dropped_bytes = 0
+        self.dropped_bytes, self.output_bytes = 0, MAX_OUTPUT_BYTES
         self.is_ready = self.has_ended = self.is_closed = False
         self.exit_code: int | None = None
         self.killed_because: str | None = None
@@ -237,6 +237,8 @@ class JailedProcess:
     def _read(self, fd: int) -> None:
         kept = self.streams[fd]
         limit = MAX_REPLY_BYTES + 4 if kept is self.reply else MAX_OUTPUT_BYTES
+        if kept is self.output:
+            limit = self.output_bytes
         with suppress(BlockingIOError):
             while self.dropped_bytes <= MAX_DROPPED_BYTES:
                 part = os.read(fd, 1 << 16)

@@ -17,6 +17,7 @@ from rlhf_suite.sandbox.jail import chosen_jail, offer, templates
 from rlhf_suite.sandbox.process import JailedProcess, Resources, SandboxError, Template, wait
 
 PRELOADED = {"numpy": ("numpy", "np."), "sympy": ("sympy",)}  # imported by a template, for code with these words
+MAX_PROGRAM_OUTPUT_BYTES = 16 << 20  # of a program that prints its answer; the rest is dropped
 EXIT_S = 1.0  # how long a program whose tests have ended is given to end too
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 REMEDY = "set reward.rules.code_allow_weaker=true to use it, or run where namespaces are allowed (docs/rewards.md)"
@@ -80,6 +81,7 @@ def run_python(code: str, stdin: str, limits: Limits) -> ProgramResult:
         deadline = time.monotonic() + limits.timeout_s
         given = stack.enter_context(sealed_file(stdin.encode(errors="replace")))
         program = started(stack, template, limits, {"program": code}, stdin=given)
+        program.output_bytes = MAX_PROGRAM_OUTPUT_BYTES
         in_time = wait([program], lambda: program.has_ended, deadline)
         problem = None if in_time and program.exit_code == 0 else problem_of(program, in_time, limits)
         return ProgramResult(program.output.decode(errors="replace"), problem, timed_out=not in_time)
