@@ -2,11 +2,25 @@
 
 import json
 import threading
+from concurrent.futures import Future
 
 import pytest
 
+from rlhf_suite.background import in_background
+from rlhf_suite.errors import RunError
 from rlhf_suite.polling import poll_until
-from rlhf_suite.waits import MAX_WAITS, keep, open_waits, record, recorded, waiting
+from rlhf_suite.waits import (
+    MAX_WAITS,
+    Patience,
+    Shared,
+    keep,
+    open_waits,
+    record,
+    recorded,
+    result,
+    sign_of_life,
+    waiting,
+)
 
 
 def names():
@@ -76,3 +90,63 @@ def test_a_full_disk_ends_no_run(small):
         (small / "more").write_bytes(b"x" * 60_000)
     for _ in range(40):
         keep(small / "waits.json")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """No sign of life for 0.1 s is too long, and there is a look every 10 ms."""
+    monkeypatch.setattr("rlhf_suite.waits._life.limit_s", 0.1)
+    monkeypatch.setattr("rlhf_suite.waits.LOOK_S", 0.01)
+
+
+def test_a_wait_for_a_thread_ends_when_nothing_happens_and_says_where_the_thread_is(impatient):
+    begun, end = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        end.wait()
+
+    threading.Thread(target=work, name="a rollout", daemon=True).start()
+    assert begun.wait(60)
+    said = (
+        r"happened for 0.1 s \(launch.timeout_s\), waiting for x; the thread a rollout is at .*threading.py:\d+ in wait"
+    )
+    with pytest.raises(RunError, match=said):
+        result(Future(), "x", "a rollout")
+    end.set()
+
+
+def test_work_that_goes_on_is_waited_for(impatient):
+    """With a limit of 0.1 s and a sign of life at each look, a patience of 100 looks ends nothing."""
+    patience, looks = Patience("x"), range(100)
+    for _ in looks:
+        sign_of_life()
+        patience.looked -= 1.0
+        patience.look()
+    with waiting("a call with a limit of its own", limit_s=60.0):
+        for _ in looks:
+            patience.looked -= 1.0
+            patience.look()
+    patience.look()
+    with pytest.raises(RunError, match="nothing has happened"):
+        for _ in looks:
+            patience.looked -= 1.0
+            patience.look()
+
+
+def test_the_first_failure_ends_every_wait_at_once():
+    shared, waits = Shared(), threading.Event()
+    first, second = ValueError("first"), ValueError("second")
+
+    def wait_for_nothing():
+        with shared.changed:
+            waits.set()
+            shared.until(lambda: None, "what never comes")
+
+    ended = in_background("waiter", wait_for_nothing)
+    assert waits.wait(60)
+    shared.fail(first)
+    shared.fail(second)
+    assert ended.exception(60) is first
+    with shared.changed, pytest.raises(ValueError, match="first"):
+        shared.until(lambda: True, "what is there")

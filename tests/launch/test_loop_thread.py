@@ -72,3 +72,21 @@ def test_results_and_errors_come_back():
     with pytest.raises(KeyError):
         loop.start(fails()).result(60)
     assert not loop.open
+
+
+def test_the_end_of_a_loop_fails_all_that_was_started_and_runs_what_they_clean_up():
+    loop, cleaned = LoopThread("test"), []
+
+    async def tidy() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append("a sandbox")
+
+    waiters = [loop.start(tidy()), loop.start(waits(600))]
+    assert loop.start(waits(0)).result(60) == "in time"
+    loop.end(ValueError("the run has ended"))
+    for each in (*waiters, loop.start(waits(0))):
+        with pytest.raises(ValueError, match="the run has ended"):
+            each.result(60)
+    assert cleaned == ["a sandbox"] and not loop.thread.is_alive()

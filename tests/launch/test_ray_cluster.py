@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import ray
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
-from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster
+from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolved
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
@@ -191,3 +192,10 @@ def test_the_last_actor_has_a_slot_though_it_fills_no_core():
     assert [_num_cpus(LaunchConfig(), "cpu", 4 * cores + more) for more in (0, 1, 4, 5)] == [
         cores, cores + 1, cores + 1, cores + 2
     ]  # fmt: skip
+
+
+def test_ray_is_given_the_number_of_a_host_so_that_no_name_server_is_asked():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert resolved(f"localhost:{port}") == resolved(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
+    assert resolved("auto") == "auto"

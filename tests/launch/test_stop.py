@@ -108,9 +108,9 @@ def test_children_of_a_shielded_block_do_not_receive_the_signals_and_this_proces
     assert child.returncode == 0
 
 
-# A process whose main thread is in code of C that no signal interrupts; WITHIN is what it is within.
+# A process whose main thread reacts to no signal, as in code of C that takes long; WITHIN is what it is within.
 STUCK = """
-import ctypes, sys
+import signal, sys
 from contextlib import nullcontext
 from pathlib import Path
 from rlhf_suite.launch import stop
@@ -118,11 +118,11 @@ stop.REPEATED_S, stop.END_S = 0.0, 0.1
 record = Path(sys.argv[1])
 within = getattr(stop, "WITHIN", nullcontext)
 with stop.stoppable(), stop.recorded_end(lambda end: record.write_text(str(end))), within():
-    mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
-    c.pthread_mutex_init(mutex, None)
-    c.pthread_mutex_lock(mutex)
+    for number in stop.SIGNALS:
+        signal.signal(number, lambda *_: None)
     print("up", flush=True)
-    c.pthread_mutex_lock(mutex)
+    while True:
+        signal.pause()
 """
 
 

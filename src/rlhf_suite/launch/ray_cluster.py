@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rlhf_suite.background import in_background
 from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.config.plan import Machine
 from rlhf_suite.errors import RunError
@@ -23,6 +24,7 @@ from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, run
 from rlhf_suite.launch.placement import CPUS_PER_DEVICE
 from rlhf_suite.launch.session import Session, environment, session
 from rlhf_suite.launch.stop import signals_blocked
+from rlhf_suite.waits import waiting
 
 CONNECT_S = 10.0
 TRIES = 3  # to start a private cluster: Ray gives its daemons 30 s, which a busy machine may exceed
@@ -43,7 +45,7 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
     device = device_kind(config)
     allocation = slurm.allocation()
     if config.ray_address is not None:
-        cluster = _joined(config.ray_address)
+        cluster = _joined(config.ray_address, config.timeout_s)
     elif allocation is not None:
         cluster = _spanning(allocation, folder, config)
     else:
@@ -134,14 +136,15 @@ def _left(place: Session) -> Iterator[None]:
 
 
 @contextmanager
-def _joined(address: str) -> Iterator[None]:
-    """Connect to the cluster at `address` for the block; raise RunError if none answers there."""
+def _joined(address: str, timeout_s: float) -> Iterator[None]:
+    """Connect to the cluster at `address` for the block; raise RunError if none answers there in time."""
     import ray
 
     try:
-        _check_listens(address)
-        with signals_blocked():
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        number = resolved(address)
+        # Ray asks a name server itself, whatever /etc/hosts says, and for minutes if that does not answer.
+        with signals_blocked(), waiting(f"the Ray cluster at {address}", limit_s=timeout_s):
+            ray.init(address=number, log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(
             f"launch.ray_address={address}: no Ray cluster answers there ({error}); "
@@ -151,18 +154,27 @@ def _joined(address: str) -> Iterator[None]:
         yield
 
 
-def _check_listens(address: str) -> None:
-    """Raise OSError within seconds if nothing listens at `address`; Ray itself would try for minutes."""
+def resolved(address: str) -> str:
+    """Return `host:port` with the number of the host. Raise OSError within seconds if nothing listens there, or nobody
+    knows the host; Ray itself would try for minutes. What is not of this form is returned as it is."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    if not host or not port.isdigit():
+        return address
+    name = host.strip("[]")
+
+    def connect() -> str:
+        with socket.create_connection((name, int(port)), timeout=CONNECT_S) as found:
+            return str(found.getpeername()[0])
+
+    number = in_background("name server", connect).result(2 * CONNECT_S)
+    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
 @contextmanager
 def _spanning(allocation: slurm.Allocation, folder: Path, config: LaunchConfig) -> Iterator[None]:
     """Start a cluster over all nodes of the Slurm job and stop it after the block."""
     token = allocation.file(folder, "token")
-    with slurm.head(allocation, folder, config) as address, _credentials(token), _joined(address):
+    with slurm.head(allocation, folder, config) as address, _credentials(token), _joined(address, config.timeout_s):
         slurm.wait_for_nodes(allocation, config.timeout_s)
         yield
 

@@ -68,13 +68,16 @@ class Hearer:
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)
         self.before = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        self.thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Hear no more, and end nothing: the block is over, and whoever called it goes on."""
         self.is_closed.set()
         signal.set_wakeup_fd(self.before)
         os.close(self.writing)
+        if self.thread.is_alive():  # what has arrived is answered; in a forked process there is no such thread
+            self.thread.join(END_S)
 
     def _listen(self) -> None:
         with open(self.reading, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
