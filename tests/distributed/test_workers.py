@@ -18,7 +18,7 @@ from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.placement import Slot
 from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.polling import poll_until
-from rlhf_suite.waits import open_waits
+from rlhf_suite.waits import open_waits, sign_of_life
 
 NAP_S = 3600.0  # longer than any test may take
 
@@ -55,6 +55,13 @@ class Pupil(Worker):
         print(f"rank {self.rank.number} starts its nap")
         os.write(2, b"and a library says so on stderr\n")
         time.sleep(seconds)
+
+    def train(self, steps: int) -> int:
+        """Take a second for each step, and say that it is done."""
+        for _ in range(steps):
+            time.sleep(1)
+            sign_of_life()
+        return steps
 
     def sleep_unless_first(self, seconds: float) -> None:
         time.sleep(seconds if self.rank.number else 0.0)
@@ -191,6 +198,13 @@ def test_a_hung_actor_is_an_open_wait_meets_the_deadline_and_shows_where_it_hang
     message = str(caught.value)
     assert message.startswith("no answer within 12 s (launch.timeout_s) from pupil-0, pupil-1, waiting for a long nap")
     assert "in say_and_sleep" in message
+
+
+def test_an_actor_that_shows_signs_of_life_may_take_longer_than_the_limit(group):
+    pupils = group(timeout_s=10.0)
+    pupils.ready()
+    assert call(pupils, "train", 25) == [25, 25]
+    assert "Timeout" not in pupils.members[0].log.read_text(), "no stacks of a call that goes on"
 
 
 def test_a_wait_is_for_those_who_have_not_answered(group):

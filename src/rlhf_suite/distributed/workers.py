@@ -13,6 +13,7 @@ A handle (`group.ModelGroup`) gives the calls of a group types.
 from __future__ import annotations
 
 import faulthandler
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ import ray
 from rlhf_suite.distributed.mesh import Mesh, Rank
 from rlhf_suite.launch.actor_log import Member, redirect_output
 from rlhf_suite.launch.placement import Slot, show_own_gpus
+from rlhf_suite.launch.signs import show_signs
 from rlhf_suite.launch.wait import wait_for
 
 
@@ -105,7 +107,8 @@ class _Host:
     def __init__(self, log: str, timeout_s: float) -> None:
         redirect_output(Path(log))
         show_own_gpus()
-        self._dump_after_s = 0.9 * timeout_s
+        self._dump_after_s, self._is_busy, self._lock = 0.9 * timeout_s, False, threading.Lock()
+        show_signs(log, self._put_off)
 
     def open_store(self) -> tuple[str, int]:
         """Open a rendezvous store in this process and return its address, where the group meets. It listens from now
@@ -123,8 +126,17 @@ class _Host:
         return self._watched(getattr(self._worker, method), *args)
 
     def _watched(self, function: Any, *args: Any) -> Any:
-        faulthandler.dump_traceback_later(self._dump_after_s, file=2)
+        self._is_busy = True
+        self._put_off()
         try:
             return function(*args)
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            with self._lock:
+                self._is_busy = False
+                faulthandler.cancel_dump_traceback_later()
+
+    def _put_off(self) -> None:
+        """Write the stacks later: a call has just begun, or shown a sign of life."""
+        with self._lock:
+            if self._is_busy:
+                faulthandler.dump_traceback_later(self._dump_after_s, file=2)

@@ -17,8 +17,9 @@ import ray
 
 from rlhf_suite.background import in_background
 from rlhf_suite.launch.actor_log import Member
-from rlhf_suite.launch.wait import LIMIT, ActorDied, reply
+from rlhf_suite.launch.wait import ActorDied, reply
 from rlhf_suite.tracking.console import show_line
+from rlhf_suite.waits import LIMIT
 
 T = TypeVar("T")
 Order = TypeVar("Order")

@@ -17,14 +17,15 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlhf_suite.errors import RunError, UserError
 from rlhf_suite.launch.actor_log import TAIL_LINES, Member
-from rlhf_suite.waits import Wait, waiting
+from rlhf_suite.launch.signs import signs_of
+from rlhf_suite.waits import LIMIT, Wait, sign_of_life, waiting
 
 # Ray reports a finished call at once. The interval only bounds how long a signal to the driver is not handled.
 POLL_S = 1.0
 # When an actor dies, its peers fail too ("connection closed by peer"), sometimes before Ray reports the death itself.
 # So after a first failure the wait continues for this long, to find the cause.
 CAUSE_S = 2.0
-LIMIT = "launch.timeout_s"  # the flag that limits most waits
+LOOK_S = 5.0  # between two looks for signs of life
 
 
 class ActorDied(RunError):
@@ -41,7 +42,7 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     Args:
         refs: the calls to wait for.
         what: what the actors do; it completes "waiting for", as in "the policy update of step 12".
-        timeout_s: the deadline, in seconds.
+        timeout_s: the deadline in seconds, from the last sign of life of those who have not answered.
         actors: the actor of each call.
 
     Raises:
@@ -58,11 +59,16 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
 
 def _wait_until_done(member: Mapping[ray.ObjectRef, Member], wait: Wait, timeout_s: float) -> None:
     """Wait until the call of each member is done, or raise an error of `wait_for`."""
-    deadline = time.monotonic() + timeout_s
+    deadline, looked, signs = time.monotonic() + timeout_s, time.monotonic(), list[bytes | None]()
     pending, failures = list(member), list[tuple[Member, Exception]]()
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=min(POLL_S, max(0.0, deadline - time.monotonic())))
         wait.who = names_of([member[ref] for ref in pending])
+        if not failures and time.monotonic() - looked >= min(LOOK_S, timeout_s / 4):
+            looked, before, signs = time.monotonic(), signs, signs_of([member[ref] for ref in pending])
+            if signs != before and any(signs):
+                deadline = looked + timeout_s
+                sign_of_life()
         failed = [(member[ref], error) for ref in done if (error := _error(ref, timeout_s)) is not None]
         if failed and not failures:
             deadline = min(deadline, time.monotonic() + CAUSE_S)

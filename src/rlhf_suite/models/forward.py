@@ -25,6 +25,7 @@ from rlhf_suite.models.experts import ExpertBalance
 from rlhf_suite.models.head import DeferredLogits, Read, ScoringHead
 from rlhf_suite.models.sequence_parallel import SequenceGroup
 from rlhf_suite.models.vision import VisionProcessor
+from rlhf_suite.waits import sign_of_life
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -270,6 +271,7 @@ def hidden_states(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the last hidden states [T, H] and, if requested, the router logits [rows, experts] of each MoE layer.
     `images`: further inputs of the model."""
+    sign_of_life()
     inputs = _packed_inputs(batch, sequences) if sequences.packed else _padded_inputs(batch, sequences)
     inputs |= images or {}
     implementation = model.config.get_text_config()._attn_implementation

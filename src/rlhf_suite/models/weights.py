@@ -21,6 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.lora import adapted_modules, base_of, merged_tensors, parents, stored_tensors
 from rlhf_suite.models.quantize import STATE, dequantized
+from rlhf_suite.waits import sign_of_life
 
 LAYER = re.compile(r"^.*?\.\d+(?=\.)")  # model.layers.7
 INDEX = "model.safetensors.index.json"
@@ -92,6 +93,7 @@ def named_weights(model: LanguageModel | ScalarModel, gather: Gather = whole) ->
     until the next one is requested: copy it to keep it.
     """
     for name, tensor in merged_weights(model.model, gather):
+        sign_of_life()
         yield checkpoint_name(model, name), tensor
 
 
