@@ -441,13 +441,6 @@ AGENTS = [
         ENDPOINT,
     ),
     Mutation(
-        "an environment of OpenRLHF samples by settings of its own, and nobody says so",
-        "agents/compat.py",
-        'if given.get("sampling_params") is not None:',
-        "if False:",
-        COMPAT,
-    ),
-    Mutation(
         "an environment of TRL is asked for its reward only when the model ends the episode",
         "agents/environment.py",
         "last += await self.last_words(environment, session, progress)",
@@ -481,13 +474,6 @@ AGENTS = [
         '            await self.socket.send(json.dumps({"type": "close"}))\n',
         "",
         OPENENV,
-    ),
-    Mutation(
-        "the feedback of an environment of OpenRLHF is not shown to the model",
-        "agents/compat.py",
-        "text=feedback or None,",
-        'text="\\n" if feedback else None,',
-        FOREIGN,
     ),
     Mutation(
         "an episode worker gets answers to what the dead one before it asked",

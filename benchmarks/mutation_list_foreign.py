@@ -4,4 +4,74 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-FOREIGN: list[Mutation] = []
+COMPAT = ("tests/agents/test_compat.py",)
+ENDPOINT = ("tests/agents/test_endpoint.py",)
+ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
+GRADES = ("tests/rewards/test_openrlhf_reward_files.py",)
+IMAGES = ("tests/agents/test_agent_images.py",)
+
+FOREIGN: list[Mutation] = [
+    Mutation(
+        "an environment of OpenRLHF samples by settings of its own, and nobody says so",
+        "agents/openrlhf.py",
+        "if wanted != own and (wanted or own):",
+        "if False:",
+        COMPAT,
+    ),
+    Mutation(
+        "the feedback of an environment of OpenRLHF is not shown to the model",
+        "agents/openrlhf.py",
+        "text=feedback or None,",
+        'text="\\n" if feedback else None,',
+        COMPAT,
+    ),
+    Mutation(
+        "the observation of OpenRLHF loses what the model wrote",
+        "agents/openrlhf.py",
+        "self.observed += action + feedback",
+        "self.observed += feedback",
+        COMPAT,
+    ),
+    Mutation(
+        "the action of OpenRLHF has no special tokens",
+        "agents/openrlhf.py",
+        "action = str(self.session.bridge.tokenizer.decode(turn.ids))",
+        "action = turn.text",
+        COMPAT,
+    ),
+    Mutation(
+        "only a changed object that OpenRLHF's environment returns is noticed",
+        "agents/openrlhf.py",
+        "        check_sampling(shown, kept)\n",
+        "",
+        COMPAT,
+    ),
+    Mutation(
+        "images of OpenRLHF's feedback are dropped",
+        "agents/openrlhf.py",
+        'images=tuple(given.get("environment_images") or ()),',
+        "images=(),",
+        IMAGES,
+    ),
+    Mutation(
+        "an answer that OpenRLHF cannot read as mathematics ends the run",
+        "rewards/openrlhf_names.py",
+        "return given.strip() == str(truth).strip()",
+        "raise",
+        GRADES,
+    ),
+    Mutation(
+        "an episode that a limit ended without a reward ends the run",
+        "agents/environment.py",
+        'if status != "done":',
+        'if status == "nothing":',
+        ENVIRONMENT,
+    ),
+    Mutation(
+        "a program that a limit ended ends the run",
+        "agents/endpoint.py",
+        "outcome = Scored(0.0, 0.0) if self.must_score else None",
+        "outcome = outcome if self.must_score else None",
+        ENDPOINT,
+    ),
+]

@@ -11,6 +11,7 @@ from scripted import Scripted, run
 from rlhf_suite.agents.base import Start, Step, Task
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.session import Limits, Session, Shared
 from rlhf_suite.config.data import PromptDataConfig, RenderConfig
@@ -124,3 +125,37 @@ def test_an_environment_may_ask_another_question_about_the_same_image(seeing):
     policy, found = episode(seeing, ["seven"], Asks)
     assert [image.data for image in policy.asked[0].images] == PICTURES[:1]
     assert "and now?" in seeing.tokenizer.decode(found.ledgers[0].ids)
+
+
+RED = Pillow.new("RGB", (20, 20), "red")
+
+
+class Screens:
+    """An environment of OpenRLHF that shows an image, whose placeholder it writes into its feedback."""
+
+    def __init__(self, images=(RED,)) -> None:
+        self.images, self.turns = list(images), 0
+
+    async def reset(self, states):
+        return {"observation": states["observation"]}
+
+    async def step(self, states):
+        self.turns += 1
+        if self.turns == 2:
+            return {"rewards": 1.0, "environment_feedback": "", "done": True}
+        feedback = "\nThe screen: <image>\nGo on: "
+        return {"rewards": 0.0, "environment_feedback": feedback, "environment_images": self.images, "done": False}
+
+
+def test_images_in_the_feedback_of_an_openrlhf_environment_are_seen(seeing):
+    policy, found = episode(seeing, ["look", "seven"], lambda: OpenRLHFEnvironment(Screens))
+    (ledger,) = found.ledgers
+    assert [len(request.images) for request in policy.asked] == [1, 2] and found.outcome.reward == 1.0
+    shown = ledger.images[1]
+    assert ledger.owner[shown.start] == ENVIRONMENT and open_image(shown.data).getpixel((3, 3)) == (255, 0, 0)
+    assert "The screen:" in seeing.tokenizer.decode(ledger.ids[: shown.start])
+
+
+def test_images_without_places_in_the_text_are_a_failure(seeing):
+    two = lambda: OpenRLHFEnvironment(lambda: Screens(2 * [Pillow.new("RGB", (9, 9))]))  # noqa: E731
+    assert "the text has places for 1 images, and there are 2" in episode(seeing, ["look"], two)[1].outcome.reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
@@ -51,10 +53,93 @@ def test_an_agent_file_of_openrlhf(tokenizer, written):
     assert episode.ledgers[0].turn_rewards.sum() == pytest.approx(0.5)
 
 
-def test_sampling_by_the_environment_is_refused(tokenizer, written):
-    file = written(FILES["openrlhf"].replace('states.get("sampling_params", None)', "object()"))
-    outcome = play(tokenizer, file, ["a"], "4", text=True)[0].outcome
-    assert isinstance(outcome, RewardFailure) and "rollout.stop" in outcome.reason
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("params.temperature = 0.5", "sampling_params.temperature from 1.0 to 0.5; .* set rollout.temperature instead"),
+        ("params.stop = ['</s>']", "sampling_params.stop .* set rollout.stop instead"),
+        ("params.max_tokens //= 2", "sampling_params.max_tokens .* set rollout.max_new_tokens instead"),
+    ],
+)
+@pytest.mark.parametrize("returned", ["params", "None"])
+def test_sampling_by_the_environment_is_refused(tokenizer, written, change, problem, returned):
+    """The object that it gets is what OpenRLHF shares with its engine: a change counts even if it is not returned."""
+    text = FILES["openrlhf"].replace("self.step_idx += 1", f"params = states['sampling_params']; {change}")
+    text = text.replace('states.get("sampling_params", None)', returned)
+    outcome = play(tokenizer, written(text), ["a"], "4", text=True)[0].outcome
+    assert isinstance(outcome, RewardFailure) and re.search(problem, outcome.reason)
+
+
+SEEN = """
+class AgentInstance:
+    async def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+    async def reset(self, states, **kwargs):
+        return {"observation": "SYSTEM " + states["prompt"]}
+
+    async def step(self, states, **kwargs):
+        self.turns += 1
+        assert states["observation_text"] == "SYSTEM a question" + "".join(self.seen), states
+        self.seen += [states["action_text"], " FEEDBACK "]
+        assert states["sampling_params"].max_tokens > 0 and not states["sampling_params"].skip_special_tokens
+        return {"rewards": 0.5, "environment_feedback": " FEEDBACK ", "done": self.turns == 3}
+
+    seen = []
+"""
+
+
+def test_openrlhf_shows_all_that_was_said_with_special_tokens_and_awaits_the_constructor(tokenizer, written):
+    episode, said = play(tokenizer, written(SEEN), ["a", "b", "c"], "4", text=True)
+    assert said == "SYSTEM a questiona] FEEDBACK b] FEEDBACK c]" and episode.outcome == Scored(0.5, 1.5, {})
+
+
+def test_a_prompt_of_a_chat_template_may_be_changed_by_an_environment_of_openrlhf(tokenizer, written):
+    text = SEEN.replace("seen = []", "seen = ['']").replace('"SYSTEM a question"', 'states["observation_text"][:0]')
+    text = text.replace('+ "".join(self.seen)', '+ states["observation_text"]')
+    _, said = play(tokenizer, written(text), ["a", "b", "c"], "4")
+    assert said.startswith("SYSTEM [user\nbegin]\n[assistant\na] FEEDBACK b]")
+
+
+STEP = """
+index = 0
+
+async def step(state, action, label, **kwargs):
+    global index
+    index += 1
+    if index == 2:
+        return 1.0, None, True, {"count": 2}
+    return 0.25, state + action + " no: ", False, {}
+"""
+
+
+def test_the_function_step_of_the_first_versions_of_openrlhf(tokenizer, written):
+    episode, said = play(tokenizer, written(STEP), ["a", "b"], "4", text=True)
+    assert said.endswith("a] no: b]") and episode.outcome == Scored(1.0, 1.25, {"count": 2.0})
+
+
+def test_a_state_of_the_function_step_that_rewrites_what_was_said_is_refused(tokenizer, written):
+    outcome = play(tokenizer, written(STEP.replace("state + action", "action")), ["a"], "4", text=True)[0].outcome
+    assert "step returned a state that does not begin with the state" in outcome.reason
+
+
+def test_an_executor_of_openrlhf_may_name_another_class(tokenizer, written, tmp_path):
+    (tmp_path / "elsewhere.py").write_text(
+        FILES["openrlhf"].replace("AgentInstance(", "Mine(").partition("class AgentEx")[0]
+    )
+    text = """
+import logging
+from openrlhf.utils.agent import MultiTurnAgentExecutor
+from openrlhf.utils.logging_utils import init_logger
+from elsewhere import Mine
+
+logger = init_logger(__name__)
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Mine)
+"""
+    assert play(tokenizer, written(text), ["4"], "4", text=True)[0].outcome.reward == 1.0
 
 
 def test_an_environment_of_trl(tokenizer, written):
@@ -109,6 +194,9 @@ def test_the_form_of_a_file_is_found_without_running_it(written, form):
         ("class Environment: ...", Export("environment", "Environment")),
         ("from elsewhere import Environment", Export("environment", "Environment")),
         ("def f(): ...\ntools = [f]", Export("tools", "tools")),
+        ("from elsewhere import AgentInstance", Export("openrlhf", "AgentInstance")),
+        ("class AgentExecutor: ...", Export("openrlhf executor", "AgentExecutor")),
+        (STEP, Export("openrlhf step", "step")),
     ],
 )
 def test_forms_of_the_suite(written, text, found):
@@ -119,7 +207,11 @@ def test_forms_of_the_suite(written, text, found):
     ("text", "problem"),
     [
         ("x = 1", "has nothing that an agent could use"),
-        ("class AgentExecutor: ...", "AgentExecutor and no AgentInstance"),
+        (
+            "class AgentExecutor:\n    async def execute(self): ...",
+            r"mine.py:2: AgentExecutor has its own execute.*endpoint",
+        ),
+        (FILES["openrlhf"] + "    async def execute(self): ...", "AgentExecutor has its own execute.*AgentInstance"),
         ("def load_environment(): ...", "an environment of verifiers"),
         ("def f(:", "invalid syntax"),
     ],

@@ -159,7 +159,7 @@ class PaysAtTheEnd(Guess):
     async def step(self, turn):
         return Step.say("go on") if turn.content != "5" else Step(done=True)
 
-    async def finish(self):
+    async def last_step(self):
         return Step(reward=0.25, score=0.5, extra={"asked": 1.0})
 
 
@@ -173,7 +173,7 @@ def test_an_environment_that_knows_its_reward_at_the_end_gives_it_however_the_ep
 
 def test_an_environment_that_has_paid_nothing_until_a_limit_ended_the_episode_has_paid_nothing(tokenizer):
     class PaysWhenDone(PaysAtTheEnd):
-        finish = None
+        last_step = None
 
     assert play(tokenizer, ["3", "4"], PaysWhenDone, max_turns=2, must_score=True).outcome == Scored(0.0, 0.0)
     assert play(tokenizer, ["3", "4"], PaysWhenDone, max_turns=2).outcome is None, "the sources of the run score it"

@@ -133,6 +133,7 @@ class Step:
     done: bool = False
     score: float | None = None  # what evaluations count (0 to 1); None: the sum of the rewards
     extra: dict[str, float] = field(default_factory=dict)  # metrics
+    images: Sequence[Any] = ()  # whose placeholders, as the tokenizer writes them, stand in `text`
 
     @classmethod
     def say(cls, text: str, **others: Any) -> Step:
@@ -143,7 +144,7 @@ class Step:
 class Environment(Protocol):
     """The world of one episode.
 
-    One that knows the reward only when all is over may also have a method `finish()`. It is called once for each
+    One that knows the reward only when all is over may also have a method `last_step()`. It is called once for each
     episode, whether the environment, the model or a limit ended it, and returns a Step of which only the numbers count.
     """
 

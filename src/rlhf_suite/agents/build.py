@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_suite.agents.base import Environment
 from rlhf_suite.agents.bridge import Bridge
-from rlhf_suite.agents.compat import (
-    GymnasiumEnvironment,
-    OpenRLHFEnvironment,
-    SkyRLEnvironment,
-    TRLEnvironment,
-    openrlhf_bases,
-)
+from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
-from rlhf_suite.agents.environment import EnvironmentAgent
+from rlhf_suite.agents.environment import EnvironmentAgent, constructed
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, Episodes, SingleTurnAgent
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
+from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment, class_of_executor, class_of_step
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.session import Limits, Policy, Shared
 from rlhf_suite.agents.tools import MCP, FunctionTools, McpTools, ToolEnvironment, Tools
 from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of
+from rlhf_suite.config.agent_file import (
+    GYMNASIUM,
+    OPENRLHF,
+    OPENRLHF_EXECUTOR,
+    OPENRLHF_STEP,
+    OURS,
+    SKYRL,
+    TRL,
+    export_of,
+)
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.images import ImageReader
@@ -33,6 +37,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.launch.loop_thread import LoopThread
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Choice
+from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 from rlhf_suite.sandbox.process import SandboxError
 
 if TYPE_CHECKING:
@@ -75,25 +80,29 @@ def maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
         return lambda: OpenEnvEnvironment(url, config.action_key, config.observation_key), config.tool_timeout_s
     assert chosen.file is not None
     export = export_of(chosen.file)
-    cls: type[Any] = imported(chosen)
+    cls: Any = imported(chosen)
     if export.form == TRL:
         return lambda: TRLEnvironment(cls, config.tool_timeout_s), None
-    adapters: dict[str, Callable[[Any], Environment]] = {
-        "openrlhf": OpenRLHFEnvironment,
-        "skyrl": SkyRLEnvironment,
-        "gymnasium": GymnasiumEnvironment,
+    adapters: dict[str, Callable[[Any], Any]] = {
+        OURS: constructed,
+        OPENRLHF: OpenRLHFEnvironment,
+        OPENRLHF_EXECUTOR: OpenRLHFEnvironment,
+        OPENRLHF_STEP: OpenRLHFEnvironment,
+        SKYRL: SkyRLEnvironment,
+        GYMNASIUM: GymnasiumEnvironment,
     }
-    adapter = adapters.get(export.form)
-    return cls if adapter is None else lambda: adapter(cls), config.tool_timeout_s
+    return partial(adapters[export.form], cls), config.tool_timeout_s
 
 
 def imported(chosen: ChosenAgent) -> Any:
     """Import the user's file of an agent, and return what it has for agents."""
     assert chosen.file is not None
     export = export_of(chosen.file)
+    offer_openrlhf()
     try:
-        with openrlhf_bases():
-            return getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
+        found = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
+        kinds = {OPENRLHF_EXECUTOR: class_of_executor, OPENRLHF_STEP: class_of_step}
+        return kinds[export.form](found) if export.form in kinds else found
     except Exception as error:
         what = f"{chosen.file_flag}={chosen.file}: importing it raised {type(error).__name__}: {error}; correct it"
         raise UserError(what) from error
@@ -160,4 +169,4 @@ def roles(chosen: ChosenAgent) -> list[str]:
     if chosen.file is None:
         return ["user"]
     form = export_of(chosen.file).form
-    return {TRL: ["tool"], OPENRLHF: []}.get(form, ["user"])
+    return {TRL: ["tool"], OPENRLHF: [], OPENRLHF_EXECUTOR: [], OPENRLHF_STEP: []}.get(form, ["user"])

@@ -1,4 +1,5 @@
-"""Environments that were written for other libraries, used as they are: their classes are not imported from there.
+"""Environments that were written for other libraries, used as they are: their classes are not imported from there
+(those of OpenRLHF are in `openrlhf`).
 
 What such an environment does that would change the tokens of the model (rewriting its turns, sampling by other
 settings) is refused.
@@ -7,73 +8,31 @@ settings) is refused.
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
-from rlhf_suite.agents.environment import EnvironmentFailure, called
+from rlhf_suite.agents.environment import EnvironmentFailure, called, constructed
 from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment
 from rlhf_suite.data.messages import Message
-
-
-class OpenRLHFEnvironment:
-    """An AgentInstance of OpenRLHF: raw text in, raw text out."""
-
-    def __init__(self, cls: type) -> None:
-        self.instance, self.task = cls(), Task((), "")
-        self.observed = ""
-
-    async def reset(self, task: Task) -> Start:
-        """Give the prompt as the observation; another one that comes back is the prompt of the episode."""
-        self.task = task
-        given = await called(self.instance.reset, {"observation": task.text, "label": task.label})
-        self.observed = str(given["observation"])
-        if self.observed != task.text and task.messages:
-            raise EnvironmentFailure("reset of AgentInstance changed a prompt that the chat template rendered")
-        return Start() if self.observed == task.text else Start(text=self.observed)
-
-    async def step(self, turn: Turn) -> Step:
-        """Ask for the feedback to a turn."""
-        states = {
-            "observation_text": self.observed,
-            "action_text": turn.text,
-            "label": self.task.label,
-            "sampling_params": None,
-        }
-        given = await called(self.instance.step, states)
-        if given.get("sampling_params") is not None:
-            raise EnvironmentFailure("the environment returned sampling_params; set rollout.stop and the like instead")
-        if given.get("environment_images"):
-            raise EnvironmentFailure("the environment returned images, and the policy reads text")
-        feedback = str(given.get("environment_feedback") or "")
-        self.observed += turn.text + feedback
-        return Step(
-            text=feedback or None,
-            reward=reward_of(given.get("rewards")),
-            done=bool(given.get("done")),
-            score=number(given.get("scores")),
-            extra={name: float(value) for name, value in (given.get("extra_logs") or {}).items()},
-        )
-
-    async def close(self) -> None:
-        """The interface has no end."""
 
 
 class TRLEnvironment:
     """An environment of TRL: `reset` takes the row by name, the other public methods are tools, `get_reward` scores."""
 
     def __init__(self, cls: type, timeout_s: float) -> None:
-        self.instance, self.timeout_s = cls(), timeout_s
-        names = [name for name in dir(cls) if not name.startswith("_") and name not in ("reset", "get_reward")]
-        methods = filter(inspect.ismethod, (getattr(self.instance, name) for name in names))
-        self.tools = ToolEnvironment([FunctionTools(methods)], timeout_s)
+        self.cls, self.timeout_s = cls, timeout_s
+        self.instance: Any = None
+        self.tools = ToolEnvironment([], timeout_s)
 
     async def reset(self, task: Task) -> Start:
         """Reset with the columns of the row; a text that it returns is added to the last message of the user."""
+        self.instance = await constructed(self.cls)
+        self.tools = ToolEnvironment([FunctionTools(tools_of(self.instance))], self.timeout_s)
         row = {"prompt": list(task.messages), "label": task.label, "datasource": task.datasource, **task.columns}
+        parameters = inspect.signature(self.instance.reset).parameters.values()
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            row = {name: value for name, value in row.items() if name in {each.name for each in parameters}}
         text = await called(self.instance.reset, **row)
         start = await self.tools.reset(task)
         return start if not text else Start(tuple(with_text(task.messages, str(text))), tools=start.tools)
@@ -82,7 +41,7 @@ class TRLEnvironment:
         """Answer the calls of a turn."""
         return await self.tools.step(turn)
 
-    async def finish(self) -> Step:
+    async def last_step(self) -> Step:
         """Ask for the reward, once for every episode."""
         if not hasattr(self.instance, "get_reward"):
             return Step()
@@ -90,6 +49,12 @@ class TRLEnvironment:
 
     async def close(self) -> None:
         """The interface has no end."""
+
+
+def tools_of(instance: object) -> list[Callable[..., Any]]:
+    """Return the public methods of an environment of TRL that the model calls."""
+    names = [name for name in dir(type(instance)) if not name.startswith("_") and name not in ("reset", "get_reward")]
+    return [method for name in names if inspect.ismethod(method := getattr(instance, name))]
 
 
 class SkyRLEnvironment:
@@ -102,7 +67,7 @@ class SkyRLEnvironment:
     async def reset(self, task: Task) -> Start:
         """Make the environment with the columns of the row; it may rewrite the prompt."""
         extras = {"reward_spec": {"ground_truth": task.label}, **task.columns}
-        self.instance = self.cls(extras=extras) if takes(self.cls, "extras") else self.cls()
+        self.instance = await constructed(self.cls, **({"extras": extras} if takes(self.cls, "extras") else {}))
         messages, _ = await called(self.instance.init, list(task.messages))
         return Start(tuple(messages))
 
@@ -125,10 +90,12 @@ class GymnasiumEnvironment:
     """A Gymnasium environment whose observations and actions are texts."""
 
     def __init__(self, cls: type) -> None:
-        self.instance = cls()
+        self.cls = cls
+        self.instance: Any = None
 
     async def reset(self, task: Task) -> Start:
         """Reset it; the observation is added to the last message of the user."""
+        self.instance = await constructed(self.cls)
         given = await called(self.instance.reset, options={"label": task.label, **task.columns})
         return Start(tuple(with_text(task.messages, text_observation(given[0]))))
 
@@ -141,7 +108,8 @@ class GymnasiumEnvironment:
 
     async def close(self) -> None:
         """Close the environment."""
-        await called(self.instance.close)
+        if self.instance is not None:
+            await called(self.instance.close)
 
 
 def with_text(messages: tuple[Message, ...], text: str) -> Iterator[Message]:
@@ -177,26 +145,3 @@ def takes(cls: type, name: str) -> bool:
     """Return whether the constructor of a class takes an argument of this name."""
     parameters = inspect.signature(cls).parameters.values()
     return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
-
-
-class Base:
-    """In place of a base class of OpenRLHF, whose files only derive from it."""
-
-    def __init__(self, *arguments: object, **named: object) -> None:
-        """Take what the file passes."""
-
-
-@contextmanager
-def openrlhf_bases() -> Iterator[None]:
-    """Let a file import the base classes of OpenRLHF's agents while it is imported, where OpenRLHF is not installed."""
-    names = ("openrlhf", "openrlhf.utils", "openrlhf.utils.agent")
-    missing = {name: ModuleType(name) for name in names if name not in sys.modules}
-    if "openrlhf.utils.agent" in missing:
-        for name in ("AgentInstanceBase", "AgentExecutorBase", "MultiTurnAgentExecutor", "SingleTurnAgentExecutor"):
-            setattr(missing["openrlhf.utils.agent"], name, type(name, (Base,), {}))
-    sys.modules |= missing
-    try:
-        yield
-    finally:
-        for name in missing:
-            del sys.modules[name]

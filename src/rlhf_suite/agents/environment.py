@@ -140,6 +140,8 @@ class EnvironmentAgent:
         self, environment: Environment, task: Task, session: Session, progress: Progress
     ) -> tuple[Status, float]:
         """Play to the end, and return why it ended and the reward of the last step."""
+        if (take_session := getattr(environment, "take_session", None)) is not None:
+            take_session(session)
         start = checked(await self.ask(environment.reset, task), Start, "reset", "")
         if not session.begin(start.messages, start.text, start.tools):
             raise EnvironmentFailure("the prompt of the environment leaves no room for a turn in data.max_len")
@@ -155,12 +157,12 @@ class EnvironmentAgent:
 
     async def last_words(self, environment: Environment, session: Session, progress: Progress) -> float:
         """Return the reward that an environment gives at the end of its episode, however that ended; 0 if it has no
-        method `finish`, or that gives none."""
-        finish = getattr(environment, "finish", None)
-        if finish is None:
+        method `last_step`, or that gives none."""
+        last_step = getattr(environment, "last_step", None)
+        if last_step is None:
             return 0.0
         where = f"after turn {session.num_turns}: "
-        return progress.take(checked(await self.ask(finish, where=where), Step, "finish", where))
+        return progress.take(checked(await self.ask(last_step, where=where), Step, "last_step", where))
 
     def outcome(self, status: Status, last: float, progress: Progress) -> Outcome | None:
         """Return the outcome of an episode with the last reward `last`; None if the reward sources of the run score it.
@@ -184,9 +186,12 @@ class EnvironmentAgent:
         if session.num_turns >= self.max_turns:
             return "turns"
         try:
-            fits = session.observe(step.messages) if step.messages else session.observe_text(step.text or "")
+            if step.messages:
+                fits = session.observe(step.messages)
+            else:
+                fits = session.observe_text(step.text or "", images=step.images)
         except ValueError as error:
-            raise EnvironmentFailure(f"the messages of the environment cannot be used: {error}") from error
+            raise EnvironmentFailure(f"the answer of the environment cannot be used: {error}") from error
         return None if fits else "truncated"
 
     async def ask(self, function: Callable[..., Any], *arguments: Any, where: str = "") -> Any:
@@ -244,6 +249,15 @@ async def closed(environment: Environment) -> None:
     with suppress(Exception):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await called(environment.close)
+
+
+async def constructed(cls: Any, **named: Any) -> Any:
+    """Return an instance of a user's class, whose `__init__` may be a coroutine function, as OpenRLHF prints it."""
+    if not inspect.iscoroutinefunction(cls.__init__):
+        return await called(cls, **named)
+    instance = cls.__new__(cls, **named)
+    await cls.__init__(instance, **named)
+    return instance
 
 
 async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:

@@ -111,8 +111,10 @@ class Session:
         assert not self.num_turns, "the first turn has been sampled"
         branch, ids, files = self.open, None, [image.data for image in self.open.ledger.images]
         if text is not None:
-            assert messages is None and not branch.messages, "with a chat template a prompt is messages"
-            ids = tokens(self.bridge.tokenizer, text, self.bridge.begin)
+            assert messages is None, "a prompt is text or messages"
+            # A chat template writes the token at the beginning itself.
+            ids = tokens(self.bridge.tokenizer, text, () if branch.messages else self.bridge.begin)
+            branch.messages = []
         elif messages is not None or tools:
             assert messages or branch.messages, "messages and tools need data.apply_chat_template=true"
             if messages is not None:
@@ -220,9 +222,17 @@ class Session:
             return self.append(ids[len(known) :], messages[len(self.open.messages) :])
         return self.fork(ids, messages, self.open.tools)
 
-    def observe_text(self, text: str, before: str = "", after: str = "") -> bool:
-        """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut."""
-        return self.append(tokens(self.bridge.tokenizer, before + self.cut(text) + after), ())
+    def observe_text(self, text: str, before: str = "", after: str = "", images: Sequence[Any] = ()) -> bool:
+        """Append raw text behind a turn, and return whether another turn fits. `before` and `after` are never cut.
+        `images`: those of the placeholders in the text.
+
+        Raises:
+            ValueError: the run has no images, or one of these cannot be read.
+        """
+        if images and self.image_reader is None:
+            raise ValueError("it has images, and the policy reads text; set data.image_key (docs/vision.md)")
+        files = [image_file(each) for each in images]
+        return self.append(tokens(self.bridge.tokenizer, before + self.cut(text) + after), (), files)
 
     def append(self, ids: Sequence[int] | None, messages: Sequence[Message], files: Sequence[bytes] = ()) -> bool:
         """Append tokens of the environment, with `files` in place of their image placeholders, if another token and

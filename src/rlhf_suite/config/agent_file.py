@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rlhf_suite.python_source import FunctionDef, SourceError, bound_names, functions, parsed, wrong_count
 
 OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL, TOOLS = "environment", "openrlhf", "skyrl", "gymnasium", "trl", "tools"
+OPENRLHF_EXECUTOR, OPENRLHF_STEP = "openrlhf executor", "openrlhf step"
 PROGRAM = "program"
-ENVIRONMENTS = (OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL)
+ENVIRONMENTS = (OURS, OPENRLHF, OPENRLHF_EXECUTOR, OPENRLHF_STEP, SKYRL, GYMNASIUM, TRL)
 FORMS = (
-    "a class Environment with async reset(task), step(turn) and close(); a class AgentInstance (OpenRLHF); a class "
+    "a class Environment with async reset(task), step(turn) and close(); a class AgentInstance, or an AgentExecutor "
+    "that names another class (OpenRLHF); a function step(state, action, label) (its first versions); a class "
     "derived from BaseTextEnv (SkyRL) or from gymnasium.Env with texts; a class with reset(self, **row) and methods "
     "that are tools (TRL); tools = [functions]; or a function run_agent(task, base_url, api_key)"
 )
 RUN_AGENT = "run_agent"
+SIGNATURE = f"{RUN_AGENT}(task, base_url, api_key)"
 FIX = "define one of these: " + FORMS + " (docs/agents.md)"
 
 
@@ -44,21 +48,13 @@ def export_of(file: str) -> Export:
     if RUN_AGENT in names:
         check_program(path, tree)
         return Export(PROGRAM, RUN_AGENT)
-    tests: list[tuple[str, Callable[[ast.ClassDef], bool]]] = [
-        (OURS, lambda node: node.name == "Environment"),
-        (OPENRLHF, lambda node: node.name == "AgentInstance"),
-        (SKYRL, lambda node: "BaseTextEnv" in bases(node)),
-        (GYMNASIUM, lambda node: bool({"Env", "gym.Env", "gymnasium.Env"} & set(bases(node)))),
-        (TRL, has_methods_as_tools),
-    ]
-    for form, fits in tests:
-        for node in classes:
-            if fits(node):
-                return Export(form, node.name)
-    if "Environment" in names:  # imported from elsewhere
-        return Export(OURS, "Environment")
-    if "tools" in names:
-        return Export(TOOLS, "tools")
+    check_executor(path, classes)
+    fitting = (Export(form, node.name) for form, fits in CLASSES.items() for node in classes if fits(node))
+    others = (Export(form, name) for name, form in OTHERS.items() if name in names)
+    if (found := next(chain(fitting, others), None)) is not None:
+        return found
+    if any(each.name == "step" and arguments_of(each)[:2] == ["state", "action"] for each in functions(tree)):
+        return Export(OPENRLHF_STEP, "step")
     raise refusal(path, names)
 
 
@@ -67,14 +63,27 @@ def check_program(path: Path, tree: ast.Module) -> None:
     node = next((each for each in functions(tree) if each.name == RUN_AGENT), None)
     if node is not None and not node.decorator_list and (count := wrong_count(node, 3)) is not None:
         what = f"{path}:{node.lineno}: {RUN_AGENT} takes {count} arguments, not 3"
-        raise SourceError(what, f"write def {RUN_AGENT}(task, base_url, api_key)")
+        raise SourceError(what, f"write def {SIGNATURE}")
+
+
+def check_executor(path: Path, classes: Iterable[ast.ClassDef]) -> None:
+    """Raise SourceError if an AgentExecutor of OpenRLHF asks the engines itself."""
+    own = (each for node in classes if node.name == "AgentExecutor" for each in methods(node) if each.name == "execute")
+    for node in own:
+        what = f"{path}:{node.lineno}: AgentExecutor has its own execute(): the suite itself asks the engines, so that "
+        what += "each token is trained on as it was sampled"
+        fix = f"for a program that asks a server for chat completions write agent.kind=endpoint and {SIGNATURE}, which "
+        fix += "gets the address of such a server (docs/from_openrlhf.md#agents); else put what it does between the "
+        raise SourceError(what, f"{fix}turns into a class AgentInstance with reset and step, and remove execute()")
+
+
+def arguments_of(node: FunctionDef) -> list[str]:
+    """Return the names of the arguments that a function takes by position."""
+    return [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
 
 
 def refusal(path: Path, names: Container[str]) -> SourceError:
     """Return why a file that has none of the forms cannot be used."""
-    if "AgentExecutor" in names:
-        what = f"{path} has an AgentExecutor and no AgentInstance: the suite itself asks the engines, for exact tokens"
-        return SourceError(what, "put what it does between the turns into a class AgentInstance with reset and step")
     if "load_environment" in names:
         what = f"{path} makes an environment of verifiers, which runs in a Python environment of its own"
         return SourceError(what, FIX)
@@ -91,8 +100,20 @@ def methods(node: ast.ClassDef) -> Iterator[FunctionDef]:
 
 
 def has_methods_as_tools(node: ast.ClassDef) -> bool:
-    """Return whether a class is an environment of TRL: reset takes the row by name, and there are other methods."""
+    """Return whether a class is an environment of TRL: reset takes columns of the row by name, and there are other
+    methods, none of which is a step."""
     own = {each.name: each for each in methods(node)}
     reset = own.get("reset")
     others = [name for name in own if not name.startswith("_") and name not in ("reset", "get_reward")]
-    return reset is not None and reset.args.kwarg is not None and bool(others)
+    return reset is not None and bool(others) and (reset.args.kwarg is not None or not {"step", "close"} & own.keys())
+
+
+CLASSES: dict[str, Callable[[ast.ClassDef], bool]] = {
+    OURS: lambda node: node.name == "Environment",
+    OPENRLHF: lambda node: node.name == "AgentInstance",
+    SKYRL: lambda node: "BaseTextEnv" in bases(node),
+    GYMNASIUM: lambda node: bool({"Env", "gym.Env", "gymnasium.Env"} & set(bases(node))),
+    TRL: has_methods_as_tools,
+}
+# Names that may be imported from elsewhere.
+OTHERS = {"Environment": OURS, "AgentInstance": OPENRLHF, "AgentExecutor": OPENRLHF_EXECUTOR, "tools": TOOLS}

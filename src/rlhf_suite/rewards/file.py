@@ -24,6 +24,7 @@ from typing import Any
 
 from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Choice, Outcome, Sample, ScoringFunction, columns_of
+from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 from rlhf_suite.rewards.reply import outcomes
 
 RewardFunc = Callable[..., Any]
@@ -31,6 +32,7 @@ RewardFunc = Callable[..., Any]
 
 def make_scorer(path: str, choice: Choice | None = None) -> ScoringFunction:
     """Return the `reward_func` of the file at `path` as a function of samples. The file may import its neighbours."""
+    offer_openrlhf()
     reward_func: RewardFunc | None = getattr(import_file(Path(path).resolve()), "reward_func", None)
     if reward_func is None:
         raise AttributeError("the file defines no reward_func(queries, prompts, labels)")
