@@ -92,6 +92,12 @@ def test_the_metrics_of_a_pair_say_margin_and_log_probs():
     assert float(metrics["reward_margin"].total) == pytest.approx(float(margin)) != 0
 
 
+def test_a_tie_is_not_right():
+    same = answers([-2.0, -3.0])
+    metrics = preference_term(same, same, torch.ones(2), DPOAlgoConfig()).metrics
+    assert float(metrics["acc"].total) == 0 and float(metrics["acc"].count) == 2
+
+
 @pytest.mark.parametrize("kind", ["sigmoid", "logexp"])
 def test_a_gap_of_a_hundred_overflows_neither_loss(kind):
     chosen = torch.tensor([-100.0, 100.0], requires_grad=True)

@@ -81,3 +81,11 @@ def test_steps_are_counted_up_to_the_first_that_is_missing(tmp_path):
         write_rollouts(tmp_path, step, samples, replace(batch, reward=torch.from_numpy(samples.rewards)))
     assert Replay(tmp_path, ()).steps == 2
     assert pq.read_metadata(samples_file(tmp_path, 1)).num_rows == 4
+
+
+def test_the_log_probs_of_the_engine_come_back_and_not_the_trainers(tmp_path):
+    samples = scored(CASES["plain"], greedy=False)
+    batch = replace(to_batch(samples.trajectories), reward=torch.from_numpy(samples.rewards))
+    write_rollouts(tmp_path, 1, samples, replace(batch, old_log_probs=batch.engine_log_probs - 0.5))
+    again = to_batch(read_rollouts(samples_file(tmp_path, 1)).trajectories)
+    assert torch.equal(again.engine_log_probs, batch.engine_log_probs)

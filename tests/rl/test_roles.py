@@ -5,12 +5,14 @@ Each test trains the tiny model on four made-up samples; what the numbers should
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from plain_run import models, small
+from safetensors.torch import load_file
 from torch.distributions import Categorical
 from transformers import AutoModelForCausalLM
 
@@ -134,3 +136,54 @@ def test_a_step_that_was_skipped_is_no_step_of_the_average(ranks):
     ((skipped, moves),) = ranks(1).call(averaged, config, [1.0, float("nan")])
     assert skipped == [0, 1]
     assert moves[0] > 0 and moves[1] == 0, "it is half-way to the weights, and a step more would bring it nearer"
+
+
+def documents_beside(world, config):
+    """The documents beside each of three optimiser steps."""
+    worker = models(config, steps=4)["policy"].group._worker
+    return [[batch.ids.tolist() for batch in worker.beside(step)] for step in (0, 1, 2, 1)]
+
+
+def test_each_step_takes_documents_of_its_own(ranks, tmp_path):
+    file = tmp_path / "documents.jsonl"
+    file.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(60)))
+    config = small(**PLAIN | {"data__pretrain_dataset": str(file), "data__cache_enable": False})
+    (found,) = ranks(1).call(documents_beside, config)
+    assert found[0] != found[1] != found[2] != found[0] and found[1] == found[3]
+
+
+def modes(world, config):
+    """Whether the model is in training mode in a forward pass, and after it."""
+    worker = models(config, steps=4)["policy"].group._worker
+    seen = []
+    batch = collate([Example([5, 6, 7], [0, 1, 1])], Experience)
+    worker.forward(batch, lambda part: seen.append(worker.model.module.training) or part.mask)
+    return [*seen, worker.model.module.training]
+
+
+def test_forward_passes_measure_the_model_without_dropout(ranks):
+    assert ranks(1).call(modes, small(**PLAIN)) == [[False, True]]
+
+
+def kept_average(world, config, folder):
+    """The average of the weights after an update, after a resume, and in the export beside the model; the weights."""
+    first = models(config, steps=9)["policy"]
+    batch = rollout(first, 0.7, 1.0)
+    first.update(batch, [range(len(batch))], 0, 0.0, "update").result()
+    worker = first.group._worker
+    worker.save_state(folder / "state", with_optimizer=True)
+    worker.export(folder / "model")
+    again = models(config, steps=9)["policy"].group._worker
+    again.load_state(folder / "state", with_optimizer=True)
+    files = [load_file(folder / name / "model.safetensors") for name in ("model_ema", "model")]
+    name = next(name for name in files[0] if "layers.0" in name and name.endswith("weight"))
+    averages = [each.average.average[f"model.{name}"] for each in (worker, again)]
+    return [value.flatten().tolist() for value in (*averages, *(file[name].float() for file in files))]
+
+
+def test_the_average_of_the_weights_is_resumed_and_exported(ranks, tmp_path):
+    (tmp_path / "state").mkdir()
+    flags = {"train__enable_ema": True, "train__ema_beta": 0.5, "actor__lr_scheduler": "constant"}
+    config = small(**PLAIN | flags)
+    ((average, resumed, exported, weights),) = ranks(1).call(kept_average, config, tmp_path)
+    assert resumed == average == exported != weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_suite.config.data import SFTDataConfig
@@ -24,6 +25,17 @@ def test_a_teacher_with_other_tokens_is_refused():
     other.add_tokens(["<think>"])
     with pytest.raises(UserError, match=r"teacher\.model_name_or_path=big: .*'<think>' is \d+ and None.*same family"):
         check_same_vocabulary(byte_tokenizer(), other, "big")
+
+
+@pytest.mark.stack
+def test_rows_behind_the_last_token_are_no_part_of_the_distributions():
+    """Models have more rows than the tokenizer has tokens: what they say there is padding."""
+    run = DistillRun(teacher=TeacherConfig(model_name_or_path="builtin:tiny"), data=SFTDataConfig(output_key="output"))
+    task, tokens = make_task(run, byte_tokenizer()), len(byte_tokenizer())
+    logits = torch.zeros(2, tokens + 7)
+    logits[:, tokens:] = 50.0
+    found = task.log_probs(logits)
+    assert found.shape == (2, tokens) and found.exp().sum(-1).tolist() == pytest.approx([1, 1], rel=1e-5)
 
 
 @pytest.mark.stack

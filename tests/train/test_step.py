@@ -10,6 +10,8 @@ import torch
 from steps import Setup, same, train
 
 from rlhf_suite.data.batch import take
+from rlhf_suite.train.step import weighted_share
+from rlhf_suite.train.task import StepLoss
 
 pytestmark = pytest.mark.stack
 
@@ -113,3 +115,9 @@ def test_a_batch_without_any_masked_token_changes_nothing(ranks, folder, batch):
     outcome, start = (ranks(1).call(train, folder, Setup(), plan)[0] for plan in ([nothing], []))
     assert outcome.metrics[0]["grad_norm"] == 0
     assert same(outcome.weights, start.weights)
+
+
+def test_a_unit_of_less_than_one_is_divided_by_what_it_is():
+    """An aggregation of one's own may count in other units than tokens and sequences."""
+    loss = StepLoss({"own": torch.tensor(1.0), "none": torch.tensor(0.0)}, {})
+    assert float(weighted_share(loss, {"own": 0.5, "none": 0.0})) == 2.0

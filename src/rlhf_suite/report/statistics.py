@@ -6,6 +6,7 @@ them than the median (Agarwal et al., "Deep Reinforcement Learning at the Edge o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 
 RESAMPLES = 10_000
 LEVEL = 0.95  # of the intervals
+FEW = 10  # below so many values an interval is Student's
+# The 0.975 quantile of Student's distribution for 1, 2, ... degrees of freedom.
+STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060)
 
 Statistic = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -34,12 +38,29 @@ def interquartile_mean(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def interval(values: NDArray[Any], statistic: Statistic) -> tuple[float, float] | None:
-    """Return the ends of the percentile bootstrap interval of a statistic of values [N]; None for fewer than two.
+    """Return the ends of the interval of a statistic of values [N]; None for fewer than two.
 
-    Resamples are drawn with a fixed seed, so the same values give the same interval.
+    It is the percentile bootstrap, whose resamples are drawn with a fixed seed. Of fewer than FEW values that would be
+    far too narrow (of two it covers the truth half of the time), so there it is Student's: mean -+ t s / sqrt(N), and
+    of the interquartile mean the same for trimmed means (Yuen, Biometrika 61, 1974).
     """
     if len(values) < 2:
         return None
+    if len(values) < FEW:
+        cut = len(values) // 4 if statistic is interquartile_mean else 0
+        return students_interval(np.sort(values), cut)
     places = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.quantile(statistic(values[places]), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def students_interval(values: NDArray[Any], cut: int) -> tuple[float, float]:
+    """Return the ends of Student's interval of the mean of sorted values [N], 2 <= N < FEW, without `cut` at each end.
+
+    The deviation is that of the values in which those that were cut are replaced by their neighbours (winsorised).
+    """
+    number = len(values)
+    kept = values[cut : number - cut]
+    deviation = values.clip(kept[0], kept[-1]).std(ddof=1)
+    error = STUDENT[len(kept) - 2] * deviation / ((1 - 2 * cut / number) * math.sqrt(number))
+    return float(kept.mean() - error), float(kept.mean() + error)

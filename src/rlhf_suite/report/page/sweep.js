@@ -40,7 +40,7 @@ function sweepParts(names, groups, { metric, statistic }) {
   const sorted = [...groups].sort((a, b) => (b.metrics[metric][statistic] - a.metrics[metric][statistic]) * (direction === "lower" ? -1 : 1));
   return [
     table(columns, sorted, (group) => (groups.length > 1 && group.metrics[metric][statistic] === best ? "differs" : "")),
-    element("p.note", {}, "Last values of the runs. Intervals are percentile bootstraps over the runs of a row; a row with one run has none."),
+    element("p.note", {}, "Last values of the runs. Intervals are Student's below ten runs of a row, else percentile bootstraps; a row with one run has none."),
     element("div.charts", {},
       sized(chart(`${metric}: ${statistic === "iqm" ? "IQM" : "mean"} with its 95 % interval, and every run`, () => spread(names, sorted, metric, statistic, ends), { wide: true }), 90 + 34 * sorted.length),
       names.length ? chart("Through all flags", () => parallel(names, sorted, metric, statistic), { wide: true, note: "one line for each row; the colour is the metric" }) : null),
