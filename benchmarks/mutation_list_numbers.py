@@ -95,7 +95,7 @@ NUMBERS: list[Mutation] = [
         ROUNDING,
     ),
     Mutation(
-        "rewards of turns are added up in float32",
+        "of the rewards of turns only a first token counts",
         "rl/scoring.py",
         "for each in ledgers for reward in each.turn_rewards.tolist()",
         "for each in ledgers for reward in each.turn_rewards.tolist()[:1]",
