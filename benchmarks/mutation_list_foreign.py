@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutation import Mutation
 
 COMPAT = ("tests/agents/test_compat.py",)
+FOUND = ("tests/config/test_agent_inspections.py",)
 ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
 GRADES = ("tests/rewards/test_openrlhf_reward_files.py",)
@@ -72,6 +73,41 @@ FOREIGN: list[Mutation] = [
         "agents/endpoint.py",
         "outcome = Scored(0.0, 0.0) if self.must_score else None",
         "outcome = outcome if self.must_score else None",
+        ENDPOINT,
+    ),
+    Mutation(
+        "a class without its methods is found by the first episode",
+        "preflight/inspections/agents.py",
+        "if missing and not node.bases:",
+        "if False:",
+        FOUND,
+    ),
+    Mutation(
+        "a column that reset needs is not looked for",
+        "preflight/inspections/agents.py",
+        "        if absent:\n",
+        "        if False:\n",
+        FOUND,
+    ),
+    Mutation(
+        "images for a policy that reads text are found by the first episode",
+        "preflight/inspections/agents.py",
+        "shows and run.data.image_key is None",
+        "shows and run.data.image_key == 0",
+        FOUND,
+    ),
+    Mutation(
+        "the server of an environment is not asked before the run",
+        "preflight/inspections/agents.py",
+        "unreachable([first_hop(url)], CONNECT_S).items()",
+        "{}.items()",
+        FOUND,
+    ),
+    Mutation(
+        "a program names as many metrics as it likes",
+        "agents/endpoint.py",
+        '    check_names("the program", name, given)\n',
+        "",
         ENDPOINT,
     ),
 ]

@@ -662,3 +662,11 @@ def test_a_failure_of_the_engines_ends_the_run(play, tokenizer):
 
     with pytest.raises(Broken):
         play(lambda task, base_url, api_key: ask(base_url, api_key, task.messages), Model(tokenizer, reply))
+
+
+@pytest.mark.parametrize("names", [["a\x1b[2J"], ["n" * 101], [""], [f"m{n}" for n in range(257)]])
+@pytest.mark.parametrize("place", ["metrics", "reward"])
+def test_names_of_metrics_are_few_short_and_visible(names, place):
+    given = {"reward": 1.0} | {place: dict.fromkeys(names, 1.0)}
+    with pytest.raises(ValueError, match="the program returned"):
+        outcome_of(given, Choice())

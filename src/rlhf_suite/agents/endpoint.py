@@ -22,9 +22,10 @@ from rlhf_suite.agents.environment import called
 from rlhf_suite.agents.session import Branch, Session, normal
 from rlhf_suite.data.messages import Message
 from rlhf_suite.data.row import RowError
-from rlhf_suite.foreign_text import describe
+from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.launch.loop_thread import REMEDY, LoopThread
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
+from rlhf_suite.rewards.reply import check_names
 from rlhf_suite.tracking.console import show_line
 
 Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
@@ -346,7 +347,8 @@ def outcome_of(result: Any, choice: Choice) -> Scored | RewardFailure | None:
 def numbers(given: Any, name: str) -> dict[str, float]:
     """Return an object of finite numbers."""
     if not isinstance(given, dict):
-        raise ValueError(f"{name}={given!r}, not an object of numbers")
+        raise ValueError(f"{name}={printable(repr(given), 60)}, not an object of numbers")
+    check_names("the program", name, given)
     return {str(key): number(value, str(key)) for key, value in given.items()}
 
 

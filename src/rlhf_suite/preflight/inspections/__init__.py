@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import Run
+from rlhf_suite.preflight.inspections.agents import AGENTS
 from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import commands_of_tools_exist, machine
 from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
@@ -32,6 +33,7 @@ INSPECTIONS: tuple[Inspection, ...] = (
     reward_model_reads_the_policy,
     hub_names_exist,
     *REWARDS,
+    *AGENTS,
     *OUTPUTS,
 )
 

@@ -1,0 +1,70 @@
+"""Inspect agents: the class of a file has its methods, `reset` gets what it needs, and the server of an environment
+accepts connections. Files are not run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_suite.config.agent import ChosenAgent, agents_of
+from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of, methods
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.launch.slurm import is_first_node
+from rlhf_suite.preflight.inspections.network import first_hop, unreachable
+from rlhf_suite.python_source import SourceError, parsed
+
+NEEDED = {OURS: ("reset", "step"), OPENRLHF: ("step",), SKYRL: ("init", "step")}
+GIVEN = {"self", "prompt", "label", "datasource"}  # what reset of TRL gets beside data.reward_columns
+CONNECT_S = 2.0
+
+
+def agent_files_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield the problems of the class in the file of each agent."""
+    if not isinstance(run, PPORun):
+        return
+    for each in agents_of(run.agent, run.train.agent_func_path):
+        if each.config.kind == "environment" and each.file is not None:
+            yield from class_problems(run, each, each.file)
+
+
+def class_problems(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
+    """Yield what a class lacks of its form. One that is derived from others may have it from these."""
+    try:
+        export = export_of(file)
+        tree = parsed(Path(file).expanduser().resolve())
+    except SourceError:  # a rule says so
+        return
+    node = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == export.name), None)
+    if node is None:
+        return
+    own = {each.name: each for each in methods(node)}
+    where = f"{file}:{node.lineno}: class {node.name} ({export.form})"
+    missing = [name for name in NEEDED.get(export.form, ()) if name not in own]
+    if missing and not node.bases:
+        yield Problem(chosen.file_flag, f"{where} has no {' and no '.join(missing)}", "define it (docs/agents.md)")
+    if export.form == TRL:
+        arguments = own["reset"].args
+        required = [each.arg for each in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
+        absent = [name for name in required if name not in GIVEN | set(run.data.reward_columns or ())]
+        if absent:
+            what = f"{file}:{own['reset'].lineno}: reset takes {', '.join(absent)}, which no row passes"
+            yield Problem(chosen.file_flag, what, f"add data.reward_columns=[{','.join(absent)}]")
+    shows = any(isinstance(each, ast.Constant) and each.value == "environment_images" for each in ast.walk(node))
+    if export.form == OPENRLHF and shows and run.data.image_key is None:
+        what = f"{where} answers with images, and the policy reads text"
+        yield Problem("data.image_key", what, "add data.image_key=<column> (docs/vision.md)")
+
+
+def environment_server_answers(run: Run, folder: Path | None) -> Iterator[Problem]:
+    """Yield a problem if nothing accepts connections at agent.server_url. Only the node that will use it asks."""
+    if folder is None or not is_first_node() or not isinstance(run, PPORun) or run.agent.server_url is None:
+        return
+    url = run.agent.server_url.replace("ws", "http", 1)
+    for (host, port), reason in unreachable([first_hop(url)], CONNECT_S).items():
+        what = f"the server of the environment does not accept a connection: {host}:{port}: {reason}"
+        yield Problem("agent.server_url", what, "start the server first, or correct the address")
+
+
+AGENTS = (agent_files_fit, environment_server_answers)
