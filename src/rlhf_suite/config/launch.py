@@ -32,4 +32,5 @@ class LaunchConfig:
     """Run the Python code that model folders and hub models bring with them (auto_map), here and in the engines. It may
     do anything that you may do: read it first"""
     timeout_s: float = flag(1800.0, gt=0, resume=FREE)
-    """Deadline of each wait for an actor, in seconds; when it passes, the run ends and names the actor"""
+    """Deadline of each wait for an actor, in seconds since its last sign of life; when it passes, the run ends and
+    names the actor"""

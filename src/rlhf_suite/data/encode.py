@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
 from rlhf_suite.registry import row_format
+from rlhf_suite.waits import result as waited_for
 
 Encoded = TypeVar("Encoded")
 Encoded_co = TypeVar("Encoded_co", covariant=True)
@@ -117,9 +118,9 @@ def _in_turn(pool: ProcessPoolExecutor, rows: Iterable[Row | RowError], ahead: i
     while some := list(islice(rows, ROWS_PER_CALL)):
         calls.append(pool.submit(_encode_in_worker, some))
         if len(calls) == ahead:
-            yield calls.popleft().result()
+            yield waited_for(calls.popleft(), "rows that are encoded")
     while calls:
-        yield calls.popleft().result()
+        yield waited_for(calls.popleft(), "rows that are encoded")
 
 
 def _try(encoder: Encoder[Encoded], row: Row | RowError) -> Result[Encoded]:

@@ -81,7 +81,7 @@ class Engine:
         done = [await outbox.get()]
         while not outbox.empty():
             done.append(outbox.get_nowait())
-        return [(number, result.result()) for number, result in done]
+        return [(number, result.result()) for number, result in done]  # no-limit: they are done
 
     async def interrupt(self) -> None:
         """End all requests that are under way: their responses are what they have so far, finished by INTERRUPTED."""

@@ -50,7 +50,7 @@ class LoopThread:
         def settle(done: Future[T]) -> None:
             with suppress(InvalidStateError):  # it failed before
                 try:
-                    result.set_result(done.result())
+                    result.set_result(done.result())  # no-limit: it is done
                 except BaseException as error:
                     result.set_exception(error)
 

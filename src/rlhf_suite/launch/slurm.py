@@ -130,7 +130,7 @@ def _node(token: Path, config: LaunchConfig, role: list[str]) -> Iterator[subpro
             yield daemon
         finally:
             daemon.kill()
-            daemon.wait()
+            daemon.wait()  # no-limit: the kernel ends what is killed
 
 
 def _wait(ready: Callable[[], bool], daemon: subprocess.Popen[bytes] | None, what: str) -> None:

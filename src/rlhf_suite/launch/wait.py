@@ -102,7 +102,7 @@ async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member, 
     error = result.exception()
     if isinstance(error, Exception):
         raise _explain([(actor, _unwrapped(error))], what)
-    return result.result()
+    return result.result()  # no-limit: it is done
 
 
 def _error(ref: ray.ObjectRef, timeout_s: float) -> Exception | None:

@@ -197,7 +197,7 @@ class Stream(Shared):
         try:
             yield
         finally:
-            self.changed.acquire()
+            self.changed.acquire()  # no-limit: nobody waits with this lock
             self.is_choosing = False
 
     def measure(self) -> None:
@@ -221,7 +221,7 @@ class Stream(Shared):
             if (error := group.exception()) is not None:
                 self.failure = self.failure or error
             else:
-                self.unscored.append(group.result())
+                self.unscored.append(group.result())  # no-limit: it is done
             self.changed.notify_all()
 
     def score(self) -> None:

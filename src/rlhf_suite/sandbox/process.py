@@ -125,7 +125,7 @@ class Template:
             self.popen.wait(END_S if self.is_ready else 0)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.popen.wait()
+            self.popen.wait()  # no-limit: the kernel ends what is killed
 
 
 def jail_options(bare: bool, user_spaces: bool = True, imports: tuple[str, ...] = ()) -> JailOptions:

@@ -22,7 +22,7 @@ class Batcher:
         self.score, self.max_rows, self.max_tokens = score, max_rows, max_tokens
         self.waiting: deque[Item] = deque()
         self.has_items = asyncio.Event()
-        self.thread = ThreadPoolExecutor(1, "batcher")
+        self.thread = ThreadPoolExecutor(1, "batcher")  # no-limit: a second signal ends a server
         self.calls = self.rows = 0
 
     async def submit(self, sequences: Sequence[list[int]]) -> list[Outcome]:

@@ -34,7 +34,7 @@ class RewardService:
         self.model, self.limits = model, limits
         self.batcher = Batcher(model.scores, limits.batch_size, limits.max_tokens)
         self.max_characters = limits.max_len * model.longest_token
-        self.tokenising = ThreadPoolExecutor(1, "tokenise")
+        self.tokenising = ThreadPoolExecutor(1, "tokenise")  # no-limit: a second signal ends a server
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:

@@ -210,7 +210,7 @@ def read_manifest(path: Path, step: int) -> dict[str, Entry]:
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder, computed by several threads."""
     listed = list(names)
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # no-limit: it reads files, which end
         return dict(zip(listed, pool.map(lambda name: file_digest(folder / name), listed), strict=True))
 
 
