@@ -110,4 +110,25 @@ FOREIGN: list[Mutation] = [
         "",
         ENDPOINT,
     ),
+    Mutation(
+        "a fork of a greedy episode is trained on",
+        "agents/session.py",
+        "len(self.branches) if self.num_turns else 0, first.greedy",
+        "len(self.branches) if self.num_turns else 0, False",
+        ("tests/agents/test_agent_session.py",),
+    ),
+    Mutation(
+        "an episode that failed keeps the turn rewards of its other ledgers",
+        "rl/scoring.py",
+        "        for ledger in ledgers:\n            ledger.turn_rewards[:] = 0",
+        "        for ledger in ledgers[-1:]:\n            ledger.turn_rewards[:] = 0",
+        ("tests/rl/test_failed_forks.py",),
+    ),
+    Mutation(
+        "all answers of a turn carry the id of one call",
+        "agents/tools.py",
+        "answers = [answer_to(call, await self.answer(call)) for call in turn.calls]",
+        "answers = [answer_to(turn.calls[0], await self.answer(call)) for call in turn.calls]",
+        ("tests/agents/test_tools.py",),
+    ),
 ]

@@ -284,3 +284,17 @@ def test_a_task_has_what_the_prompt_has():
         columns={"level": 3},
         images=(),
     )
+
+
+def test_a_fork_of_a_greedy_episode_is_greedy_so_that_it_is_not_trained_on(tokenizer):
+    session = open_session(tokenizer, Scripted(tokenizer, ["a", "b"]), chat_task(tokenizer))
+    session.open.ledger.greedy = True
+
+    async def play() -> None:
+        assert session.begin(None, None)
+        await session.reply()
+        assert session.continue_from([{"role": "user", "content": "another question"}])
+        await session.reply()
+
+    run(play)
+    assert [ledger.greedy for ledger in session.ledgers] == [True, True]

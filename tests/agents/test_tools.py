@@ -10,12 +10,13 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvicorn
 from mcp_server import server
 from scripted import Scripted, chat_task, open_session, run
 
-from rlhf_suite.agents.base import ToolCall
+from rlhf_suite.agents.base import Task, ToolCall, Turn
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
 from rlhf_suite.agents.tools import FunctionTools, McpTools, ToolEnvironment, ToolError, schema_of
@@ -206,3 +207,15 @@ def test_the_example_of_tools_can_be_described_and_its_template_goes_on():
     episodes = make_episodes(run_flags, None, tokenizer, [tokenizer.eos_token_id], None)
     (tools,) = episodes.agent.make().tools
     assert tools.known[0]["function"]["name"] == "add"
+
+
+def test_each_answer_of_a_turn_has_the_id_of_its_call():
+    environment = ToolEnvironment([FunctionTools([add])], 9.0)
+    calls = (ToolCall("first", "add", {"a": 1}), ToolCall("second", "add", {"a": 5}))
+
+    async def both():
+        await environment.reset(Task((), ""))
+        return await environment.step(Turn(np.zeros(1, np.int64), "", "", calls=calls))
+
+    answers = run(both).messages
+    assert [(each["tool_call_id"], each["content"]) for each in answers] == [("first", "2"), ("second", "6")]

@@ -1,0 +1,18 @@
+"""An episode of several ledgers whose environment failed."""
+
+from __future__ import annotations
+
+from rlhf_suite.config.reward import RewardConfig
+from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.rewards.base import RewardFailure, Scored
+from rlhf_suite.rl.scoring import Scorer
+
+
+def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
+    ledgers = [Trajectory.start(0, 0, 0, [1, 2, 3]) for _ in range(2)]
+    for number, ledger in enumerate(ledgers):
+        ledger.fork, ledger.turn_rewards[-1] = number, 0.5
+    ledgers[-1].failure = "no luck"
+    scorer = Scorer(RewardConfig(), [], None, None, None, "zero")
+    assert scorer.kept(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
+    assert not any(ledger.turn_rewards.any() for ledger in ledgers)
