@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import opened
 from rlhf_suite.polling import poll_until
 
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 POLL_S = 0.1
 ORPHAN_S = 10.0  # a killed process may have forked children that hold its lock for a moment
-LOCK = "run.lock"
+LOCK, LOCK_BYTES = "run.lock", 1 << 16
 
 
 class InUse(UserError):
@@ -66,16 +67,16 @@ def holder_of(folder: Path) -> str | None:
     """Return a description of the process that works in a folder, None when there is none."""
     if not (folder / LOCK).exists():
         return None
-    with (folder / LOCK).open() as file:
+    with opened(folder / LOCK, LOCK_BYTES) as file:
         return None if lock(file, shared=True) else described(read(file))
 
 
-def read(file: IO[str]) -> dict[str, Any]:
+def read(file: IO[Any]) -> dict[str, Any]:
     """Return what the holder wrote into the lock file, an empty table while it is still writing."""
     file.seek(0)
     try:
-        holder = json.loads(file.read())
-    except ValueError:
+        holder = json.loads(file.read(LOCK_BYTES))
+    except (ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 

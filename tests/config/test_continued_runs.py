@@ -230,7 +230,7 @@ def test_a_damaged_status_is_one_message(checked, tmp_path, monkeypatch, text):
     record.status_file.write_bytes(text.encode(errors="surrogateescape"))
     problem = for_run(checked(f"{PPO} ckpt.load_enable=true run_dir={record.path}"))
     assert isinstance(problem, Problem)
-    assert f"{record.status_file} is damaged and not JSON" in problem.what
+    assert f"{record.status_file} is damaged: it " in problem.what
     assert "delete it" in problem.fix
     monkeypatch.chdir(tmp_path)
     assert "starting afresh" in for_run(checked(f"{PPO} ckpt.load_enable=true")).note

@@ -27,6 +27,7 @@ from rlhf_suite.launch.loop_thread import REMEDY, LoopThread
 from rlhf_suite.rewards.base import Choice, NoSuchPart, Outcome, RewardFailure, Scored
 from rlhf_suite.rewards.reply import check_names
 from rlhf_suite.tracking.console import show_line
+from rlhf_suite.waits import waiting
 
 Key = tuple[tuple[tuple[object, ...], ...], str]  # the messages of a request; its tools, max_tokens and stop
 BLOCKED_S = 2.0  # an event loop on which a program has not begun after this is blocked
@@ -252,7 +253,8 @@ class EndpointAgent:
         outcome: Outcome | None
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                outcome = self.checked(await self.returned(task, url, chat), chat)
+                with waiting("run_agent of an episode", limit_s=self.timeout_s, flag="agent.timeout_s"):
+                    outcome = self.checked(await self.returned(task, url, chat), chat)
         except TimeoutError:
             if not deadline.expired():
                 raise

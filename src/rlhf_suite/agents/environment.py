@@ -9,16 +9,18 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, SupportsFloat, TypeVar
 
 from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
 from rlhf_suite.agents.session import Session
 from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
+from rlhf_suite.waits import in_coroutine, in_thread, runs, waiting
 
 T = TypeVar("T", Start, Step)
 CLOSE_TIMEOUT_S = 10.0  # an environment that does not close in this time is left to itself
@@ -200,12 +202,15 @@ class EnvironmentAgent:
         Raises:
             EnvironmentFailure: it raised an error, or took longer than `step_timeout_s`.
         """
+        name = getattr(function, "__name__", "step")
+        wait = waiting(f"{name} of an environment", limit_s=self.step_timeout_s, flag="agent.tool_timeout_s")
         try:
-            async with asyncio.timeout(self.step_timeout_s) as deadline:
-                return await called(function, *arguments)
+            # Tools and Python have a limit, and so a wait, for each call instead.
+            with nullcontext() if self.step_timeout_s is None else wait:
+                async with asyncio.timeout(self.step_timeout_s) as deadline:
+                    return await called(function, *arguments)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
-                name = getattr(function, "__name__", "step")
                 reason = f"{name} of the environment took longer than agent.tool_timeout_s={self.step_timeout_s:g}"
                 raise EnvironmentFailure(f"{where}{reason}", is_timeout=True) from error
             if isinstance(error, EnvironmentFailure):
@@ -264,7 +269,7 @@ async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any)
     """Return what a function returns, which may be a coroutine function. Any other runs in a thread of its own: one
     that hangs blocks no other."""
     if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
+        return await seen(function(*arguments, **named))
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -283,6 +288,14 @@ async def called(function: Callable[..., Any], /, *arguments: Any, **named: Any)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, *answer)
 
-    threading.Thread(target=work, name="environment", daemon=True).start()
-    result = await done
-    return await result if inspect.isawaitable(result) else result
+    thread = threading.Thread(target=work, name="environment", daemon=True)
+    thread.start()
+    with runs(partial(in_thread, thread.ident)):
+        result = await done
+    return await seen(result) if inspect.isawaitable(result) else result
+
+
+async def seen(work: Awaitable[Any]) -> Any:
+    """Return the result of an awaitable. Meanwhile the record of waits says which line of the user it is at."""
+    with runs(partial(in_coroutine, work)):
+        return await work

@@ -104,7 +104,7 @@ class Episodes:
         """
         task = Task.of(prompt)
         async with self.slots:
-            with self.environments, waiting(f"an episode of the prompt at {prompt.where}"):
+            with self.environments, waiting(f"an episode of the prompt at {prompt.where}", alike="episode"):
                 episode = await self.agent.run(task, Session(self.shared, task, ledger, seed, sampling))
         return with_outcome(episode)
 

@@ -18,6 +18,7 @@ from rlhf_suite.sandbox.jail import chosen_jail, templates
 from rlhf_suite.sandbox.process import Resources
 from rlhf_suite.sandbox.session import CallResult
 from rlhf_suite.sandbox.session import Session as JailSession
+from rlhf_suite.waits import waiting
 
 OPEN, CLOSE = "```python", "```"
 BEFORE, AFTER = "\n```output\n", "\n```\n"
@@ -58,7 +59,8 @@ class PythonSession:
 
     async def output(self, code: str) -> str:
         """Return what the model is told about its code: output, value of the last expression, problem."""
-        result = await self.session.run_async(code, self.timeout_s)
+        with waiting("the Python of a turn", limit_s=self.timeout_s, flag="agent.tool_timeout_s"):
+            result = await self.session.run_async(code, self.timeout_s)
         self.calls += 1
         self.errors += result.problem is not None
         self.timeouts += result.timed_out

@@ -16,6 +16,7 @@ from rlhf_suite.agents.base import Schema, Start, Step, Task, ToolCall, Turn
 from rlhf_suite.agents.environment import called
 from rlhf_suite.data.messages import Message
 from rlhf_suite.errors import UserError
+from rlhf_suite.waits import waiting
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -174,8 +175,9 @@ class ToolEnvironment:
                 raise ToolError(call.problem)
             if call.name not in self.owners:
                 raise ToolError(f"there is no tool {call.name!r}; tools: {', '.join(self.owners)}")
-            async with asyncio.timeout(self.timeout_s):
-                return await self.owners[call.name].call(call.name, call.arguments)
+            with waiting(f"the tool {call.name}", limit_s=self.timeout_s, flag="agent.tool_timeout_s"):
+                async with asyncio.timeout(self.timeout_s):
+                    return await self.owners[call.name].call(call.name, call.arguments)
         except ToolError as error:
             problem = str(error)
         except TimeoutError:

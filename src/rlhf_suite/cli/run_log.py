@@ -6,6 +6,7 @@ times in the same line; the log gets only the last version of a line, as the con
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -32,12 +33,23 @@ class Recorded:
 
     def write(self, text: str) -> int:
         """Write to the console, then to the log, so that an error of the log cannot suppress the console output."""
-        written = self._stream.write(text)
+        written = len(text)
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:  # a run goes on without its console, and its log has every line
+            silence(self._stream)
         *whole, self._line = (self._line + text).split("\n")
         self._line = self._line[-LINE_LIMIT:]
         for line in whole:
             self._keep(line)
         return written
+
+    def flush(self) -> None:
+        """Pass on to the console what was written."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            silence(self._stream)
 
     def writelines(self, lines: list[str]) -> None:
         """Write several texts."""
@@ -55,6 +67,12 @@ class Recorded:
             with suppress(OSError, ValueError):  # the disk is full, or a library writes after the log was closed
                 line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shown}\n"
                 self._log.write(line.encode(errors="backslashreplace"))
+
+
+def silence(stream: TextIO) -> None:
+    """Let nothing come any more of what is written to a stream whose reader is gone."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import read_table, typed
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.actor_log import Member
 from rlhf_suite.locks import is_alive
@@ -16,13 +18,28 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 USAGE = """usage: rlhf-suite why <run folder>
 
-Says how far a run is, what it waits for and since when, with the end of the logs of the actors concerned; or how it
-ended. It reads files only, so it works for a run on another node, and for one that was killed. The exit code is 0 if
-the run works or is done, 1 if it failed, was stopped or killed, or stands still, and 2 if the folder has no run."""
+Says how far a run is, what it waits for and since when, where code of yours is that it waits for, on which hosts its
+processes are, and the end of the logs of those concerned; or how it ended. It reads files only, so it works for a run
+on another node, and for one that was killed. The exit code is 0 if the run works or is done, 1 if it failed, was
+stopped or killed, or stands still, and 2 if the folder has no run."""
 
 FINE, WRONG = 0, 1
 OUTPUT_LIMIT = 100_000  # characters
 STALE_S = 30.0  # a living run writes its record every two seconds
+INNERMOST = 3  # calls of a process beside the driver
+MAX_PROCESSES = 1000
+CLOCKS_S = 60.0  # by which the clocks of hosts may differ
+# The records of `waits.py`: what each holds, and of which type it is.
+RECORD: dict[str, Any] = {
+    **{"time": float, "host": str, "pid": int, "waits": list[dict[str, Any]], "more_waits": int},
+    **{"main_thread": list[str], "place": str, "failed": bool},
+}
+WAIT: dict[str, Any] = {
+    **{"what": str, "who": list[str], "began": float, "limit_s": float | None},
+    **{"flag": str, "place": str, "count": int},
+}
+NO_RECORD: dict[str, Any] = {"time": 0.0, "host": "?", "pid": 0, "waits": [], "more_waits": 0, "main_thread": []}
+NO_WAIT: dict[str, Any] = {"what": "?", "who": [], "began": 0.0, "limit_s": None, "flag": "", "place": "", "count": 1}
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,54 +56,116 @@ def main(words: Sequence[str]) -> int:
 
 def described(folder: RunFolder) -> tuple[int, list[str]]:
     """Return the exit code and the lines about a run."""
-    status, record = folder.status(), read_record(folder)
+    status, record = folder.status(), read_record(folder.waits)
     state = str(status["state"])
     lines = [f"{folder.path}: {state}, {status['last_step']} steps are done"]
     if state == "done":
         return FINE, [*lines, *(f"  {name}: {path}" for name, path in status.get("outputs", {}).items())]
+    others = processes(folder, started(status))
     if state != "running":
         lines += [f"  {line}" for line in str(status["error"] or "").splitlines()]
-        return WRONG, [*lines, *last_state(folder, record, "when it ended it waited")]
+        log = folder.path / "error.log"
+        lines += [f"  the whole traceback is in {log}"] if log.exists() else []
+        return WRONG, [*lines, *last_state(folder, record, others, "when it ended it waited")]
     where = f"process {status.get('pid')} on {status.get('host')}"
     if not is_alive(status):
-        what = f"  but {where} is gone: it was killed. The same command with ckpt.load_enable=true continues it"
-        return WRONG, [*lines, what, *last_state(folder, record, "when it was last seen it waited")]
+        what = f"  but {where} is gone: it was killed{remedy(folder)}"
+        return WRONG, [*lines, what, *last_state(folder, record, others, "when it was last seen it waited")]
     lines.append(f"  as {where} since {status.get('started')}")
     late = time.time() - record["time"] if record else 0.0
     if late > STALE_S:
         lines.append(f"  but it has written no record for {duration(late)}: it is stopped, or its node does not answer")
-    return WRONG if late > STALE_S else FINE, [*lines, *last_state(folder, record, "now it waits")]
+    return WRONG if late > STALE_S else FINE, [*lines, *last_state(folder, record, others, "now it waits")]
 
 
-def read_record(folder: RunFolder) -> dict[str, Any]:
-    """Return the last record of the waits of a run; empty if there is none."""
-    try:
-        record: dict[str, Any] = json.loads(folder.waits.read_text())
-    except (OSError, ValueError):
+def remedy(folder: RunFolder) -> str:
+    """Return how a run that was killed can be continued, or that it cannot."""
+    from rlhf_suite.config.problems import Problem
+    from rlhf_suite.config.resume import load_earlier
+    from rlhf_suite.preflight.folders import how_to_continue
+
+    run = load_earlier(folder.config) if folder.config.exists() else None
+    return "" if run is None or isinstance(run, Problem) else how_to_continue(run, folder.path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a record of waits; empty if there is none. Raises DamagedFile."""
+    if not path.exists():
         return {}
+    record = NO_RECORD | read_table(path, RECORD)
+    record["waits"] = [NO_WAIT | typed(each, WAIT, path) for each in record["waits"]]
     return record
 
 
-def last_state(folder: RunFolder, record: dict[str, Any], when: str) -> Iterator[str]:
-    """Yield what a run waited for at its last record, where its main thread was, and the logs of those concerned."""
+def started(status: Mapping[str, Any]) -> float:
+    """Return when a run began, in seconds of the epoch; 0 if that is not known."""
+    with suppress(ValueError, OverflowError):
+        return datetime.strptime(str(status.get("started")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    return 0.0
+
+
+def processes(folder: RunFolder, since: float) -> dict[str, dict[str, Any]]:
+    """Return the records of the processes beside the driver, by their names, less those of an earlier run here."""
+    files = sorted(folder.logs.glob("*.json"))[:MAX_PROCESSES]
+    found = {file.stem: read_record(file) for file in files}
+    return {name: record for name, record in found.items() if record["time"] >= since - CLOCKS_S}
+
+
+def last_state(
+    folder: RunFolder, record: dict[str, Any], others: Mapping[str, dict[str, Any]], when: str
+) -> Iterator[str]:
+    """Yield what a run waited for at its last record, where its main thread was, what those concerned did, with the
+    ends of their logs, and where its processes are."""
     if not record:
         return
-    moment, waits, names = record["time"], record.get("waits", []), list[str]()
-    clock = time.strftime("%H:%M:%S", time.localtime(moment))
-    yield f"{when} for" + ("" if waits else " nothing") + f" ({clock})"
-    for each in waits:  # the oldest first
-        limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
-        whom = f" ({', '.join(each['who'])})" if each["who"] else ""
-        yield f"  {each['what']}{whom}: for {duration(moment - each['began'])}{limit}"
-        names += [name for name in each["who"] if name not in names]
-    if record.get("more_waits"):
-        yield f"  and for {record['more_waits']} others"
-    yield "its main thread was at, the innermost call last"
+    yield f"{when} for" + ("" if record["waits"] else " nothing") + f" ({clock(record['time'])})"
+    yield from waits_of(record)
+    came = "the error came from" if record.get("failed") else "its main thread was at"
+    yield f"{came}, the innermost call last"
     yield from (f"  {line}" for line in record["main_thread"])
-    for name in names:
-        log = folder.logs / f"{name}.log"
+    names = [name for wait in record["waits"] for name in wait["who"]]
+    for name in names:  # it grows: those concerned may wait for others
+        known = others.get(name)
+        if known is not None:
+            yield f"{name} (process {known['pid']} on {known['host']}) at {clock(known['time'])}"
+            yield from waits_of(known)
+            places = [known["place"]] if known.get("place") else known["main_thread"][-INNERMOST:]
+            yield from (f"  its main thread: {place}" for place in places)
+            names += [other for wait in known["waits"] for other in wait["who"] if other not in names]
+        log = folder.logs / f"{Path(name).name}.log"
         if log.exists():
             yield Member(name, log).tail()
+    yield from hosts(record, others)
+
+
+def waits_of(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each wait of a record, the oldest first."""
+    moment = record["time"]
+    for each in record["waits"]:
+        what = each["what"] + (f" and {each['count'] - 1} others" if each["count"] > 1 else "")
+        whom = f" ({', '.join(each['who'])})" if each["who"] else ""
+        place = f", at {each['place']}" if each["place"] else ""
+        limit = f" of at most {duration(each['limit_s'])}" if each["limit_s"] else ""
+        limit += f" ({each['flag']})" if limit and each["flag"] else ""
+        yield f"  {what}{whom}{place}: for {duration(moment - each['began'])}{limit}, since {clock(each['began'])}"
+    if record["more_waits"]:
+        yield f"  and for {record['more_waits']} others"
+
+
+def hosts(record: Mapping[str, Any], others: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield on which host each process of a run is."""
+    by_host: dict[str, list[str]] = {}
+    for name, each in {"driver": record, **others}.items():
+        by_host.setdefault(each["host"], []).append(f"{name} ({each['pid']})")
+    yield from (f"processes on {host}: {', '.join(names)}" for host, names in by_host.items())
+
+
+def clock(moment: float) -> str:
+    """Return a moment as a time of this day, or with its date."""
+    with suppress(ValueError, OverflowError, OSError):  # a record may say anything
+        then, now = time.localtime(moment), time.localtime()
+        return time.strftime("%H:%M:%S" if then[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", then)
+    return "?"
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from rlhf_suite.composition.arguments import CommandLine, key_of
 from rlhf_suite.composition.overrides import flattened
@@ -23,6 +22,7 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import PLAN
 from rlhf_suite.config.runs import TASKS
+from rlhf_suite.foreign_files import DamagedFile, read_yaml
 
 OPTION = "--config"
 # What belongs to the run that wrote the file, not to a new one.
@@ -58,11 +58,11 @@ def read(path: Path) -> dict[str, Any] | Problem:
     """Return the file's content, or say why it cannot be used."""
     fix = "give a YAML file of flags, for example the config.yaml of a run folder"
     try:
-        loaded = OmegaConf.load(path)
+        loaded = read_yaml(path, follow=True)
         content = OmegaConf.to_container(loaded, resolve=True)
-    except OSError as error:
-        return Problem(OPTION, f"{path} cannot be read: {error.strerror}", fix)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except DamagedFile as damage:
+        return Problem(OPTION, str(damage), fix)
+    except OmegaConfBaseException as error:
         return Problem(OPTION, f"{path} is not valid YAML: {' '.join(str(error).split())}", fix)
     if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
         return Problem(OPTION, f"{path} does not hold a table of flags", fix)

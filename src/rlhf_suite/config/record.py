@@ -17,6 +17,7 @@ from rlhf_suite.config.plan import WorkerPlan
 from rlhf_suite.config.reward import is_http
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.disk import write_text
+from rlhf_suite.foreign_files import DamagedFile, read_yaml
 from rlhf_suite.registry import absolute, digest, is_own
 
 PLAN = "plan"  # the key in config.yaml for what was decided; the flag of this name is false in every run that runs
@@ -30,8 +31,7 @@ def save(run: Run, path: Path, plan: WorkerPlan | None = None) -> None:
 
 def load(path: Path) -> Run:
     """Read a run back into the dataclasses of its task; types are checked, unknown keys are errors."""
-    saved = OmegaConf.load(path)
-    assert isinstance(saved, DictConfig), "a table of flags"
+    saved = read_saved(path)
     saved.pop(PLAN, None)  # a continued run decides again, from its own flags and machine
     run = OmegaConf.to_object(OmegaConf.merge(schema(saved.task), saved))
     assert isinstance(run, Run)
@@ -40,9 +40,17 @@ def load(path: Path) -> Run:
 
 def saved_values(path: Path) -> dict[str, Any]:
     """Return the values of a run by their dotted names as they were saved, also those of flags that are gone."""
-    saved = OmegaConf.to_container(OmegaConf.load(path))
+    saved = OmegaConf.to_container(read_saved(path))
     assert isinstance(saved, dict), "a table of flags"
     return flat({str(key): value for key, value in saved.items() if key != PLAN})
+
+
+def read_saved(path: Path) -> DictConfig:
+    """Return what `save` wrote, unchecked. Raises DamagedFile."""
+    saved = read_yaml(path)
+    if not isinstance(saved, DictConfig):
+        raise DamagedFile(f"{path} is damaged: it does not hold a table of flags")
+    return saved
 
 
 @cache

@@ -13,8 +13,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_suite.foreign_files import DamagedFile, opened
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.launch.environment import adopt_umask
+from rlhf_suite.waits import record_here
 
 TAIL_LINES = 20
 TAIL_BYTES = 64 << 10
@@ -52,13 +54,17 @@ def redirect_output(log: Path) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     faulthandler.enable(file=2, all_threads=True)
+    record_here(log.with_suffix(".json"))
 
 
 def tail_lines(path: Path, count: int = TAIL_LINES) -> list[str]:
     """Return the last `count` lines of a text file; an empty list if the file does not exist."""
     if not path.is_file():
         return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        text = file.read().decode(errors="replace")
+    try:
+        with opened(path, 1 << 62) as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode(errors="replace")
+    except DamagedFile:  # a link, which a folder from elsewhere may have
+        return []
     return list(deque(text.splitlines(), maxlen=count))

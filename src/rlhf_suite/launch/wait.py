@@ -52,7 +52,7 @@ def wait_for(refs: Sequence[ray.ObjectRef], what: str, timeout_s: float, actors:
     """
     if len(refs) != len(actors):
         raise AssertionError(f"{len(refs)} calls but {len(actors)} actors")
-    with waiting(what, names_of(actors), timeout_s) as wait:
+    with waiting(what, names_of(actors), timeout_s, LIMIT) as wait:
         _wait_until_done(dict(zip(refs, actors, strict=True)), wait, timeout_s)
         return _fetched(refs, what, timeout_s, actors)
 
@@ -95,7 +95,7 @@ async def reply(ref: ray.ObjectRef, what: str, timeout_s: float, actor: Member, 
     """Return the result of a call without blocking the event loop. Errors are those of `wait_for`. `flags`: those that
     the limit comes from."""
     result = asyncio.wrap_future(ref.future())
-    with waiting(what, names_of([actor]), timeout_s):
+    with waiting(what, names_of([actor]), timeout_s, flags):
         done, _ = await asyncio.wait([result], timeout=timeout_s)
     if not done:
         raise _expired([actor], what, timeout_s, flags)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhf_suite.disk import file_aside, put, write_json, writing
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import DamagedFile, read_table
 
 PARQUET_ROWS = 8192  # in a row group
 
@@ -29,6 +30,9 @@ class Progress:
     bytes: int = 0  # valid length of the part file
     totals: dict[str, float] = field(default_factory=dict)  # sums over the rows written so far
     done: bool = False  # whether the output is in its place
+
+
+FIELDS = {"next_row": int, "bytes": int, "totals": dict[str, float], "done": bool}  # of the record
 
 
 class PartFile:
@@ -55,9 +59,9 @@ class PartFile:
         """Return the recorded progress; raise UserError if the record or the part file is damaged."""
         again = f"Restore it, or delete {self.record} and {self.part} to start again"
         try:
-            progress = Progress(**json.loads(self.record.read_text()))
-            is_right = progress.next_row >= 0 and progress.bytes >= 0 and isinstance(progress.totals, dict)
-        except (ValueError, TypeError):
+            progress = Progress(**read_table(self.record, FIELDS))
+            is_right = progress.next_row >= 0 and progress.bytes >= 0
+        except (DamagedFile, TypeError):
             is_right = False
         if not is_right:
             raise UserError(f"{self.record} is damaged, so it is not known how many rows are written. {again}")

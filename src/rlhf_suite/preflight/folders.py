@@ -19,6 +19,7 @@ from rlhf_suite.config.resume import allowed_changes, changes, is_allowed, load_
 from rlhf_suite.config.runs import GenerateRun, LoopRun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import unwritable
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import DamagedFile
 from rlhf_suite.launch.slurm import allocation, is_first_node
 from rlhf_suite.locks import LOCK, alone_in, holder_of
 from rlhf_suite.preflight.inspections.outputs import targets
@@ -99,7 +100,11 @@ def chosen(folder: Path, run: Run) -> Place | Problem:
 
 def busy(folder: Path) -> Problem | None:
     """Return the problem of a folder that another run works in."""
-    if (holder := holder_of(folder)) is None:
+    try:
+        holder = holder_of(folder)
+    except DamagedFile as damage:
+        return Problem("run_dir", str(damage), f"delete {folder / LOCK} if no run works there")
+    if holder is None:
         return None
     fix = "wait for its end, stop that process, or choose another folder with run_dir=<folder>"
     return Problem("run_dir", f"another run works in {folder} ({holder})", fix)

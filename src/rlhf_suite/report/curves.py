@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import has_type
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -53,7 +54,7 @@ def series(path: Path) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for row in read_rows(path):
         for name, value in row.items():
-            if "/" in name and value is not None:
+            if "/" in name and has_type(value, float):
                 found.setdefault(name, []).append((row["step"], value))
     return found
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rlhf_suite.config.formatting import spelled
 from rlhf_suite.config.record import saved_values
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import content, read_table
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.locks import is_alive
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points, evaluated, series, trained
@@ -24,6 +25,7 @@ from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
 ERROR_LIMIT = 20_000  # characters
+TOKENIZER_BYTES = 256 << 20
 USER_OF_URL = re.compile(r"//[^/@\s]+@")  # name and password in front of a host
 
 Spell = Callable[[Sequence[int]], list[str]]
@@ -126,11 +128,16 @@ def config_rows(folder: RunFolder, values: dict[str, Any]) -> list[list[str]]:
     """Return of each flag: name, value, default and who set it; "" for a default or a setter that is not known."""
     task = TASKS.get(str(values.get("task")))
     defaults = {} if task is None else all_values(task())
-    origins = json.loads(folder.origins.read_text()) if folder.origins.exists() else {}
+    origins = read_table(folder.origins, {}) if folder.origins.exists() else {}
     return [
         [
             shareable(text)
-            for text in (key, spelled(value), spelled(defaults[key]) if key in defaults else "", origins.get(key, ""))
+            for text in (
+                key,
+                spelled(value),
+                spelled(defaults[key]) if key in defaults else "",
+                str(origins.get(key, "")),
+            )
         ]
         for key, value in values.items()
     ]
@@ -148,7 +155,10 @@ def token_texts(folder: RunFolder, values: dict[str, Any], ids: Sequence[int]) -
     path = tokenizer_file(folder, str(values.get("actor.model_name_or_path") or ""))
     if path is None:
         return [f"[{number}]" for number in ids]
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_buffer(content(path, TOKENIZER_BYTES, follow=True))
+    except Exception:  # of any kind: the library has none of its own
+        return [f"[{number}]" for number in ids]
     return [token_text(tokenizer, number) for number in ids]
 
 
@@ -176,7 +186,8 @@ def tokenizer_file(folder: RunFolder, model: str) -> Path | None:
     if model.startswith("builtin:"):
         from rlhf_suite.models.builtin import builtin_folder
 
-        return builtin_folder(model, "actor.model_name_or_path") / "tokenizer.json"
+        with suppress(UserError):  # a model that this version does not have
+            return builtin_folder(model, "actor.model_name_or_path") / "tokenizer.json"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         cached = try_to_load_from_cache(model, "tokenizer.json")
         return Path(cached) if isinstance(cached, str) else None

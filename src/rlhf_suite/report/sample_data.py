@@ -6,6 +6,7 @@ file gets a fair share, and the same holds for those of which the page has token
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rlhf_suite.foreign_files import DamagedFile, parquet
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.report.summary import response_of
 from rlhf_suite.tracking.run_folder import RunFolder
@@ -23,6 +24,21 @@ from rlhf_suite.tracking.run_folder import RunFolder
 CHEAP = 8  # tokens without numbers that take the room of one with numbers
 BINS = 24  # of the histogram of rewards
 TEXTS = ("prompt", "response", "label", "datasource", "finish_reason")
+NAME = re.compile(r"step_\d{1,12}\.parquet")
+REQUIRED = ("prompt", "response", "reward")  # of the columns of a file
+TOKENS = ("owner", "weight_version", "mask", "ids")
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+# The columns of a file that a page shows: names, whether a type is right, and what they hold.
+COLUMNS: tuple[tuple[tuple[str, ...], Callable[[pa.DataType], bool], str], ...] = (
+    ((*TEXTS, "reward_query"), lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "texts"),
+    (("reward",), is_number, "numbers"),
+    (TOKENS, lambda kind: pa.types.is_list(kind) and is_number(kind.value_type), "lists of numbers"),
+)
 UNKNOWN = -(2**15)  # a number that does not exist, among those of 16 bits
 
 Columns = Mapping[str, NDArray[Any]]
@@ -107,16 +123,41 @@ class SampleFile:
 
     def read(self) -> pa.Table:
         """Return the samples that are shown."""
-        with pq.ParquetFile(self.path) as file:
-            return pa.Table.from_batches([next(file.iter_batches(max(1, self.shown)))]).slice(0, self.shown)
+        with parquet(self.path) as file:
+            check_columns(file.schema_arrow, self.path)
+            batch = next(file.iter_batches(max(1, self.shown)))
+            return pa.Table.from_batches([batch]).slice(0, self.shown)
+
+    def rewards(self) -> NDArray[Any]:
+        """Return the reward of every sample, [rows]."""
+        with parquet(self.path) as file:
+            return np.asarray(file.read(columns=["reward"])["reward"].to_numpy().astype(np.float64))
+
+
+def check_columns(schema: pa.Schema, path: Path) -> None:
+    """Raise DamagedFile if a file of samples lacks a column that all have, or has one of another type."""
+    for names, is_kind, what in COLUMNS:
+        for name in names:
+            place = schema.get_field_index(name)
+            if place < 0 and name in REQUIRED:
+                raise DamagedFile(f"{path} is damaged: it has no column {name}")
+            if place >= 0 and not is_kind(schema.field(place).type):
+                raise DamagedFile(f"{path} is damaged: its column {name} does not hold {what}")
+
+
+def rows_in(path: Path) -> int:
+    """Return how many samples are in a file."""
+    with parquet(path) as file:
+        return int(file.metadata.num_rows)
 
 
 def sample_files(folder: RunFolder, samples: int) -> list[SampleFile]:
     """Return the files of a run that have samples, by their steps, each with its fair share of `samples`."""
     found = [
-        (int(path.stem.partition("_")[2]), kind, path, pq.read_metadata(path).num_rows)
+        (int(path.stem.partition("_")[2]), kind, path, rows_in(path))
         for kind, place in (("rollout", folder.rollouts), ("evaluation", folder.evaluations))
         for path in place.glob("step_*.parquet")
+        if NAME.fullmatch(path.name)
     ]
     found = sorted(each for each in found if each[-1])
     shown = shares([rows for *_, rows in found], samples)
@@ -148,7 +189,7 @@ def samples_of(
         columns["step"] += [file.step] * len(table)
         for name, numbers in text_columns(table, texts).items():
             columns[name] += numbers
-    rewards = [pq.read_table(file.path, columns=["reward"])["reward"].to_numpy() for file in files]
+    rewards = [file.rewards() for file in files]
     return {
         "total": sum(file.rows for file in files),
         "count": len(columns["step"]),

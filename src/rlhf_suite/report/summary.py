@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from rlhf_suite.config.formatting import quoted
 from rlhf_suite.config.metrics import LOWER, PASS_AT_K, direction_of
 from rlhf_suite.config.runs import AnyTrainedRun, LoopRun, PRMRun, RMRun, TrainedRun
 from rlhf_suite.config.tools import ChatConfig
+from rlhf_suite.foreign_files import parquet, read_json
 from rlhf_suite.report.curves import Points, draw_calls, draw_curves, series
 from rlhf_suite.report.samples import Sample, show_samples, write_samples
 from rlhf_suite.report.timeline import draw_timeline
@@ -52,7 +52,7 @@ def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     found = store_of(run.ckpt, folder).all("best") if isinstance(run, TrainedRun) else []
     if not found:
         return []
-    best = json.loads((found[-1].path / "metric.json").read_text())["best"]
+    best = read_json(found[-1].path / "metric.json")["best"]
     return [f"Best checkpoint: {found[-1].path} ({best['metric']} {best['best_so_far']:.4g} at step {found[-1].step})"]
 
 
@@ -140,13 +140,20 @@ def before_and_after(evaluations: Path, count: int = SAMPLES) -> list[Sample]:
     files = sorted(evaluations.glob("step_*.parquet"))
     if len(files) < 2:
         return []
-    tables = (pq.read_table(file, filters=[("sample", "=", 0)]).to_pylist() for file in (files[0], files[-1]))
+    tables = (first_samples(file) for file in (files[0], files[-1]))
     before, after = ({row["prompt_index"]: row for row in rows} for rows in tables)
     pairs = [
         Sample(b["prompt"], response_of(b), response_of(a), b["label"], (b["reward"], a["reward"]))
         for b, a in ((before[index], after[index]) for index in before if index in after)
     ]
     return sorted(pairs, key=lambda pair: pair.before == pair.after)[:count]
+
+
+def first_samples(path: Path) -> list[dict[str, Any]]:
+    """Return the first sample of each prompt in the file of an evaluation."""
+    with parquet(path) as file:
+        rows: list[dict[str, Any]] = file.read().filter(pc.field("sample") == 0).to_pylist()
+        return rows
 
 
 def response_of(row: dict[str, Any]) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlhf_suite.foreign_files import has_type, json_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.timeline import Interval, Span, length, merged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FIELDS: dict[str, Any] = {"who": str, "what": str, "begin": float, "end": float | None}  # of a line
 STEPS = 6  # that are shown
 LEAST = 1e-3  # of the time: what takes less is not drawn
 BEFORE_STEPS, LAST_OF_STEP = "weight_sync", "ppo_train"  # later syncs may go on while the next step trains
@@ -66,16 +66,19 @@ def draw_timeline(folder: RunFolder) -> Path | None:
 def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
     """Return the ends of the last steps, the first of them that before these steps, and all intervals of the run. A
     line that a kill has torn is left out."""
-    lines = folder.timeline.read_text().splitlines() if folder.timeline.exists() else []
-    intervals = []
-    for line in lines:
-        with suppress(ValueError, TypeError):
-            intervals.append(Interval(**json.loads(line)))
+    lines = json_lines(folder.timeline) if folder.timeline.exists() else ()
+    intervals = [Interval(**line) for _, line in lines if is_interval(line)]
     begin, ends = (
         sorted(each.end for each in intervals if each.what == what and each.end is not None)
         for what in (BEFORE_STEPS, LAST_OF_STEP)
     )
     return [*begin[:1], *ends][-STEPS - 1 :], intervals
+
+
+def is_interval(line: Any) -> bool:
+    """Return whether a line of a timeline is an interval."""
+    is_known = has_type(line, dict[str, Any]) and line.keys() == FIELDS.keys()
+    return is_known and all(has_type(line[name], wanted) for name, wanted in FIELDS.items())
 
 
 def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Interval]) -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.foreign_text import printable
+from rlhf_suite.waits import RECORD
 
+PREFIX = "reward-process-"  # of the names of the processes, as `rlhf-suite why` shows them
 START_S = 120.0  # limit for the imports of a reward file, which do not count against reward.timeout_s
 KILLED_S = 30.0  # for the kernel to end what was killed
 MAX_LOG_BYTES = 1 << 20  # of the output of one process, bytes that are written to the log
@@ -44,7 +46,9 @@ class RewardProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env=os.environ | {RECORD: str(log.parent.absolute() / PREFIX)},
             )
+        self.name = f"{PREFIX}{self.popen.pid}"  # also that of its record, `<name>.json` beside the log
         self.socket = ours
         self.reader = ours.makefile("rb")
         self.output_tail, self.requests = b"", 0
@@ -124,6 +128,7 @@ class RewardProcess:
             self.socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(KILLED_S)
+        self.log.with_name(f"{self.name}.json").unlink(missing_ok=True)
         self.reader.close()
         self.socket.close()
         self.drain.join(timeout=1)

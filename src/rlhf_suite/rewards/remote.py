@@ -39,6 +39,7 @@ from rlhf_suite.rewards.http_body import (
 )
 from rlhf_suite.rewards.reply import outcomes
 from rlhf_suite.rewards.retry import wait_s
+from rlhf_suite.waits import waiting
 
 FAILURES_IN_A_ROW, FIRST_BREAK_S, LONGEST_BREAK_S = 3, 10.0, 300.0  # of a server that is left out
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -145,7 +146,9 @@ class RemoteReward:
                     await asyncio.sleep(wait_s(attempt))
                 server = self.servers.next()
                 try:
-                    answer = await self._try(client, server.url, rows)
+                    what, limit_s = f"{len(rows)} rows by {server.url}", self.config.timeout_s
+                    with waiting(what, limit_s=limit_s, flag="reward.http.timeout_s"):
+                        answer = await self._try(client, server.url, rows)
                 except GivenUp as error:
                     failure = replace(error.failure, retries=attempt)
                     if not error.passing:

@@ -20,6 +20,7 @@ import traceback
 import warnings
 from dataclasses import asdict
 from io import BufferedRWPair
+from pathlib import Path
 
 from rlhf_suite.config.reward import RuleConfig
 from rlhf_suite.foreign_text import describe
@@ -27,6 +28,7 @@ from rlhf_suite.registry import reward_rule
 from rlhf_suite.rewards.base import Choice, Sample, ScoringFunction
 from rlhf_suite.sandbox import kernel, programs
 from rlhf_suite.sandbox.confine import needed_paths
+from rlhf_suite.waits import RECORD, record_here
 
 RULE_BYTES = 2 << 30
 SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"}
@@ -35,6 +37,8 @@ SOURCES = {"rule": "rlhf_suite.rewards.rules", "file": "rlhf_suite.rewards.file"
 def main(socket_fd: int, parent: int, kind: str, name: str, rules: RuleConfig, choice: Choice) -> None:
     """Load the reward code, report whether that worked, then answer requests until the socket closes."""
     limit_memory(kind == "rule" and reward_rule.needs(name, "time_limit"))
+    if (prefix := os.environ.pop(RECORD, None)) is not None and kind == "file":  # a rule may be locked away from files
+        record_here(Path(f"{prefix}{os.getpid()}.json"))
     threading.Thread(target=kill_group_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=socket_fd).makefile("rwb")
     try:

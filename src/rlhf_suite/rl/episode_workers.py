@@ -83,7 +83,8 @@ class EpisodeWorkers:
         order = EpisodeOrder(prompt, ledger, sampling, seed, self.max_turns)
         async with self.slots:
             link = min(self.links, key=lambda link: len(link.pending))
-            with self.environments, waiting(f"an episode of the prompt at {prompt.where}", [link.member.name]):
+            what = f"an episode of the prompt at {prompt.where}"
+            with self.environments, waiting(what, [link.member.name], alike="episode"):
                 return await link.send(order)
 
     def replacement(self, number: int, handle: Any, death: ActorDied) -> Any:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from rlhf_suite.data.batch import TokenBatch
 from rlhf_suite.data.trajectory import Trajectory
+from rlhf_suite.foreign_files import parquet
 from rlhf_suite.rl.rollout_file import GREEDY
 from rlhf_suite.rl.sample_metrics import sample_metrics
 from rlhf_suite.rl.samples import ScoredTrajectories
@@ -69,7 +69,8 @@ class NoEngines:
 
 def read_rollouts(path: Path) -> ScoredTrajectories:
     """Return the samples in a file that `write_rollouts` wrote."""
-    table = pq.read_table(path)
+    with parquet(path) as file:
+        table = file.read()
     names = set(table.column_names)
 
     def values(name: str) -> list[Any]:

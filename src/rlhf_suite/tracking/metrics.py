@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from rlhf_suite.config.logger import LoggerConfig, WandbConfig
 from rlhf_suite.config.record import load
 from rlhf_suite.disk import write_text, writing
+from rlhf_suite.foreign_files import has_type, json_lines, parquet
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.tracking.run_folder import RunFolder, samples_file
 
@@ -160,9 +161,10 @@ def evaluated_samples(path: Path) -> list[list[str]]:
     """Return the first sample of the first prompts in the file of an evaluation; none if there is no such file."""
     if not path.exists():
         return []
-    import pyarrow.parquet as pq
+    import pyarrow.compute as pc
 
-    table = pq.read_table(path, columns=[*SAMPLE_COLUMNS], filters=[("sample", "=", 0)])
+    with parquet(path) as file:
+        table = file.read(columns=[*SAMPLE_COLUMNS, "sample"]).filter(pc.field("sample") == 0)
     rows = table.slice(0, SAMPLES).to_pylist()
     return [[printable(str(row[name]), SAMPLE_LIMIT, keep_lines=True) for name in SAMPLE_COLUMNS] for row in rows]
 
@@ -185,15 +187,8 @@ def damaged_lines(path: Path) -> list[int]:
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield (line number, row) of each complete line; the row is None if it cannot be read."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        yield number, row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    for number, row in json_lines(path) if path.exists() else ():
+        yield number, row if has_type(row, dict[str, Any]) and has_type(row.get("step"), int) else None
 
 
 def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

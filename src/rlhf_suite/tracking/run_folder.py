@@ -21,11 +21,19 @@ from typing import Any
 
 from rlhf_suite.disk import DiskError, write_json, writing
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.foreign_text import printable
 
 SHORT_LIMIT = 300  # the same on a full disk
 ERROR_LIMIT = 20_000  # characters of the error in status.json
 
+# What status.json holds, and of which type each is.
+FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("state", "host", "started", "updated"), str),
+    **dict.fromkeys(("fingerprint", "error", "run"), str | None),
+    **{"last_step": int, "pid": int, "metrics": dict[str, float | None], "outputs": dict[str, str]},
+    "resumes": list[dict[str, Any]],
+}
 NEW: dict[str, Any] = {"state": "new", "fingerprint": None, "last_step": 0, "error": None, "metrics": {}}
 
 
@@ -160,11 +168,10 @@ class RunFolder:
         if not self.status_file.exists():
             return dict(NEW)
         try:
-            status: dict[str, Any] = json.loads(self.status_file.read_text())
-            return NEW | status
-        except (ValueError, TypeError):
+            return NEW | read_table(self.status_file, FIELDS)
+        except DamagedFile as damage:
             fix = "delete it, since a run continues from its checkpoints without it"
-            raise UserError(f"{self.status_file} is damaged and not JSON: {fix}") from None
+            raise UserError(f"{damage}: {fix}") from None
 
     def _update(self, durable: bool = True, **values: Any) -> None:
         """Change values of status.json."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,11 +10,20 @@ from typing import Any
 
 from rlhf_suite.disk import write_json
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import DamagedFile, read_json, typed
 from rlhf_suite.locks import is_alive
 from rlhf_suite.tracking.run_folder import RunFolder
 
 # The table shows the first of these metrics that a run has, else its first evaluation metric, or its first metric.
 CHOSEN = ("eval/pass1", "eval/gpt_loss")
+
+
+# What summary.json says of a job, and of which type each is.
+FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("folder", "state", "error", "metric", "log", "slurm"), str),
+    **{"number": int, "overrides": list[str], "words": list[str]},
+    **{"value": float | None, "started": float, "seconds": float},
+}
 
 
 @dataclass
@@ -107,9 +115,11 @@ def read(folder: Path) -> Sweep | None:
     if not path.exists():
         return None
     try:
-        return Sweep(folder, [Job(**row) for row in json.loads(path.read_text())])
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged: delete it, since the folders of the jobs keep their results") from None
+        rows = read_json(path)
+        return Sweep(folder, [Job(**typed(row, FIELDS, path)) for row in rows])
+    except (DamagedFile, TypeError) as damage:
+        what = str(damage) if isinstance(damage, DamagedFile) else f"{path} is damaged"
+        raise UserError(f"{what}: delete it, since the folders of the jobs keep their results") from None
 
 
 def extended(folder: Path, jobs: Sequence[Job]) -> Sweep:

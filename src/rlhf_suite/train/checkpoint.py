@@ -20,6 +20,7 @@ from rlhf_suite.config.ckpt import CheckpointConfig
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.disk import file_digest, flush
 from rlhf_suite.errors import RunError
+from rlhf_suite.foreign_files import DamagedFile, read_json, read_table
 from rlhf_suite.tracking.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
@@ -49,8 +50,7 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Return what `commit` was given: step, metric, controller states, cursors."""
-        state: dict[str, Any] = json.loads((self.path / "state.json").read_text())
-        return state
+        return read_table(self.path / "state.json", {"run": str, "step": int})
 
     @property
     def config(self) -> Path:
@@ -192,15 +192,15 @@ def store_of(config: CheckpointConfig, folder: RunFolder) -> CheckpointStore:
 
 def read_manifest(path: Path, step: int) -> dict[str, Entry]:
     """Return what the manifest of the checkpoint of `step` says of each file. Raises DamagedError."""
+    if not path.exists():
+        raise DamagedError(f"{path.name} is missing")
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_json(path)
         entries = {
             str(name): Entry(int(each["bytes"]), str(each["sha256"])) for name, each in manifest["files"].items()
         }
         is_right = manifest["step"] == step and "state.json" in entries
-    except FileNotFoundError:
-        raise DamagedError(f"{path.name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (DamagedFile, ValueError, KeyError, TypeError, AttributeError):
         raise DamagedError(f"{path.name} cannot be read") from None
     if not is_right:
         raise DamagedError(f"{path.name} is not that of step {step}")

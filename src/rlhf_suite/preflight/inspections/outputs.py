@@ -6,7 +6,6 @@ works or reads, and the place must be writable. A continued run must have the fl
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlhf_suite.config.resume import allowed_changes, changes, load_earlier, ref
 from rlhf_suite.config.runs import GenerateRun, LoopRun, MergeLoRARun, PPORun, ResumableRun, Run, ScoreRun, TrainedRun
 from rlhf_suite.disk import cache_root, unwritable
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import optimizer_problem, store_of
 from rlhf_suite.train.output import MARK, is_own
@@ -122,8 +122,8 @@ def run_ids(run: Run, folder: Path) -> set[str]:
     if isinstance(run, TrainedRun) and run.ckpt.load_enable and run.ckpt.path is not None:
         for state in resolved(run.ckpt.path).glob("*/state.json"):
             try:
-                ids.add(json.loads(state.read_text())["run"])
-            except (OSError, ValueError, KeyError, TypeError):  # a damaged checkpoint is another inspection's subject
+                ids.add(read_table(state, {"run": str})["run"])
+            except (DamagedFile, KeyError):  # a damaged checkpoint is another inspection's subject
                 continue
     return ids - {""}
 
