@@ -118,8 +118,8 @@ LAUNCH = [
     Mutation(
         "of a long log the beginning is looked at",
         "launch/actor_log.py",
-        "text = file.read().decode",
-        "file.seek(0)\n        text = file.read(TAIL_BYTES).decode",
+        "text = file.read(TAIL_BYTES).decode",
+        "file.seek(0)\n            text = file.read(TAIL_BYTES).decode",
         ACTOR_LOG,
     ),
     Mutation(
@@ -251,12 +251,13 @@ LAUNCH = [
     Mutation(
         "a wait stays open after an error",
         "waits.py",
-        """    try:
-        yield _open[number]
+        """    finally:
+        del _open[number]
+""",
+        """    else:
+        del _open[number]
     finally:
-        del _open[number]""",
-        """    yield _open[number]
-    del _open[number]""",
+""",
         ("tests/test_waits.py",),
     ),
     Mutation(

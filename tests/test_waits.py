@@ -1,5 +1,6 @@
 """Waits: those that are open, and their record in the folder of a run."""
 
+import asyncio
 import json
 import threading
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from rlhf_suite.waits import (
     MAX_WAITS,
     Patience,
     Shared,
+    in_coroutine,
     keep,
     open_waits,
     record,
@@ -150,3 +152,16 @@ def test_the_first_failure_ends_every_wait_at_once():
     assert ended.exception(60) is first
     with shared.changed, pytest.raises(ValueError, match="first"):
         shared.until(lambda: True, "what is there")
+
+
+def test_the_line_of_a_coroutine_is_the_innermost_of_the_user():
+    async def inner():
+        await asyncio.sleep(0)
+
+    async def outer():
+        await inner()
+
+    work = outer()
+    work.send(None)
+    assert in_coroutine(work).endswith(" in inner")
+    work.close()

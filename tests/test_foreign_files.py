@@ -1,0 +1,27 @@
+"""Types of values in files from elsewhere."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_suite.foreign_files import has_type
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "fits"),
+    [
+        (True, int, False),
+        (True, float, False),
+        (3, float, True),
+        (3.5, int, False),
+        (10**400, int, False),
+        (None, float | None, True),
+        ("3", float | None, False),
+        ({"a": 1.0, "b": None}, dict[str, float | None], True),
+        ({"a": "x"}, dict[str, float | None], False),
+        (["a", 3], list[str], False),
+        ([], dict[str, Any], False),
+    ],
+)
+def test_a_value_has_the_type_that_is_wanted_and_no_other(value, wanted, fits):
+    assert has_type(value, wanted) == fits
