@@ -115,7 +115,7 @@ def waiting(
 @contextmanager
 def runs(place: Place) -> Iterator[None]:
     """Note where the code of the user is for which the innermost wait around this block waits."""
-    wait = _innermost.get()
+    wait = _innermost.get(None)
     if wait is None:
         yield
         return

@@ -27,7 +27,7 @@ ROOMS = {
     ),
     "deepspeed": ("train/strategy.py",),
     "hydra": ("cli/", "preflight/", "composition/", "config/"),
-    "omegaconf": ("cli/", "sweeps/", "preflight/", "composition/", "config/"),
+    "omegaconf": ("foreign_files.py", "cli/", "sweeps/", "preflight/", "composition/", "config/"),
     "submitit": ("sweeps/slurm_jobs.py",),
     "wandb": ("tracking/metrics.py",),
 }
