@@ -8,7 +8,6 @@ COMPAT = ("tests/agents/test_compat.py",)
 FOUND = ("tests/config/test_agent_inspections.py",)
 ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
-GRADES = ("tests/rewards/test_openrlhf_reward_files.py",)
 IMAGES = ("tests/agents/test_agent_images.py",)
 
 FOREIGN: list[Mutation] = [
@@ -53,13 +52,6 @@ FOREIGN: list[Mutation] = [
         'images=tuple(given.get("environment_images") or ()),',
         "images=(),",
         IMAGES,
-    ),
-    Mutation(
-        "an answer that OpenRLHF cannot read as mathematics ends the run",
-        "rewards/openrlhf_names.py",
-        "return given.strip() == str(truth).strip()",
-        "raise",
-        GRADES,
     ),
     Mutation(
         "an episode that a limit ended without a reward ends the run",

@@ -81,6 +81,7 @@ class AgentInstance:
     async def step(self, states, **kwargs):
         self.turns += 1
         assert states["observation_text"] == "SYSTEM a question" + "".join(self.seen), states
+        assert states["action_text"].endswith("<|im_end|>"), states
         self.seen += [states["action_text"], " FEEDBACK "]
         assert states["sampling_params"].max_tokens > 0 and not states["sampling_params"].skip_special_tokens
         return {"rewards": 0.5, "environment_feedback": " FEEDBACK ", "done": self.turns == 3}
