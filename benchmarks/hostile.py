@@ -128,9 +128,12 @@ def children_that_hold(count, mib, hold):
             finally:
                 del kept
                 os._exit(0)
+    os.close(tell)
     held, deadline = 0, time.monotonic() + 8
     while held < count and select.select([readable], [], [], max(deadline - time.monotonic(), 0))[0]:
-        held += len(os.read(readable, 100))
+        if not (said := os.read(readable, 100)):
+            return None  # all children have failed
+        held += len(said)
     time.sleep(1)
     return f"{held} x {mib} MiB" if held * mib > ENOUGH else None
 

@@ -39,7 +39,7 @@ from rlhf_suite.sandbox.jail import jail_options, offer, trial_problem
 from rlhf_suite.sandbox.process import Resources, Template
 from rlhf_suite.sandbox.session import CallResult, Session
 
-TEXT = Path(__file__).with_name("hostile.py").read_text()
+TEXT = "\n".join(Path(__file__).with_name(name).read_text() for name in ("hostile.py", "hostile_memory.py"))
 # Helpers of the attacks have arguments; `attempt` does too.
 ATTACKS = [each.name for each in ast.parse(TEXT).body if isinstance(each, ast.FunctionDef) and not each.args.args]
 MEMORY_MB, DISK_MB, CALL_S = 512, 64, 15.0
@@ -59,6 +59,10 @@ ADD_KEY = (248, 217)
 HARMFUL = {
     *("shared_segments", "files_in_memory", "full_disk", "children_with_memory", "children_that_hide_their_memory"),
     *("shared_memory_of_children", "shared_memory", "fork_bomb", "thread_bomb", "write_into_the_library"),
+    *("shared_pages_that_are_unmapped", "shared_pages_of_a_device", "shared_pages_that_are_validated"),
+    *("shared_pages_that_are_not_needed", "huge_pages_of_the_machine", "files_that_are_deleted"),
+    *("children_without_a_first_thread", "full_sockets", "many_mappings", "many_file_locks", "deep_folders"),
+    *("flush_all_disks", "drop_the_library_from_memory", "interrupt_the_guard"),
 }
 # On the line of a session: descriptor 3 has its requests, 4 takes its replies. What is said of each is how it must end.
 OUTLIVED, LOST, KILLED, BROKEN = "the session lives on", "it ended early", "it ran longer", "it broke the protocol"
@@ -163,6 +167,7 @@ def attempts(bare: bool, names: Iterable[str] = ATTACKS) -> Iterator[Attempt]:
     template = Template(options)
     template.wait_ready()
     with targets() as aims:
+        aims["bare"] = bare
         for name in names:
             began = time.perf_counter()
             with Session(template, Resources(MEMORY_MB, DISK_MB)) as session:

@@ -48,8 +48,8 @@ SANDBOX = [
     Mutation(
         "each process of a session may have all of its memory",
         "sandbox/memory.py",
-        "(used := sum(map(proportional, pids)))",
-        "(used := max(map(proportional, pids)))",
+        "dear + sum(map(proportional, pids))",
+        "dear + max(map(proportional, pids))",
         (*SESSION, "-k", "memory"),
     ),
     Mutation(

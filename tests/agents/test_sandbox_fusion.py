@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import socket
 import ssl
+import threading
+import tracemalloc
+from contextlib import contextmanager, suppress
 
-import httpx
 import pytest
 from scripted import Scripted, chat_task, open_session, run
 
 from reward_server import RewardServer
+from rlhf_suite.agents import sandbox_fusion
 from rlhf_suite.agents.build import make_agent
-from rlhf_suite.agents.sandbox_fusion import TRIES, RemotePython, ServerError
+from rlhf_suite.agents.sandbox_fusion import MAX_BODY_BYTES, TRIES, RemotePython, ServerError
 from rlhf_suite.config.agent import AgentConfig, agents_of
 from rlhf_suite.rewards.http_body import certificates
 from rlhf_suite.sandbox.session import CallResult
@@ -71,13 +76,85 @@ def test_a_server_that_stays_busy_says_when_it_is_asked_again_and_is_given_up(se
     assert len(server.seen) == TRIES and raised.value.__cause__.retry_after == "0"
 
 
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((200, [1]), "of type list; the protocol has an object"),
+        ((200, b"7"), "of type int; the protocol has an object"),
+        ((200, DEEP), "nested too deeply"),
+        ((200, b"<html>"), "not JSON"),
+        ((200, {"status": "Success", "run_result": "4"}), "run_result is of type str"),
+        ((200, {"status": "Success", "run_result": {"stdout": ["4"]}}), "stdout is of type list"),
+        ((200, b"not gzip", "gzip"), "cannot be decompressed"),
+        ((404, {}), "HTTP 404"),
+        ((401, {}), "HTTP 401"),
+    ],
+)
+def test_an_answer_of_another_form_is_an_error_at_once(serve, reply, reason):
+    server = serve(reply)
+    with pytest.raises(ServerError, match=reason):
+        run(RemotePython(server.url, 64).run_async, "print(4)", 7.0)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (200, b'{"status": "Success", "run_result": {"stdout": "' + b"x" * MAX_BODY_BYTES + b'"}}'),
+        (200, gzip.compress(bytes(256 << 20), 1), "gzip"),
+    ],
+    ids=["plain", "gzip bomb"],
+)
+def test_an_answer_that_is_too_large_is_not_held_in_memory(serve, reply):
+    server = serve(reply)
+    tracemalloc.start()
+    try:
+        result = run(RemotePython(server.url, 64).run_async, "print('x')", 7.0)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert result.problem is not None and result.problem.startswith("it printed too much")
+
+
+@contextmanager
+def slow_server():
+    """A server that sends a byte every tenth of a second until the client has gone."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            one, _ = listening.accept()
+            with one, suppress(OSError):
+                one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not stop.wait(0.1):
+                    one.sendall(b" ")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        stop.set()
+        thread.join(10)
+
+
+def test_an_answer_has_a_deadline_as_a_whole(serve, monkeypatch):
+    """Each byte comes in time."""
+    monkeypatch.setattr(sandbox_fusion, "MARGIN_S", 0.5)
+    monkeypatch.setattr(sandbox_fusion, "TRIES", 1)
+    with slow_server() as url, pytest.raises(ServerError, match=r"no answer within 0\.6 s"):
+        run(RemotePython(url, 64).run_async, "print('x')", 0.1)
+
+
 def test_a_server_that_nobody_reaches_has_a_reason(serve):
     server = serve()
     server.close()
 
     async def ask():
-        async with httpx.AsyncClient() as client:
-            await RemotePython(server.url, 64).tried(client, {})
+        python = RemotePython(server.url, 64)
+        async with python.client(7.0) as client:
+            await python.tried(client, {})
 
     with pytest.raises(ServerError, match="connect") as raised:
         run(ask)

@@ -15,7 +15,7 @@ from rlhf_suite.serving.batcher import Batcher
 from rlhf_suite.serving.http_server import BadRequest, Guard, listening, make_app, server_of
 
 
-async def echo(body):
+async def echo(body, client):
     if "x" not in body:
         raise BadRequest("no x")
     return {"x": body["x"]}
@@ -32,7 +32,7 @@ def asked(app, *requests):
 
 
 def app_of(token=None, max_bytes=1000):
-    return Guard(make_app("/get", echo, {"status": "ok"}, None, max_bytes), token)
+    return Guard(make_app("/get", echo, None, max_bytes), token)
 
 
 def test_a_handler_answers_and_its_complaints_reach_the_caller():
@@ -101,7 +101,49 @@ def test_concurrent_requests_share_calls_and_each_gets_its_own_answers():
 
     answers = batched([[[1], [2, 2]], [[3]], [], [[4], [5], [6]]], score)
     assert answers == [[1, 4], [3], [], [4, 5, 6]]
-    assert calls == [[1, 2, 1, 1], [1, 1]]
+    assert calls == [[1, 1, 1, 2], [1, 1]]
+
+
+def turns(requests, max_rows):
+    """The first numbers of each call's sequences; requests are (client, sequences), all there before the first call."""
+    calls = []
+
+    def score(sequences):
+        calls.append([ids[0] for ids in sequences])
+        return [0.0] * len(sequences)
+
+    async def work():
+        batcher = Batcher(score, max_rows, 100)
+        waiting = [asyncio.create_task(batcher.submit(sequences, client)) for client, sequences in requests]
+        await asyncio.sleep(0)
+        running = asyncio.create_task(batcher.run())
+        await asyncio.gather(*waiting)
+        running.cancel()
+
+    asyncio.run(work())
+    return calls
+
+
+def test_a_long_request_does_not_make_others_wait():
+    assert turns([("a", [[1], [1], [1], [1]]), ("b", [[2]])], 2) == [[1, 2], [1, 1], [1]]
+    assert turns([("a", [[1], [1], [1], [1]]), ("a", [[2]])], 2) == [[1, 2], [1, 1], [1]]
+
+
+def test_clients_have_equal_shares_however_many_requests_they_make():
+    many = [("a", [[1]] * 3)] * 4
+    calls = turns([*many, ("b", [[2], [2], [2]])], 2)
+    assert calls[:3] == [[1, 2]] * 3 and sum(call.count(1) for call in calls) == 12
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://evil.example", 403), ("null", 403), ("http://localhost", 200), ("http://localhost:8080", 403)],
+)
+@pytest.mark.parametrize("token", [None, "t"])
+def test_a_web_page_of_another_origin_is_refused(origin, status, token):
+    headers = {"Origin": origin, "Content-Type": "text/plain", "Authorization": "Bearer t"}
+    (answer,) = asked(app_of(token=token), ("POST", "/get", {"content": b'{"x": 1}', "headers": headers}))
+    assert answer.status_code == status
 
 
 def test_a_call_holds_no_more_tokens_than_allowed_unless_one_text_alone_has_more():
@@ -250,7 +292,7 @@ async def answered(port, text=ASKED):
 def test_the_work_for_a_client_that_hangs_up_is_cancelled():
     cancelled, begun = asyncio.Event(), asyncio.Event()
 
-    async def slow(body):
+    async def slow(body, client):
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -264,7 +306,7 @@ def test_the_work_for_a_client_that_hangs_up_is_cancelled():
         writer.close()
         await cancelled.wait()
 
-    during(Guard(make_app("/get", slow, {}, None, 1000), None), clients)
+    during(Guard(make_app("/get", slow, None, 1000), None), clients)
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /g", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"])
@@ -295,11 +337,11 @@ def test_bytes_that_drip_do_not_buy_time(monkeypatch):
 def test_a_slow_answer_is_not_cut_off_by_the_time_for_reading(monkeypatch):
     monkeypatch.setattr(http_server, "READ_S", 0.1)
 
-    async def slow(body):
+    async def slow(body, client):
         await asyncio.sleep(0.5)
         return {}
 
-    assert during(Guard(make_app("/get", slow, {}, None, 1000), None), answered) == "HTTP/1.1 200 OK"
+    assert during(Guard(make_app("/get", slow, None, 1000), None), answered) == "HTTP/1.1 200 OK"
 
 
 def test_idle_connections_give_way_to_new_ones(monkeypatch):
@@ -322,11 +364,11 @@ def test_more_requests_than_may_be_under_way_are_told_to_come_again(monkeypatch)
     async def clients():
         refused = asyncio.Event()
 
-        async def slow(body):
+        async def slow(body, client):
             await refused.wait()
             return {}
 
-        app = Guard(make_app("/get", slow, {}, None, 1000), None)
+        app = Guard(make_app("/get", slow, None, 1000), None)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             first = [asyncio.create_task(client.post("/get", json={})) for _ in range(2)]

@@ -18,6 +18,8 @@ import httpx
 BASE_BYTES, BYTES_PER_ROW = 1 << 20, 64 << 10
 MAX_DIGITS = 320  # the largest float has 309
 ENCODINGS = "gzip, deflate"
+# For the `mounts` of a client: no proxy of the environment stands on the way to this machine.
+NO_PROXY_TO_OURSELVES = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
@@ -53,7 +55,7 @@ async def read_body(response: httpx.Response, limit: int, whole: bool = True) ->
     except zlib.error as error:
         raise BodyError(f"the answer cannot be decompressed ({error})") from None
     if len(body) > limit and whole:
-        raise BodyError(f"the answer has more than {limit / 2**20:.3g} MiB, which no scores need")
+        raise BodyError(f"the answer has more than {limit / 2**20:.3g} MiB, which no answer needs")
     return bytes(body[:limit])
 
 

@@ -32,6 +32,7 @@ from rlhf_suite.rewards.http_body import (
     BASE_BYTES,
     BYTES_PER_ROW,
     ENCODINGS,
+    NO_PROXY_TO_OURSELVES,
     BodyError,
     certificates,
     parsed,
@@ -45,7 +46,6 @@ FAILURES_IN_A_ROW, FIRST_BREAK_S, LONGEST_BREAK_S = 3, 10.0, 300.0  # of a serve
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 REFUSED = (401, 403)
 QUOTED = 300  # bytes of a server's answer that a message repeats
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass
@@ -135,7 +135,7 @@ class RemoteReward:
             verify=certificates(),
             headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
             limits=httpx.Limits(max_connections=self.config.concurrency),
-            mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy of the environment on the way to ourselves
+            mounts=NO_PROXY_TO_OURSELVES,
         )
 
     async def _part(self, client: httpx.AsyncClient, places: asyncio.Semaphore, rows: list[Sample]) -> list[Outcome]:

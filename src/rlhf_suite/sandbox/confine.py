@@ -31,7 +31,7 @@ MAX_TASKS = 16  # processes and threads
 MAX_FILES = 64
 FILE_BYTES = 64 << 20
 SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-DEVICES = ("null", "zero", "urandom")
+DEVICES = ("null", "urandom")  # a shared mapping of /dev/zero is memory that no limit counts
 READ_ONLY = kernel.SEAL_READ_ONLY | kernel.SEAL_NO_SUID | kernel.SEAL_NO_DEV
 COUNTED_BY_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes apart in each user namespace
 

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -28,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.sandbox.confine import FOLDER, JailOptions, SessionOptions
-from rlhf_suite.sandbox.memory import Watched, watcher
+from rlhf_suite.sandbox.memory import Watched, remove_tree, watcher
 from rlhf_suite.sandbox.template import ENDED, ENVIRONMENT, ERROR
 
 SOURCES = Path(__file__).resolve().parents[2]
@@ -323,7 +322,7 @@ class JailedProcess:
             self.guard.close()  # a guard whose pidfd has not come yet ends by this
             self.pidfd = -1
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_tree(self.folder)
 
 
 def wait(processes: Sequence[JailedProcess], is_done: Callable[[], bool], deadline: float) -> bool:

@@ -22,6 +22,10 @@ FIRST_UNKNOWN = 451  # all numbers of x32, the second table of x86-64, are above
 NEW_SPACES = 0x7E020080  # flags of clone: mount, cgroup, uts, ipc, user, pid, net, time namespace
 THREAD = 0x10000  # flag of clone
 UNIX, STREAM, TYPE_OF_SOCKET = 1, 1, 0xF
+SHARED, ANONYMOUS, HUGE_PAGES = 1, 0x20, 0x40000  # flags of mmap
+# Commands of fcntl: ask for locks of others (F_GETLK, F_OFD_GETLK), leases, watches of folders, the size of a pipe. A
+# file may still be locked, as sqlite3 does.
+FCNTL_REFUSED = (5, 36, 1024, 1025, 1026, 1031)
 TYPE_INTO_TERMINAL = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
 
 # Numbers on x86-64 and on arm64; None where the machine has no such call.
@@ -51,6 +55,18 @@ REFUSED: dict[str, Numbers] = {
     **{"iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None), "syslog": (103, 116)},
     **{"vhangup": (153, 58), "fanotify_init": (300, 262), "lookup_dcookie": (212, 18)},
     **{"nfsservctl": (180, 42), "personality": (135, 92)},
+    # Memory that no limit of a process counts: pages that pipes and sockets hold, and descriptors under way in them.
+    **{"vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77), "sendfile": (40, 71)},
+    **{"setsockopt": (54, 208), "sendmsg": (46, 211), "sendmmsg": (307, 269)},
+    **{"remap_file_pages": (216, 234), "mbind": (237, 235), "set_mempolicy": (238, 237)},
+    "set_mempolicy_home_node": (450, 450),
+    # What all programs of the machine or of the user share: requests for asynchronous reads, watches, disks, caches.
+    **{"io_setup": (206, 0), "io_destroy": (207, 1), "io_getevents": (208, 4), "io_submit": (209, 2)},
+    **{"io_cancel": (210, 3), "io_pgetevents": (333, 292), "sync": (162, 81), "syncfs": (306, 267)},
+    **{"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
+    **{"inotify_rm_watch": (255, 28), "fanotify_mark": (301, 263), "fadvise64": (221, 223)},
+    # Locks on files of the library would tell other sessions something.
+    "flock": (73, 32),
 }
 # Only where no mount and process namespace stands in front: calls that reach files and processes of the user.
 REFUSED_IF_BARE: dict[str, Numbers] = {
@@ -65,10 +81,9 @@ REFUSED_IF_BARE: dict[str, Numbers] = {
     **{"pidfd_send_signal": (424, 424), "pidfd_open": (434, 434), "process_mrelease": (448, 448)},
     **{"setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119)},
     **{"sched_setparam": (142, 118), "sched_setattr": (314, 274), "ioprio_set": (251, 30)},
-    **{"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
-    "fanotify_mark": (301, 263),
 }
 CLONE, CLONE3, IOCTL, SOCKETPAIR = (56, 220), (435, 435), (16, 29), (53, 199)
+MMAP, FCNTL = (9, 222), (72, 25)
 SIGNALS, PRLIMIT, PRCTL = ((62, 129), (234, 131)), (302, 261), (157, 167)  # SIGNALS: kill, tgkill
 
 
@@ -99,12 +114,17 @@ def program(is_bare: bool) -> bytes:
     no_new_spaces = step(IF_ANY_BIT, NEW_SPACES, 0, 1) + refuse
     only_threads = step(IF_ANY_BIT, THREAD, 1, 0) + refuse if is_bare else b""
     typing = b"".join(step(IF_EQUAL, number, 0, 1) + refuse for number in TYPE_INTO_TERMINAL)
+    asking = b"".join(step(IF_EQUAL, number, 0, 1) + refuse for number in FCNTL_REFUSED)
+    # Shared pages without a file live as long as one of them is mapped, in the address space of nobody.
+    shared = step(IF_ANY_BIT, ANONYMOUS, 0, 2) + step(IF_ANY_BIT, SHARED, 0, 1) + refuse
     parts = [
         step(LOAD, 4) + step(IF_EQUAL, ARCHITECTURE, 1, 0) + step(RETURN, KILL),
         step(LOAD, 0) + step(IF_AT_LEAST, FIRST_UNKNOWN, 0, 1) + missing,
         on_call(CLONE3, missing),  # its flags are in memory, where no filter can read
         on_call(CLONE, load_argument(0), no_new_spaces, only_threads, allow),
         on_call(IOCTL, load_argument(1), typing, allow),
+        on_call(FCNTL, load_argument(1), asking, allow),
+        on_call(MMAP, load_argument(3), step(IF_ANY_BIT, HUGE_PAGES, 0, 1), refuse, shared, allow),
         # A pair of datagram sockets could send to any path.
         on_call(
             SOCKETPAIR,

@@ -160,11 +160,13 @@ def keep_guard(state: TemplateState, session: SessionOptions, fds: Sequence[int]
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # code could send it before Landlock 6, and Python would raise
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         become_interpreter(state, session, fds)
     if state.options.bare:
         socket.send_fds(guard, [b"pidfd"], [os.pidfd_open(child)])

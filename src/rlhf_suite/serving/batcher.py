@@ -1,4 +1,8 @@
-"""Batch the sequences of concurrent requests into one call of the model; meanwhile the next batch is collected."""
+"""Batch the sequences of concurrent requests into one call of the model; meanwhile the next batch is collected.
+
+Clients take turns, and so do the requests of each: a request of thousands of sequences does not make others wait for
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,19 @@ class Batcher:
 
     def __init__(self, score: Score, max_rows: int, max_tokens: int) -> None:
         self.score, self.max_rows, self.max_tokens = score, max_rows, max_tokens
-        self.waiting: deque[Item] = deque()
+        self.waiting: dict[str, deque[deque[Item]]] = {}  # requests by client; the first of each is next
         self.has_items = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, "batcher")  # no-limit: a second signal ends a server
         self.calls = self.rows = 0
 
-    async def submit(self, sequences: Sequence[list[int]]) -> list[Outcome]:
+    async def submit(self, sequences: Sequence[list[int]], client: str = "") -> list[Outcome]:
         """Return the score of each sequence, in order, or the exception in the place of one that failed.
 
         If the caller is cancelled while it waits, its sequences are removed from the queue.
         """
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Outcome]] = [loop.create_future() for _ in sequences]
-        self.waiting.extend(zip(sequences, futures, strict=True))
+        self.waiting.setdefault(client, deque()).append(deque(zip(sequences, futures, strict=True)))
         self.has_items.set()
         return await asyncio.gather(*futures)
 
@@ -62,15 +66,35 @@ class Batcher:
         return [*found]
 
     def next_batch(self) -> list[Item]:
-        """Return the next batch in order of arrival, without the sequences of clients that have gone."""
+        """Return the next batch, a sequence of each client in turn."""
         batch: list[Item] = []
         tokens = 0
-        while self.waiting and len(batch) < self.max_rows:
-            ids, future = self.waiting[0]
-            if not future.done():
-                if batch and tokens + len(ids) > self.max_tokens:
-                    break
-                batch.append((ids, future))
-                tokens += len(ids)
-            self.waiting.popleft()
+        while len(batch) < self.max_rows and (item := self.next_item()) is not None:
+            if batch and tokens + len(item[0]) > self.max_tokens:
+                break
+            batch.append(item)
+            tokens += len(item[0])
+            self.pass_turn()
         return batch
+
+    def next_item(self) -> Item | None:
+        """Return the sequence whose turn it is. Those of clients that have gone are removed."""
+        while self.waiting:
+            requests = next(iter(self.waiting.values()))
+            while requests and requests[0] and requests[0][0][1].done():
+                requests[0].popleft()
+            if requests and requests[0]:
+                return requests[0][0]
+            if requests:
+                requests.popleft()
+            else:
+                self.waiting.pop(next(iter(self.waiting)))
+        return None
+
+    def pass_turn(self) -> None:
+        """Take the sequence whose turn it is. Next is another client, and after it another request of this one."""
+        client = next(iter(self.waiting))
+        requests = self.waiting.pop(client)
+        requests[0].popleft()
+        requests.rotate(-1)
+        self.waiting[client] = requests

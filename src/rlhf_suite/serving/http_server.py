@@ -1,8 +1,8 @@
 """An HTTP server with one route: token, size limit, deadlines, a health route, and a graceful end.
 
-A handler gets the JSON object of a request and returns the JSON object of the answer. It raises `BadRequest` for a
-mistake of the caller (HTTP 422). When a client closes its connection, its handler is cancelled. When the server is
-stopped, requests under way may finish.
+A handler gets the JSON object of a request and the address of its client, and returns the JSON object of the answer. It
+raises `BadRequest` for a mistake of the caller (HTTP 422). When a client closes its connection, its handler is
+cancelled. When the server is stopped, requests under way may finish.
 
 uvicorn waits for the rest of a request without a limit. Here a connection has READ_S seconds to send a whole request.
 Where MAX_CONNECTIONS are open already, the one that has waited longest to send its request is closed for a new one, so
@@ -34,7 +34,7 @@ from rlhf_suite.launch.stop import hear
 
 T = TypeVar("T")
 
-Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Handler = Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE_S = 30  # for requests under way when the server is to stop
@@ -51,15 +51,15 @@ class TooLarge(ValueError):
     """The request has more bytes than the limit."""
 
 
-def make_app(path: str, handler: Handler, health: dict[str, str], lifespan: Lifespan | None, max_bytes: int) -> FastAPI:
-    """Return the app that answers POST `path` by `handler` and GET /health by `health`."""
+def make_app(path: str, handler: Handler, lifespan: Lifespan | None, max_bytes: int) -> FastAPI:
+    """Return the app that answers POST `path` by `handler`, and GET /health, which needs no token and tells nothing."""
     app = FastAPI(lifespan=lifespan, openapi_url=None)
-    app.add_api_route("/health", lambda: health, methods=["GET"])
+    app.add_api_route("/health", lambda: {"status": "ok"}, methods=["GET"])
 
     async def answer(request: Request) -> Response:
         try:
             given = parsed(await body_of(request, max_bytes))
-            found = await while_connected(request, handler(given))
+            found = await while_connected(request, handler(given, request.client.host if request.client else ""))
         except ClientDisconnect:
             return CLIENT_GONE
         except TooLarge as error:
@@ -119,8 +119,9 @@ class Guard:
     """Lets requests through that have the token or, if the server has no token, that name this machine as the host.
 
     The check of the host prevents DNS rebinding: a web page that is open on this machine could otherwise send requests
-    here under a name of its own, which its owner's name server resolves to 127.0.0.1. /health needs no token. When too
-    many requests are under way, further ones get HTTP 503.
+    here under a name of its own, which its owner's name server resolves to 127.0.0.1. A request that a page of another
+    origin makes (a browser says so by the header Origin) is refused, also with a token. /health needs no token. When
+    too many requests are under way, further ones get HTTP 503.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -150,8 +151,11 @@ class Guard:
         return None
 
     def unauthorised(self, scope: Scope) -> Response | None:
-        """Return the response to a request without the token, or under a strange name."""
+        """Return the response to a request without the token, under a strange name, or of a foreign web page."""
         headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
+            return JSONResponse({"error": "requests of web pages of another origin are refused"}, 403)
         if self.expected is None:
             host = headers.get(b"host", b"").decode("latin-1")
             if host_name(host) not in LOOPBACK:

@@ -45,8 +45,8 @@ class RewardService:
         with suppress(asyncio.CancelledError):
             await task
 
-    async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a score for each text of `query`, or the reason why a text has none.
+    async def answer(self, body: dict[str, Any], client: str) -> dict[str, Any]:
+        """Return a score for each text of `query`, or the reason why a text has none. Clients take turns.
 
         Raises:
             BadRequest: `query` is not a list of texts.
@@ -58,7 +58,7 @@ class RewardService:
             if not isinstance(text, str):
                 raise BadRequest(f"'query' must be a list of texts; entry {place} is not a text")
         encoded = [await self.encode(text) for text in texts]  # one by one: other requests may come between
-        scores = iter(await self.batcher.submit([ids for ids in encoded if not isinstance(ids, str)]))
+        scores = iter(await self.batcher.submit([ids for ids in encoded if not isinstance(ids, str)], client))
         outcomes = [ids if isinstance(ids, str) else finite(next(scores)) for ids in encoded]
         return {
             "rewards": [None if isinstance(each, str) else each for each in outcomes],

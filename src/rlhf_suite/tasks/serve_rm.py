@@ -41,13 +41,7 @@ def run(config: ServeRMRun, folder: Path) -> dict[str, float]:
             f"serve.host={limits.host} serve.port={limits.port}: {error.strerror}. Choose another serve.port, or 0"
         ) from None
     service = RewardService(model, limits)
-    app = make_app(
-        PATH,
-        service.answer,
-        {"status": "ok", "model": reward.model_name_or_path},
-        service.lifespan,
-        int(limits.max_request_mb * 2**20),
-    )
+    app = make_app(PATH, service.answer, service.lifespan, int(limits.max_request_mb * 2**20))
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
     write_json(folder / "server.json", {"url": url, "pid": os.getpid()})
