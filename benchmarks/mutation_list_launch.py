@@ -146,8 +146,8 @@ LAUNCH = [
     Mutation(
         "a call that would be exactly full is not filled",
         "serving/batcher.py",
-        "tokens + len(ids) > self.max_tokens",
-        "tokens + len(ids) >= self.max_tokens",
+        "tokens + len(item[0]) > self.max_tokens",
+        "tokens + len(item[0]) >= self.max_tokens",
         BATCHER,
     ),
     Mutation(
