@@ -8,7 +8,9 @@ from scripted import make_tokenizer
 
 from rlhf_suite.agents.bridge import TRIED, Bridge
 from rlhf_suite.config.data import RenderConfig
+from rlhf_suite.data.render import tokens
 from rlhf_suite.errors import UserError
+from tokenizer_kinds import KINDS, tokenizer_of
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
 TAILS = {
@@ -115,3 +117,19 @@ def test_tokens_that_merge_across_the_stop_are_refused():
     bridge = bridge_of(make_tokenizer(family.special, template), ("t",))
     with pytest.raises(UserError, match=r"go on with a user's message: .*other tokens"):
         bridge.check(["user"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_others_say_has_the_tokens_that_it_has_in_the_whole_conversation(kind):
+    """Many tokenizers put a space in front of a text of its own."""
+    tokenizer = tokenizer_of(kind)
+    bridge = Bridge(tokenizer, RenderConfig(apply_chat_template=True), [tokenizer.eos_token_id])
+    bridge.check(["user"])
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Paris."}]
+    answer = [{"role": "user", "content": "what is 4?"}]
+    sampled = tokens(tokenizer, tokenizer.apply_chat_template(said, tokenize=False))
+    ids = [*sampled, *bridge.after(tokenizer.eos_token_id, answer)]
+    assert ids == bridge.prompt([*said, *answer])
+    raw = tokens(tokenizer, "hello")
+    text = "".join(tokenizer.convert_ids_to_tokens([*raw, *bridge.behind(raw, "\nParis.")]))
+    assert text == "".join(tokenizer.convert_ids_to_tokens(tokens(tokenizer, "hello\nParis.")))

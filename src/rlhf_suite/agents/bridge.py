@@ -7,7 +7,8 @@ reasoning of earlier turns. Only what others said is rendered, behind a short st
     -> ...STANDIN<|im_end|>\\n<|im_start|>user\\nwrong<|im_end|>\\n<|im_start|>assistant\\n
 
 The bridge is what follows the stop token that the model has sampled itself, here <|im_end|>. That token is special, so
-nothing merges across it, and the ids of the ledger and of the bridge are those of the whole text.
+nothing merges across it. The bridge is tokenised behind it, since many tokenizers put a space in front of a text of its
+own; so the ids of the ledger and of the bridge are those of the whole text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.agents.base import Schema
 from rlhf_suite.config.data import RenderConfig
 from rlhf_suite.data.messages import Message
-from rlhf_suite.data.render import begin_ids, tokens
+from rlhf_suite.data.render import begin_ids, following, tokens
 from rlhf_suite.data.row import Row, RowError
 from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STANDIN, ANSWER = "STANDINofTURN", "ANSWERofOTHERS"  # plain letters: templates neither trim nor escape them
+TAIL = 32  # tokens before a text that its first token may depend on
 CALL_ID = "call{:05d}"  # nine letters and digits, which some templates insist on
 ASKED = Row({}, "the conversation of an episode", 0)
 QUESTION: Message = {"role": "user", "content": "?"}
@@ -62,7 +64,11 @@ class Bridge:
         `answers` are messages of tools and of the user. None if a turn with that end cannot be continued so.
         """
         text = self.text_after(stop, answers, tools)
-        return None if text is None else tokens(self.tokenizer, text)
+        return None if text is None else self.behind([stop], text)
+
+    def behind(self, ids: Sequence[int], text: str) -> list[int]:
+        """Return the ids of a text that stands behind `ids`, which stay as they were sampled."""
+        return following(self.tokenizer, str(self.tokenizer.decode(ids[-TAIL:])), text)
 
     def on_from(self, stop: int, answers: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int] | None:
         """Return what `after` returns, or None where the template does not let a conversation go on with such
@@ -167,9 +173,9 @@ class Bridge:
         head, name = whole.removesuffix(text), self.stops[stop]
         if not whole.endswith(name + text):
             return "it renders an answer differently in a longer conversation"
-        ids = tokens(self.tokenizer, text)
-        if tokens(self.tokenizer, self.tokenizer.decode(ids)) != ids:
-            return f"the text behind {name} has other tokens when it is decoded and encoded again"
+        ids = self.behind([stop], text)
+        if "".join(str(self.tokenizer.decode(ids)).split()) != "".join(text.split()):  # decoders add and drop spaces
+            return f"the text behind {name} is another when it is encoded and decoded"
         if tokens(self.tokenizer, head) + ids != tokens(self.tokenizer, whole):
             return f"the text behind {name} has other tokens in a whole conversation"
         return None

@@ -232,7 +232,9 @@ class Session:
         if images and self.image_reader is None:
             raise ValueError("it has images, and the policy reads text; set data.image_key (docs/vision.md)")
         files = [image_file(each) for each in images]
-        return self.append(tokens(self.bridge.tokenizer, before + self.cut(text) + after), (), files)
+        return self.append(
+            self.bridge.behind(self.open.ledger.ids.tolist(), before + self.cut(text) + after), (), files
+        )
 
     def append(self, ids: Sequence[int] | None, messages: Sequence[Message], files: Sequence[bytes] = ()) -> bool:
         """Append tokens of the environment, with `files` in place of their image placeholders, if another token and

@@ -15,6 +15,9 @@ from rlhf_suite.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CONTEXT = 64  # characters before a text that its first token may depend on
+STARTS = ("\n", ":", "a", ")", "\u3002")  # texts of which one does not become one token with what follows
+
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, config: TextConfig, input_template: str | None) -> None:
     """Check that prompts can be rendered: there is a chat template, or `input_template` contains one {}.
@@ -49,6 +52,30 @@ def tokens(tokenizer: PreTrainedTokenizerBase, text: str, begin: Sequence[int] =
     """Return the ids of `text`, after `begin` unless the text begins with it already."""
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     return ids if ids[: len(begin)] == list(begin) else [*begin, *ids]
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], begin: Sequence[int] = ()) -> list[list[int]]:
+    """Return the ids of texts that follow each other, the first as it is alone and the others as they are behind it."""
+    result, before = list[list[int]](), ""
+    for text in texts:
+        result.append(following(tokenizer, before, text) if result else tokens(tokenizer, text, begin))
+        before = text if len(text) >= CONTEXT else before + text
+    return result
+
+
+def following(tokenizer: PreTrainedTokenizerBase, before: str, text: str) -> list[int]:
+    """Return the ids that `text` adds to the ids of `before`, behind which it stands.
+
+    Alone it might have others: many tokenizers put a space in front of a text. Where a token of the whole text would
+    reach over the border, `before` keeps its ids, and `text` has those of a text that goes on without a space.
+    """
+    if not text:
+        return []
+    for context in (before, *STARTS) if before else STARTS:
+        known, whole = tokens(tokenizer, context), tokens(tokenizer, context + text)
+        if whole[: len(known)] == known:
+            return whole[len(known) :]
+    return tokens(tokenizer, text)
 
 
 def fill(input_template: str | None, prompt: str) -> str:

@@ -11,7 +11,7 @@ from rlhf_suite.config.algo import PRMAlgoConfig
 from rlhf_suite.config.data import StepDataConfig
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.messages import messages_of, tools_of
-from rlhf_suite.data.render import begin_ids, check_rendering, fill, text_of, tokens
+from rlhf_suite.data.render import begin_ids, check_rendering, fill, following, text_of, tokens
 from rlhf_suite.data.row import LeftOut, Row, RowError, joined_columns, required
 from rlhf_suite.data.template import ChatTemplate
 from rlhf_suite.errors import UserError
@@ -36,7 +36,10 @@ class StepEncoder:
         self.begin = begin_ids(tokenizer) if not config.apply_chat_template else []
         check_rendering(tokenizer, config, config.input_template)
         self.template = ChatTemplate(tokenizer, config)
-        self.placeholder = self.token_id(algo.placeholder_token, "algo.placeholder_token")
+        self.mark, self.placeholder = (
+            algo.placeholder_token,
+            self.token_id(algo.placeholder_token, "algo.placeholder_token"),
+        )
         self.columns = (
             None if self.names is None else [self.token_id(name, "algo.reward_tokens") for name in self.names]
         )
@@ -104,11 +107,13 @@ class StepEncoder:
 
         Each step ends in the placeholder. It is added as an id, so no text in a step can move or imitate it.
         """
-        ids, places = tokens(self.tokenizer, prompt, self.begin), []
+        ids, places, before = tokens(self.tokenizer, prompt, self.begin), [], prompt
         for index, step in enumerate(steps):
             begins_a_line = index == 0 and self.config.apply_chat_template
-            ids += [*tokens(self.tokenizer, step if begins_a_line else f"\n{step}"), self.placeholder]
+            text = step if begins_a_line else f"\n{step}"
+            ids += [*following(self.tokenizer, before, text), self.placeholder]
             places.append(len(ids) - 1)
+            before = self.mark
         return ids, places
 
     def text(self, row: Row, generation_prompt: bool) -> str:
@@ -238,7 +243,7 @@ class SolutionEncoder:
         ids, places = tokens(self.tokenizer, f"{prompt}{gap}{steps[0]}" if steps else prompt, self.encoder.begin), []
         for index in range(len(steps)):
             if index > 0:
-                ids += tokens(self.tokenizer, f"{self.form.step_separator}{steps[index]}")
+                ids += following(self.tokenizer, self.form.placeholder_token, self.form.step_separator + steps[index])
             ids.append(self.encoder.placeholder)
             places.append(len(ids) - 1)
         return ids, places

@@ -1,8 +1,9 @@
 """Encoders of text: rows to token ids for supervised tuning, for sampling prompts, and for pre-training on raw text.
 
-A conversation is cut into segments by author: the prompt side (context, role headers, separators) or the model. Each
-segment is tokenised alone and the ids are joined. So the prompt ids are those of inference, where the prompt is
-tokenised alone, and no token has two authors: the mask is exact.
+A conversation is cut into segments by author: the prompt side (context, role headers, separators) or the model. The
+first prompt is tokenised alone, as at inference, and each later segment as it continues the text before it. No token
+has two authors, so the mask is exact: where a token of the whole text would reach over a border, both sides are
+tokenised up to it (`render.following`).
 
 `mask[t] = 1` if and only if token t is trained on. The first token of a sequence never is, since nothing predicts it.
 """
@@ -32,6 +33,7 @@ from rlhf_suite.data.render import (
     columns_text,
     fill,
     label_text,
+    pieces,
     text_of,
     tokens,
 )
@@ -226,10 +228,10 @@ class ConversationEncoder:
         ids: list[int] = []
         mask: list[int] = []
         images: list[Image] = []
-        for index, segment in enumerate(segments):
-            piece = tokens(self.tokenizer, segment.text, self.begin if index == 0 else [])
+        each = pieces(self.tokenizer, [segment.text for segment in segments], self.begin)
+        for index, (segment, piece) in enumerate(zip(segments, each, strict=True)):
             if self.reader is not None:
-                piece, places = with_images(piece, segment.images, self.reader, len(ids), where)
+                piece, places = with_images(piece, segment.images, self.reader, len(ids), where)  # noqa: PLW2901
                 images += places
             ids += piece
             mask += [int(segment.trained)] * len(piece)

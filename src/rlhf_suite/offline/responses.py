@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.config.data import PromptTextConfig, ScoreDataConfig, ScoredRowsConfig, SFTDataConfig, TextConfig
 from rlhf_suite.data.batch import Example
-from rlhf_suite.data.render import tokens
+from rlhf_suite.data.render import following, tokens
 from rlhf_suite.data.row import Row, RowError, joined_columns
 from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder, cut
 
@@ -74,7 +74,8 @@ class ResponseEncoder:
         finished = is_finished(row, self.data)
         if finished and response.strip():
             return self.trained.encode_last_response(row)
-        ids = [*self.prompts.encode(row).ids, *tokens(self.tokenizer, response)]
+        prompt = self.prompts.encode(row)
+        ids = [*prompt.ids, *following(self.tokenizer, prompt.text, response)]
         if finished and ids[-1] != self.tokenizer.eos_token_id:
             ids.append(self.tokenizer.eos_token_id)
         return self._example(ids, row)
