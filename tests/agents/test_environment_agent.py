@@ -265,8 +265,8 @@ def test_a_wait_has_a_deadline(tokenizer):
         for environment in (Slow, Hung):
             outcome = play(tokenizer, ["3"], environment, step_timeout_s=0.5).outcome
             assert outcome.kind == "timeout" and "agent.tool_timeout_s=0.5" in outcome.reason
-            episode = play(tokenizer, ["3"], environment, timeout_s=0.5)
-            assert episode.status == "timeout" and "agent.timeout_s=0.5 (1 turns)" in episode.outcome.reason
+            episode = play(tokenizer, ["3"], environment, timeout_s=3.0)
+            assert episode.status == "timeout" and "agent.timeout_s=3 (1 turns)" in episode.outcome.reason
     finally:
         stuck.set()
 

@@ -101,13 +101,13 @@ def test_calls_are_answered_until_a_turn_has_none(tokenizer):
 
 def test_what_is_wrong_with_a_call_is_its_answer(tokenizer):
     replies = [
-        call("sub", a=1) + "<tool_call>{a}</tool_call>" + call("add", a=1, c=2) + call("wait", seconds=9),
+        call("sub", a=1) + "<tool_call>{a}</tool_call>" + call("add", a=1, c=2) + call("wait", seconds=1000),
         "done",
     ]
-    episode, answers = play(tokenizer, replies, [FunctionTools([add, wait])], timeout_s=0.05)
+    episode, answers = play(tokenizer, replies, [FunctionTools([add, wait])], timeout_s=2)
     assert answers[0] == "Error: there is no tool 'sub'; tools: add, wait"
     assert answers[1].startswith("Error: the call is not a JSON object")
-    assert answers[2].startswith("Error: TypeError: ") and answers[3] == "Error: wait took longer than 0.05 s"
+    assert answers[2].startswith("Error: TypeError: ") and answers[3] == "Error: wait took longer than 2 s"
     assert (episode.extra["agent/tool_errors"], episode.extra["agent/malformed_calls"]) == (4.0, 1.0)
 
 

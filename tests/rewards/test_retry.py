@@ -57,7 +57,7 @@ def rewards(tmp_path):
     made = []
 
     def make(**config) -> Rewards:
-        made.append(Rewards(RewardConfig(timeout_s=1.0, **config), tmp_path / "reward.log"))
+        made.append(Rewards(RewardConfig(timeout_s=6.0, **config), tmp_path / "reward.log"))
         return made[-1]
 
     yield make
@@ -75,7 +75,7 @@ def test_the_last_try_decides_and_no_row_is_tried_more_often_than_allowed(reward
     flaky, other = one.score([row("flaky"), row("ab")])[0]
     assert other == Scored(2, 2)
     assert isinstance(flaky, RewardFailure) and (flaky.kind, flaky.retries) == ("timeout", 1)
-    assert "reward.timeout_s=1" in flaky.reason
+    assert "reward.timeout_s=6" in flaky.reason
     good, bad = one.score([row("ab"), row("bad")])[0]
     assert (good, bad) == (Scored(2, 2), RewardFailure("flaky.py:15: ValueError: never", "error", 1))
 

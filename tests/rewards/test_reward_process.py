@@ -122,10 +122,10 @@ def test_rows_whose_process_is_killed_again_and_again_fail(rewarder):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("misdeed", ["while True: pass", "time.sleep(1000)", "9**9**9"])
 def test_a_row_that_hangs_is_killed_in_time_and_fails_alone(rewarder, misdeed):
-    scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=2.0)
+    scorer = rewarder(TEMPLATE.replace("{misdeed}", misdeed), timeout_s=6.0)
     good, bad, other = scorer.score([row("a"), row("bad"), row("abcd")])
     assert good == Scored(1, 1) and other == Scored(4, 4)
-    assert isinstance(bad, RewardFailure) and bad.kind == "timeout" and "reward.timeout_s=2" in bad.reason
+    assert isinstance(bad, RewardFailure) and bad.kind == "timeout" and "reward.timeout_s=6" in bad.reason
     assert scorer.score([row("ab")]) == [Scored(2, 2)]
 
 
