@@ -41,7 +41,7 @@ def test_every_flag_of_openrlhf_ends_somewhere(entry, flag):
 
 def test_an_unknown_flag_is_lost():
     assert words_of("python -m openrlhf.cli.train_sft --no_such_flag 1")[2] == [
-        "--no_such_flag: no counterpart is known"
+        "--no_such_flag 1: no counterpart is known"
     ]
 
 

@@ -92,6 +92,9 @@ def value_problems(info: FlagInfo, value: Any) -> Iterator[Problem]:
         fix = f"write {info.key}=null, or {known}" if info.type.optional else f"write {known}"
         yield Problem(info.key, "is empty", fix)
         return
+    if is_path(info) and "output" not in info.key and (long := too_long(value)):  # those are tried on the disk
+        yield Problem(info.key, f"{long[:40]}... is longer than a name of a file can be", f"write {info.key}=<path>")
+        return
     for item in value if isinstance(value, list) else [value]:
         yield from item_problems(info, item)
 
@@ -219,6 +222,15 @@ HOME = re.compile(r"(^|,)(\s*)(~[^/,]*)(?=/|,|$)")
 def is_path(info: FlagInfo) -> bool:
     """Return whether a flag holds a path, or a comma list of paths."""
     return info.type.base is str and PATH.fullmatch(info.key) is not None
+
+
+MAX_NAME = 255  # bytes of a name in the file systems of Linux
+
+
+def too_long(text: str) -> str | None:
+    """Return the first part of a path, or of a comma list of paths, that no file can be called; templates are texts."""
+    parts = re.split("[/,]", text) if "{" not in text else []
+    return next((part for part in parts if len(part.encode(errors="replace")) > MAX_NAME), None)
 
 
 def with_home(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Callable
 
 from rlhf_suite.migrate.command import Migrated, Old
@@ -20,7 +21,7 @@ def gpus_by_default(new: Migrated, old: Old) -> None:
         "actor": True,
         "ref": number(new, "algo.kl.init_coef", 0.01) > 0,
         "critic": estimator(new) == "gae",
-        "reward": "reward.model_name_or_path" in new.flags,
+        "reward": has(new, "reward.model_name_or_path", "reward.sources"),
     }
     for role, exists in roles.items():
         sizes = [key for key in new.flags if key.startswith(f"{role}.num_")]
@@ -34,6 +35,16 @@ def other_defaults(new: Migrated, old: Old) -> None:
     """Defaults that change what is computed are written, since the suite's own differ."""
     for key, value in DEFAULTS.get(old.entry, ()):
         new.flags.setdefault(key, value)
+
+
+def checkpoints_beside_the_model(new: Migrated, old: Old) -> None:
+    """OpenRLHF's scripts keep checkpoints within the folder of the final model, which here replaces what is there."""
+    output, path = (posixpath.normpath(new.flags.get(key, "").strip('"')) for key in ("ckpt.output_dir", "ckpt.path"))
+    if output == "." or not f"{path}/".startswith(f"{output}/"):
+        return
+    below = path.removeprefix(output).strip("/").replace("/", "_") or "ckpt"
+    new.add("ckpt.path", f"{output}_{below}")
+    new.remark(f"ckpt.path={path} is inside ckpt.output_dir, which holds nothing but the model here: it is beside it")
 
 
 def without_effect(new: Migrated, old: Old) -> None:
@@ -73,7 +84,7 @@ def asynchronous(new: Migrated, old: Old) -> None:
         new.remark("correction=tis: rollouts of old weights are corrected for; OpenRLHF trains on them as they are")
     if flags.pop("train.colocate_all", None) == "true":
         flags["train.colocate_actor_ref"] = "true"
-        if estimator(new) == "gae" and "reward.model_name_or_path" in flags:
+        if estimator(new) == "gae" and has(new, "reward.model_name_or_path", "reward.sources"):
             flags["train.colocate_critic_reward"] = "true"
         new.remark(
             "--colocate_all_models of an asynchronous run shares GPUs among trained models, not with the engines"
@@ -126,12 +137,22 @@ IDLE: tuple[tuple[str, tuple[str, ...], Callable[[Migrated], bool]], ...] = (
         lambda new: new.task in ("ppo", "score") and not has(new, "reward.model_name_or_path", "reward.sources"),
     ),
     (
+        "no correction is on, so there and here it does nothing",
+        ("algo.advantage.is_correction_",),
+        lambda new: new.task == "ppo" and not has_correction(new),
+    ),
+    (
+        "with ds.adam_offload they are always in host memory",
+        ("ds.enable_sleep",),
+        lambda new: new.flags.get("ds.adam_offload") == "true",
+    ),
+    (
         "it needs train.colocate_all",
         ("vllm.enable_sleep", "ds.enable_sleep"),
         lambda new: new.flags.get("train.colocate_all") != "true",
     ),
     (
-        "DeepSpeed moves optimiser states only with ds.zero_stage=2",
+        "the states of the optimiser here, torch's, move only with ds.zero_stage=2, so they stay on the GPU",
         ("ds.enable_sleep",),
         lambda new: new.flags.get("ds.zero_stage", "2") != "2",
     ),
@@ -158,6 +179,7 @@ COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
     gpus_by_default,
     other_defaults,
     critic_as_actor,
+    checkpoints_beside_the_model,
     without_effect,
 )
 
@@ -171,7 +193,8 @@ def has(new: Migrated, *keys: str) -> bool:
 
 
 def has_correction(new: Migrated) -> bool:
-    return any(key.startswith(("correction", "algo.advantage.is_correction")) for key in new.flags)
+    level = new.flags.get("algo.advantage.is_correction_level", "off")
+    return "correction" in new.flags or level != "off"
 
 
 def number(new: Migrated, key: str, default: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlhf_suite.config.formatting import quoted
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.migrate.shell_text import FOREIGN, readable
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Migrated:
     flags: dict[str, str] = field(default_factory=dict)  # key: value as it is written on the command line
     remarks: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)  # all that was written and said, also what was before
 
     @property
     def words(self) -> list[str]:
@@ -26,15 +28,29 @@ class Migrated:
 
     def add(self, flag: str, value: str) -> None:
         """Write a flag, whatever its type: a text that Hydra would read otherwise is quoted."""
-        self.flags[flag] = written(flag, value, self.task)
+        self.put(flag, written(flag, value, self.task))
+
+    def put(self, flag: str, value: str) -> None:
+        """Write a flag whose value is one of Hydra's grammar already. Of two old flags for one, the last counts."""
+        if (before := self.flags.get(flag, value)) != value:
+            self.remark(f"{flag}={before}, of another flag of the command, is replaced by {value}")
+        self.flags[flag] = value
+        self.done.append(f"{flag}={value}")
 
     def leave_out(self, keys: Sequence[str], reason: str) -> None:
         """Take flags away, and say why."""
         for key in [key for key in keys if key in self.flags]:
-            self.remark(f"{key}={self.flags.pop(key)} is left out: {reason}")
+            self.remark(f"{key}={readable(self.flags.pop(key))} is left out: {reason}")
+
+    def leave_out_foreign(self) -> None:
+        """Take flags away whose value only the old script could compute."""
+        for key in [key for key, value in self.flags.items() if FOREIGN in value]:
+            value = readable(self.flags.pop(key))
+            self.lost.append(f"{key}={value}: only the old script computes it; write {key}=<value>")
 
     def remark(self, text: str) -> None:
         """Add a remark, once."""
+        self.done.append(text)
         if text not in self.remarks:
             self.remarks.append(text)
 

@@ -5,6 +5,7 @@ Its estimators and filters are functions in a file beside the suite, which docs/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rlhf_suite.migrate.command import Migrated, Old
@@ -64,6 +65,40 @@ def advantage_clip(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.lost.append(f"--advantage_clip_low_high {given}: write algo.advantage.clip_range=[-1-low,1+high]")
         return
     new.add("algo.advantage.clip_range", f"[{-1 - low:g},{1 + high:g}]")
+
+
+# Environment variables of the fork and of older versions of OpenRLHF: what does the same here.
+VARIABLES = {
+    "OPENRLHF_ASYNC_QUEUE_SIZE": "train.async_queue_size, which needs train.async_enable",
+    "OPENRLHF_ASYNC_NUM_TASKS": "agent.max_concurrent, the episodes of the whole run and not of an engine",
+    **dict.fromkeys(
+        ("MAX_CONCURRENT", "TASK_MAX_CONCURRENT", "MAX_VLLM_BATCHSIZE"), "agent.max_concurrent, for the whole run"
+    ),
+    "ENV_ITER_NUM": "agent.max_turns, one more than the calls of the tool",
+    **dict.fromkeys(("NGINX_IP_FILE", "COMPILE_SERVER", "COMPILE_SERVER_PORT"), "agent.python_url, or the jail here"),
+    "MULTITURN_CODE_MERGE": "nothing: names of agent.kind=python last for the episode",
+    "MAX_RETRIES": "agent.on_error: an episode that fails is not tried again",
+    **dict.fromkeys(("GENERATE_METHOD", "ENV_GENERATE_CONFIG"), "agent.kind and agent.sources"),
+    "TEMPLATE_NAME": "data.input_template, or a chat template",
+    **dict.fromkeys(("STRUCTURED_REWARD", "USE_MODEL_REWARD"), "named parts of rewards (docs/rewards.md)"),
+}
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+
+
+def environment(new: Migrated, old: Old, name: str, value: str) -> None:
+    """A variable that steered OpenRLHF is a flag or a remark; others have to be exported as before."""
+    is_async = new.flags.get("train.async_enable") == "true"
+    if name == "OPENRLHF_ASYNC_QUEUE_SIZE" and is_async:
+        new.add("train.async_queue_size", value)
+    elif name == "OPENRLHF_ASYNC_NUM_TASKS" and "train.agent_func_path" in new.flags:
+        new.add("agent.max_concurrent", value)
+        new.remark(f"{name}={value} was for each engine; agent.max_concurrent is for the whole run")
+    elif name in VARIABLES:
+        new.remark(f"{name}={value}: here it is {VARIABLES[name]}")
+    elif SECRET.search(name):
+        new.remark(f"the environment has {name}: set it as before")
+    else:
+        new.remark(f"the environment has {name}={value}: set it as before if the run still needs it")
 
 
 LEAVES = "what is filtered leaves the batch, and whitening is over what is trained on"

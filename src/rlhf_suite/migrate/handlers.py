@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.migrate.command import Migrated, Old, joined, written
+from rlhf_suite.migrate.shell_text import VARIABLE, variable
 
 Handler = Callable[[Migrated, Old, Sequence[str]], None]
 
@@ -85,9 +86,16 @@ def prompt_length(new: Migrated, old: Old, values: Sequence[str]) -> None:
     answer = old.value("generate_max_len", "max_new_tokens") or "1024"
     if values[0].isdigit() and answer.isdigit():
         new.add("data.max_len", str(int(values[0]) + int(answer)))
+    else:
+        new.add("data.max_len", variable(f"(({bare(values[0])} + {bare(answer)}))"))
     new.remark(
         "--prompt_max_len: data.max_len limits prompt and response together; longer prompts are left out, not cut"
     )
+
+
+def bare(text: str) -> str:
+    """Return a variable as it is written within arithmetic."""
+    return VARIABLE.sub(lambda found: found[1].removeprefix("((").removesuffix("))"), text)
 
 
 def wandb(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -96,24 +104,22 @@ def wandb(new: Migrated, old: Old, values: Sequence[str]) -> None:
     new.remark("the key of Weights & Biases is not a flag: export WANDB_API_KEY")
 
 
+BAND = ["0.5", "5.0"]  # OpenRLHF's, for each kind of correction
+
+
 def correction(new: Migrated, old: Old, values: Sequence[str]) -> None:
-    """The correction is a preset, whose band may be another."""
-    kind = values[0] if values else old.value("vllm_is_correction_type", "algo.advantage.is_correction_type") or "tis"
-    if old.has("use_icepop"):
-        kind = "icepop"
-    new.flags["correction"] = kind
-    if kind == "tis" and not old.has("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"):
-        new.remark("correction=tis: weights are at most 2 and have no lower bound; OpenRLHF keeps them in [0.5, 5]")
+    """The correction is a preset; that of OpenRLHF's `tis` has another band, which is written."""
+    kind = old.value("vllm_is_correction_type", "algo.advantage.is_correction_type") or "tis"
+    kind = "icepop" if old.has("use_icepop") else kind
+    if not old.has("algo.advantage.is_correction_level"):
+        new.put("correction", kind)
+        if kind == "tis" and not old.has("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"):
+            threshold(new, old, BAND)
 
 
 def threshold(new: Migrated, old: Old, values: Sequence[str]) -> None:
-    """The band of the correction. Weights of `tis` have no lower bound."""
-    kind = old.value("vllm_is_correction_type", "algo.advantage.is_correction_type") or "tis"
-    masks = kind != "tis" or old.has("use_icepop") or old.value("algo.advantage.is_correction_mode") == "mask"
-    kept = list(values) if masks or len(values) < 2 else [values[-1]]
-    new.add("algo.advantage.is_correction_threshold", f"[{','.join(kept)}]")
-    if len(kept) < len(values):
-        new.remark(f"correction=tis: the weights have no lower bound here, so {values[0]} is left out")
+    """The band of the correction; one value is the upper bound. A level without a mode masks, there and here."""
+    new.add("algo.advantage.is_correction_threshold", f"[{','.join(values)}]")
 
 
 def sync_backend(new: Migrated, old: Old, values: Sequence[str]) -> None:
@@ -131,7 +137,7 @@ def reward_models(new: Migrated, old: Old, values: Sequence[str]) -> None:
         return
     names = values[0].split(",")
     sources = [f"m{place}:{{model_name_or_path:{written_in_table(name)}}}" for place, name in enumerate(names, start=1)]
-    new.flags["reward.sources"] = "{" + ",".join(sources) + "}"
+    new.put("reward.sources", f"{{{','.join(sources)}}}")
     new.remark("several reward models are reward.sources, each with a weight; OpenRLHF added them up")
 
 
@@ -196,6 +202,11 @@ def offload_both(new: Migrated, old: Old, values: Sequence[str]) -> None:
         new.add("reward.offload", "true")
 
 
+# Flags that mean nothing without a value.
+NEEDS_VALUE = (
+    "pretrain", "dataset", "zero_stage", "prompt_max_len", "reward_pretrain", "reward.model_name_or_path",
+    "vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold",
+)  # fmt: skip
 HANDLERS: dict[str, Handler] = {
     # precision and kernels
     "bf16": precision,

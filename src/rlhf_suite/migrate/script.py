@@ -1,30 +1,41 @@
-"""The commands of OpenRLHF in a shell script: variables, here-documents, continued lines and launchers are resolved.
-
-This is not a shell. Assignments of texts and whole-number arithmetic are followed, everything that needs a shell to run
-(loops, command substitution, arrays) stays as it is written, and the caller says so.
-"""
+"""The commands of OpenRLHF in a shell script, whatever launches them, and what around them has to be said."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+
+from rlhf_suite.migrate.shell import Statement, statements
+from rlhf_suite.migrate.shell_text import readable
 
 ENTRIES = (
     "train_sft", "train_rm", "train_dpo", "train_kto", "train_prm", "train_kd", "train_ppo", "train_ppo_ray",
     "batch_inference", "serve_rm", "lora_combiner", "interactive_chat",
 )  # fmt: skip
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^}]*))?\})")
-ARITHMETIC = re.compile(r"\$\(\(([\d\s+*/%()-]+)\)\)")
-ASSIGNMENT = re.compile(r"(?:export\s+|declare\s+|local\s+)?(\w+)=(.*)", re.DOTALL)
-ANSI_QUOTES = re.compile(r"\$'((?:[^'\\]|\\.)*)'")
-HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-READ_INTO = re.compile(r"\bread\b.*\s(\w+)\s*<<")
 # Options of launchers that say how many processes a node has, and how many nodes there are.
 PER_NODE = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
 NODES = ("--nnodes", "--num_nodes")
+STARTS_RANKS = ("deepspeed", "torchrun", "torch.distributed.run")
+# Words before an entry point that say nothing which a new command would need.
+PLAIN = (
+    "python",
+    "python3",
+    "-m",
+    "--module",
+    "-u",
+    "--",
+    "uv",
+    "run",
+    "deepspeed",
+    "torchrun",
+    "exec",
+    "nohup",
+    "time",
+)
+PRINTS = ("echo", "printf", "cat", "grep", "ls", "cp", "mv", "rm", "pip", "git")
+ELLIPSIS = re.compile(r"\.{3}|…|\[\.{3}\]")
 
 
 @dataclass(frozen=True)
@@ -36,134 +47,67 @@ class Command:
     is_launched: bool = False  # by deepspeed or torchrun, which start a process per GPU
     per_node: int | None = None
     nodes: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def commands_in(text: str) -> list[Command]:
-    """Return the commands of OpenRLHF in a script, in their order."""
-    found = []
-    for words in statements(text):
-        command = command_of(words)
+    """Return the commands of OpenRLHF in a script, in their order.
+
+    Raises:
+        UserError: it is not a script.
+    """
+    found: list[Command] = []
+    for statement in statements(text):
+        command = command_of(statement)
         if command is not None:
             found.append(command)
+        elif found and statement.words and statement.words[0].startswith("--"):
+            # Behind a comment within a continued line a shell sees another command.
+            cut = f"line {statement.line}: {shown(statement.words)}: no longer a part of the command above for a shell"
+            found[-1] = replace(found[-1], lost=(*found[-1].lost, cut))
     return found
 
 
-def statements(text: str) -> Iterator[list[str]]:
-    """Yield the words of each statement, with the values of variables that the script sets."""
-    known: dict[str, str] = {}
-    for line, body in logical_lines(text):
-        into = READ_INTO.search(line) if body is not None else None
-        if into is not None:
-            known[into[1]] = resolved(body or "", known)
-            continue
-        words = split(resolved(line, known))
-        assigned = ASSIGNMENT.fullmatch(" ".join(words)) if words and "=" in words[-1] and len(words) <= 2 else None
-        if assigned is None:
-            yield from parts(words)
-        elif "$(" not in line.replace("$((", "") and "`" not in line:  # command substitution is not followed
-            known[assigned[1]] = assigned[2]
-
-
-def logical_lines(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each line, joined with those that continue it, and the text of its here-document if it has one."""
-    rows = iter(text.splitlines())
-    for row in rows:
-        line = row
-        if line.lstrip().startswith("#"):
-            continue
-        while line.endswith("\\"):
-            line = line[:-1] + " " + next(rows, "")
-        while has_open_quote(line) and (following := next(rows, None)) is not None:
-            line += "\n" + following
-        document = HERE_DOCUMENT.search(line)
-        if document is None:
-            yield line, None
-            continue
-        body = []
-        for following in rows:
-            if following.strip() == document[2]:
-                break
-            body.append(following.rstrip("\\"))
-        yield line, "\n".join(body)
-
-
-def has_open_quote(line: str) -> bool:
-    try:
-        list(lexer_of(line))
-    except ValueError:
-        return True
-    return False
-
-
-def split(text: str) -> list[str]:
-    """Return the words of a line as a shell splits it, without comments; none of a text with an open quote."""
-    return [] if has_open_quote(text) else list(lexer_of(text))
-
-
-def lexer_of(text: str) -> shlex.shlex:
-    text = ANSI_QUOTES.sub(lambda found: shlex.quote(found[1].encode().decode("unicode_escape")), text)
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
-    lexer.whitespace_split = True
-    lexer.commenters = "#" if re.search(r"(^|\s)#", text) else ""
-    return lexer
-
-
-def resolved(text: str, known: Mapping[str, str]) -> str:
-    """Return a text with the values of known variables; the others stay."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        return known.get(name, found[3] if found[3] is not None else found[0])
-
-    return ARITHMETIC.sub(calculated, VARIABLE.sub(value, arithmetic_names(text, known)))
-
-
-def arithmetic_names(text: str, known: Mapping[str, str]) -> str:
-    """Return a text in which the names within `$((...))` are values: there a variable needs no dollar sign."""
-
-    def inside(found: re.Match[str]) -> str:
-        return re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda name: known.get(name[1], name[0]), found[0])
-
-    return re.sub(r"\$\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)", inside, text)
-
-
-def calculated(found: re.Match[str]) -> str:
-    """Return the value of whole-number arithmetic, or its text if it has none."""
-    if "**" in found[1]:
-        return found[0]
-    try:
-        return str(int(eval(found[1].replace("/", "//"), {"__builtins__": {}})))  # digits and signs alone
-    except (ArithmeticError, SyntaxError, TypeError):
-        return found[0]
-
-
-def parts(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the commands of a line that `;`, `&&` and the like part."""
-    part: list[str] = []
-    for word in words:
-        if set(word) <= set(";&|"):
-            yield part
-            part = []
-        else:
-            part.append(word)
-    yield part
-
-
-def command_of(words: Sequence[str]) -> Command | None:
+def command_of(statement: Statement) -> Command | None:
     """Return the command of OpenRLHF that a statement starts, whatever launches it; None if it starts none."""
+    words = statement.words
+    if not words or PurePath(words[0]).name in PRINTS:
+        return None
     for place, word in enumerate(words):
         entry = PurePath(word).name.removesuffix(".py").rpartition(".")[2]
         if entry in ENTRIES and (word == entry or "openrlhf" in word or word.endswith(".py")):
-            launcher = list(words[:place])
+            launcher = words[:place]
             programs = [PurePath(each).name for each in launcher]
             return Command(
                 entry,
-                tuple(words[place + 1 :]),
-                any(program in ("deepspeed", "torchrun", "torch.distributed.run") for program in programs),
+                words[place + 1 :],
+                any(program in STARTS_RANKS for program in programs),
                 number_of(launcher, PER_NODE),
                 number_of(launcher, NODES),
+                {**statement.environment, **assigned(launcher)},
+                tuple(remarks_on(statement, launcher)),
             )
     return None
+
+
+def assigned(launcher: Sequence[str]) -> dict[str, str]:
+    """Return the variables that `env NAME=value` sets before a command."""
+    if "env" not in [PurePath(word).name for word in launcher]:
+        return {}
+    pairs = (word.partition("=") for word in launcher if "=" in word)
+    return {name: value for name, _, value in pairs if name.isidentifier()}
+
+
+def remarks_on(statement: Statement, launcher: Sequence[str]) -> list[str]:
+    """Return what is uncertain in a command, and what around it is not part of the new one."""
+    found = list(statement.notes)
+    if not all(PurePath(word).name in PLAIN for word in launcher):
+        found.append(f"launched by {shown(launcher)}: of this, only the numbers of processes and nodes are taken over")
+    if statement.redirections:
+        found.append(f"not taken over: {' '.join(map(readable, statement.redirections))}")
+    return found
 
 
 def number_of(words: Sequence[str], options: Sequence[str]) -> int | None:
@@ -174,3 +118,8 @@ def number_of(words: Sequence[str], options: Sequence[str]) -> int | None:
         if name in options and value.isdigit():
             return int(value)
     return None
+
+
+def shown(words: Sequence[str]) -> str:
+    """Return words as a script would have them."""
+    return readable(" ".join(repr(word) if not word or " " in word else word for word in words))
