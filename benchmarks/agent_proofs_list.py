@@ -279,7 +279,7 @@ ROWS = (
         "client of OpenAI train unchanged.",
         ("tests/e2e/test_foreign_agents.py", "tests/agents/test_compat.py", "tests/agents/test_openenv.py"),
         mistakes=(
-            "an environment of TRL is asked for its reward after each turn",
+            "an environment of TRL is asked for its reward only when the model ends the episode",
             "the feedback of an environment of OpenRLHF is not shown to the model",
             "an action that a server refuses is a failure of the episode",
         ),

@@ -229,7 +229,7 @@ RL = [
         "algo/advantage.py",
         "return inputs.totals\n",
         "return inputs.rewards\n",
-        ("tests/algo/test_rounding.py",),
+        ("tests/algo/test_advantage.py",),
     ),
     Mutation(
         "Dr. GRPO's sums are divided by lengths",

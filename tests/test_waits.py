@@ -25,6 +25,12 @@ from rlhf_suite.waits import (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_waits_of_other_tests(monkeypatch):
+    """A test before may have left a thread that waits for ever on purpose."""
+    monkeypatch.setattr("rlhf_suite.waits._open", {})
+
+
 def names():
     return [wait.what for wait in open_waits()]
 

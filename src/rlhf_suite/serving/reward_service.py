@@ -45,7 +45,7 @@ class RewardService:
         with suppress(asyncio.CancelledError):
             await task
 
-    async def answer(self, body: dict[str, Any], client: str) -> dict[str, Any]:
+    async def answer(self, body: dict[str, Any], client: str = "") -> dict[str, Any]:
         """Return a score for each text of `query`, or the reason why a text has none. Clients take turns.
 
         Raises:
