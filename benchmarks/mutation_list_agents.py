@@ -16,6 +16,7 @@ OPENENV = ("tests/agents/test_openenv.py",)
 RUNS = ("tests/rl/test_agents_in_runs.py",)
 SESSION = ("tests/agents/test_agent_session.py",)
 TOOLS = ("tests/agents/test_tools.py",)
+MCP = ("tests/agents/test_mcp.py",)
 WORKERS = ("tests/rl/test_episode_workers.py",)
 
 AGENTS = [
@@ -134,7 +135,7 @@ AGENTS = [
     Mutation(
         "a wait for an environment has no deadline of its own",
         "agents/environment.py",
-        "asyncio.timeout(self.step_timeout_s) as deadline",
+        "asyncio.timeout(limit_s) as deadline",
         "asyncio.timeout(None) as deadline",
         ENVIRONMENT,
     ),
@@ -323,31 +324,31 @@ AGENTS = [
     ),
     Mutation(
         "an error of an MCP tool is its answer",
-        "agents/tools.py",
+        "agents/mcp_tools.py",
         "if result.is_error:",
         "if False:",
-        TOOLS,
+        MCP,
     ),
     Mutation(
         "the URL of an MCP server is run as a command",
-        "agents/tools.py",
+        "agents/mcp_tools.py",
         'server.startswith(("http://", "https://"))',
         'server.startswith("https://")',
-        TOOLS,
+        MCP,
     ),
     Mutation(
         "each call has an MCP connection of its own",
-        "agents/tools.py",
-        "if self.client is None or (self.client.done() and self.client.exception() is not None):",
-        "if self.client is None or self.client.done():",
-        TOOLS,
+        "agents/mcp_tools.py",
+        "if self.connection is None or self.connection.is_over:",
+        "if True:",
+        MCP,
     ),
     Mutation(
         "an MCP server that did not start is never tried again",
-        "agents/tools.py",
-        "if self.client is None or (self.client.done() and self.client.exception() is not None):",
-        "if self.client is None:",
-        TOOLS,
+        "agents/mcp_tools.py",
+        "if self.listing is None or (self.listing.done() and failed(self.listing)):",
+        "if self.listing is None:",
+        MCP,
     ),
     Mutation(
         "an evaluation without calls allows one",

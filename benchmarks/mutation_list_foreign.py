@@ -8,6 +8,9 @@ COMPAT = ("tests/agents/test_compat.py",)
 FOUND = ("tests/config/test_agent_inspections.py",)
 ENDPOINT = ("tests/agents/test_endpoint.py",)
 ENVIRONMENT = ("tests/agents/test_environment_agent.py",)
+MCP = ("tests/agents/test_mcp.py",)
+BESIDE = ("tests/agents/test_beside_tools.py",)
+SCORING = ("tests/rl/test_scoring.py",)
 IMAGES = ("tests/agents/test_agent_images.py",)
 
 FOREIGN: list[Mutation] = [
@@ -122,5 +125,54 @@ FOREIGN: list[Mutation] = [
         "answers = [answer_to(call, await self.answer(call)) for call in turn.calls]",
         "answers = [answer_to(turn.calls[0], await self.answer(call)) for call in turn.calls]",
         ("tests/agents/test_tools.py",),
+    ),
+    Mutation(
+        "all episodes of a process share a session with an MCP server",
+        "agents/mcp_tools.py",
+        "        return self.shared or McpSession(self.server, self.schemas)\n",
+        "        self.shared = self.shared or McpSession(self.server, self.schemas)\n        return self.shared\n",
+        MCP,
+    ),
+    Mutation(
+        "what an MCP server wrote before it died is not told",
+        "agents/mcp_tools.py",
+        "self.said = (self.said + text)[-TAIL:]",
+        "self.said = self.said[-TAIL:]",
+        MCP,
+    ),
+    Mutation(
+        "sessions with an MCP server over HTTP are none",
+        "agents/mcp_tools.py",
+        'self.mode = "auto" if is_shared else "legacy"',
+        'self.mode = "auto"',
+        MCP,
+    ),
+    Mutation(
+        "an MCP server that died is never started again",
+        "agents/mcp_tools.py",
+        "                await self.ended(connection)\n",
+        "",
+        MCP,
+    ),
+    Mutation(
+        "an environment gets the calls of the tools beside it",
+        "agents/tools.py",
+        "if call.name not in self.own)",
+        "if call.name is None)",
+        BESIDE,
+    ),
+    Mutation(
+        "an environment beside tools does not get the calls of its own",
+        "agents/tools.py",
+        "        if not rest:\n            return answered",
+        "        if rest:\n            return answered",
+        BESIDE,
+    ),
+    Mutation(
+        "the rewards of reward sources stand in for those of the environment",
+        "rl/scoring.py",
+        "replace(outcome, reward=given.reward + outcome.reward)",
+        "replace(outcome, reward=outcome.reward)",
+        SCORING,
     ),
 ]

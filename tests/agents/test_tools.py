@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-import uvicorn
-from mcp_server import server
 from scripted import Scripted, chat_task, open_session, run
 
 from rlhf_suite.agents.base import Task, ToolCall, Turn
 from rlhf_suite.agents.build import make_episodes
 from rlhf_suite.agents.environment import EnvironmentAgent
-from rlhf_suite.agents.tools import FunctionTools, McpTools, ToolEnvironment, ToolError, schema_of
+from rlhf_suite.agents.tools import FunctionTools, ToolEnvironment, schema_of
 from rlhf_suite.config.agent_file import export_of
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.errors import UserError
@@ -96,7 +90,8 @@ def test_calls_are_answered_until_a_turn_has_none(tokenizer):
     episode, answers = play(tokenizer, replies, [FunctionTools([add])])
     assert answers == ["3", "6", "0"] and episode.status == "done" and episode.outcome is None
     counts = {name.removeprefix("agent/"): value for name, value in episode.extra.items()}
-    assert counts == {"turns": 3.0, "calls": 3.0, "malformed_calls": 0.0, "tool_errors": 0.0}
+    wanted = {"turns": 3.0, "calls": 3.0, "malformed_calls": 0.0, "tool_errors": 0.0, "context_full": 0.0}
+    assert counts == wanted
 
 
 def test_what_is_wrong_with_a_call_is_its_answer(tokenizer):
@@ -127,73 +122,6 @@ def test_a_call_of_a_turn_that_was_cut_off_is_not_executed(tokenizer):
     run(environment.reset, chat_task(tokenizer))
     assert run(environment.answer, ToolCall("call00001", "add", {"a": 1}, "cut off")) == "Error: cut off"
     assert CALLED == []
-
-
-async def ask(tools: McpTools):
-    schemas = await tools.schemas()
-    answers = await asyncio.gather(*(tools.call("add", {"a": n, "b": 1}) for n in range(5)))
-    with pytest.raises(ToolError, match="fail"):
-        await tools.call("fail", {})
-    assert await tools.connected() is await tools.connected(), "all episodes share one connection"
-    await tools.close()
-    return schemas, answers
-
-
-@pytest.mark.stack
-def test_an_mcp_server_over_standard_input_and_output():
-    check_mcp(*run(ask, McpTools(f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}")))
-
-
-def test_an_mcp_server_in_this_process():
-    check_mcp(*run(ask, McpTools(server)))
-
-
-@contextmanager
-def over_http():
-    """Serve the MCP server at a free port, and yield its URL."""
-    with socket.socket() as ours:
-        ours.bind(("127.0.0.1", 0))
-        ours.listen()  # connections wait until the server answers
-        http = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="error"))
-        thread = threading.Thread(target=http.run, args=([ours],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{ours.getsockname()[1]}/mcp"
-        finally:
-            http.should_exit = True
-            thread.join()
-
-
-@pytest.mark.stack
-def test_an_mcp_server_over_http():
-    with over_http() as url:
-        check_mcp(*run(ask, McpTools(url)))
-
-
-def check_mcp(schemas, answers):
-    assert [schema["function"]["name"] for schema in schemas] == ["add", "fail"]
-    assert schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
-    assert answers == ["1", "2", "3", "4", "5"]
-
-
-def test_a_server_that_does_not_start_is_a_tool_that_fails():
-    with pytest.raises(ToolError, match="the server /nonexistent does not answer"):
-        run(McpTools("/nonexistent").schemas)
-
-
-@pytest.mark.stack
-def test_a_server_that_did_not_start_is_started_with_the_next_use(tmp_path):
-    file = tmp_path / "server.py"
-    tools = McpTools(f"{sys.executable} {file}")
-    ready = Path(__file__).with_name("mcp_server.py").read_text()
-
-    async def twice():
-        with pytest.raises(ToolError, match="does not answer"):
-            await tools.schemas()
-        file.write_text(ready)
-        return await ask(tools)
-
-    check_mcp(*run(twice))
 
 
 def test_the_example_of_tools_can_be_described_and_its_template_goes_on():

@@ -21,6 +21,9 @@ def test_agents_of_some_rows_may_run_in_workers():
 def files(tmp_path):
     """Paths by the names in command lines."""
     texts = {"ENV": "class Environment: ...", "TOOLS": "tools = []", "NONE": "x = 1"}
+    texts["BOTH"] = "class Environment: ...\ntools = []"
+    texts["RAW"] = "class AgentInstance:\n    async def step(self, states): ...\ntools = []"
+    texts["PAYS"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ...\n    def get_reward(self): ..."
     texts["PROGRAM"] = "async def run_agent(task, base_url, api_key): ..."
     texts["SHORT"] = "def run_agent(task): ..."
     texts["TRL"] = "class A:\n    def reset(self, **row): ...\n    def act(self): ..."
@@ -42,6 +45,11 @@ def problems(checked, files, line: str) -> list[tuple[str, str]]:
         f"agent.kind=environment train.agent_func_path=ENV {RULE} agent.max_turns=3",
         f"agent.kind=environment train.agent_func_path=TRL {CHAT}",
         f"agent.kind=tools train.agent_func_path=TOOLS {CHAT} {RULE} agent.tool_parser=json",
+        f"agent.kind=tools train.agent_func_path=BOTH {CHAT} {RULE}",
+        f"agent.kind=environment train.agent_func_path=BOTH {CHAT} agent.mcp_sessions=process",
+        f"agent.kind=environment train.agent_func_path=TRL {CHAT} {RULE}",
+        f"agent.kind=environment train.agent_func_path=PAYS {CHAT}",
+        f"agent.kind=environment train.agent_func_path=PAYS {CHAT} {RULE} agent.add_reward=true",
         f"agent.kind=tools 'agent.tools=[\"mcp:python server.py\"]' {CHAT} {RULE}",
         f"agent.kind=python {RULE} agent.python_style=fence",
         f"agent.kind=python {RULE} agent.python_url=http://localhost:8080",
@@ -74,6 +82,18 @@ def test_whole_agents_have_no_problem(checked, files, line):
         ("agent.kind=environment train.agent_func_path=TOOLS", "train.agent_func_path", "is not for agent.kind"),
         (f"agent.kind=tools train.agent_func_path=ENV {RULE} {CHAT}", "train.agent_func_path", "is not for agent.kind"),
         ("agent.kind=environment train.agent_func_path=TRL", "data.apply_chat_template", "need a chat template"),
+        ("agent.kind=environment train.agent_func_path=BOTH", "data.apply_chat_template", "form of a chat template"),
+        ("agent.kind=environment train.agent_func_path=RAW", "train.agent_func_path", "raw text, and tools beside it"),
+        (
+            f"agent.kind=environment train.agent_func_path=PAYS {CHAT} {RULE}",
+            "agent.add_reward",
+            "would score nothing",
+        ),
+        (
+            "agent.kind=environment train.agent_func_path=ENV agent.add_reward=true",
+            "agent.add_reward",
+            "there is no reward source",
+        ),
         (f"agent.kind=tools train.agent_func_path=TOOLS {RULE}", "data.apply_chat_template", "form of a chat template"),
         (f"agent.kind=python agent.python_style=tool {RULE}", "data.apply_chat_template", "form of a chat template"),
         ("agent.kind=environment train.agent_func_path=ENV agent.history=template", "agent.history", "without a chat"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import RewardFailure, Scored
@@ -13,6 +14,6 @@ def test_a_reward_of_zero_is_that_of_all_ledgers_of_the_episode():
     for number, ledger in enumerate(ledgers):
         ledger.fork, ledger.turn_rewards[-1] = number, 0.5
     ledgers[-1].failure = "no luck"
-    scorer = Scorer(RewardConfig(), [], None, None, None, "zero")
+    scorer = Scorer(RewardConfig(), [], None, None, None, AgentConfig(on_error="zero"))
     assert scorer.kept(RewardFailure("no luck", "error"), ledgers) == Scored(0.0, 0.0)
     assert not any(ledger.turn_rewards.any() for ledger in ledgers)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.reward import NamedSourceConfig, RewardConfig
@@ -111,6 +112,22 @@ def test_rewards_read_turns_of_the_model_and_never_what_a_tool_printed(tokenizer
     assert scorer.turns([sample(tokenizer, 0, "3"), replace(sample(tokenizer, 0, "5"), fork=1)]) == ["3", "5"]
 
 
+@pytest.mark.parametrize(("adds", "wanted"), [(False, [7.5, 2, 0.5, 4]), (True, [8.5, 2, 3.5, 4])])
+def test_rewards_of_environments_stand_alone_or_have_those_of_the_sources_added(
+    tokenizer, tmp_path, rewards, adds, wanted
+):
+    journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
+    scorer = Scorer(RewardConfig(), PROMPTS, tokenizer, rewards, journal, AgentConfig(add_reward=adds))
+    samples = [sample(tokenizer, number, str(number + 1)) for number in range(4)]
+    samples[0].reward, samples[0].score = 7.0, 1.0
+    samples[0].reward_turn(0.5)
+    samples[2].reward, samples[2].score = 0.5, 0.25
+    scored, _ = scorer.score(samples)
+    assert scored.rewards.tolist() == wanted
+    assert scored.scores.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] if adds else [1, 0.2, 0.25, 0.4])
+    assert scorer.has_told == (not adds), "that the sources do not score all"
+
+
 def failed(tokenizer, number: int) -> Trajectory:
     """A sample whose environment failed after a turn that had a reward."""
     one = replace(sample(tokenizer, number, "7"), failure="broken")
@@ -122,7 +139,8 @@ def test_a_failed_episode_may_drop_its_group_get_0_or_end_the_run(tokenizer, rew
     journal = Journal(LoggerConfig(progress=False), RunFolder(tmp_path), "ppo")
 
     def score(of_agent: str | None, samples, **config):
-        return Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal, of_agent).score(samples)
+        agent = AgentConfig(on_error=of_agent)
+        return Scorer(RewardConfig(**config), PROMPTS, tokenizer, rewards, journal, agent).score(samples)
 
     def samples():
         return [sample(tokenizer, 0, "1"), failed(tokenizer, 1), *(sample(tokenizer, i, "4") for i in (2, 3))]

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from rlhf_suite.agents.bridge import Bridge
 from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRLEnvironment
 from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
-from rlhf_suite.agents.environment import EnvironmentAgent, constructed
+from rlhf_suite.agents.environment import EnvironmentAgent, called, constructed
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, Episodes, SingleTurnAgent
+from rlhf_suite.agents.mcp_tools import McpServer
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
 from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment, class_of_executor, class_of_step
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.session import Limits, Policy, Shared
-from rlhf_suite.agents.tools import MCP, FunctionTools, McpTools, ToolEnvironment, Tools
+from rlhf_suite.agents.tools import MCP, EnvironmentWithTools, FunctionTools, ToolEnvironment, ToolSource
 from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import (
     GYMNASIUM,
@@ -26,9 +27,14 @@ from rlhf_suite.config.agent_file import (
     OPENRLHF_EXECUTOR,
     OPENRLHF_STEP,
     OURS,
+    RAW,
     SKYRL,
+    TOOLS,
     TRL,
+    Export,
     export_of,
+    has_tools,
+    has_tools_beside,
 )
 from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
@@ -71,11 +77,37 @@ def maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
         except SandboxError as error:
             raise UserError(f"{chosen.key}.kind=python: {error}") from error
         return lambda: PythonEnvironment(sessions, config.tool_timeout_s), None
-    tools: list[Tools] = [McpTools(name.removeprefix(MCP).strip()) for name in config.tools]
+    sources = tools_of(chosen)
     if config.kind == "tools":
-        if chosen.file is not None:
-            tools.append(FunctionTools(imported(chosen)))
-        return lambda: ToolEnvironment(tools, config.tool_timeout_s), None
+        return lambda: tool_environment(sources, config), None
+    make, of_step = environment_maker(chosen)
+    if not sources:
+        return make, of_step
+
+    async def beside() -> EnvironmentWithTools:
+        return EnvironmentWithTools(await called(make), tool_environment(sources, config), of_step)
+
+    return beside, None
+
+
+def tool_environment(sources: Sequence[ToolSource], config: AgentConfig) -> ToolEnvironment:
+    """Return the tools of an episode as an environment."""
+    return ToolEnvironment([each.of_episode() for each in sources], config.tool_timeout_s)
+
+
+def tools_of(chosen: ChosenAgent) -> list[ToolSource]:
+    """Return the tools of an agent: those of MCP servers, and those of its file."""
+    config = chosen.config
+    names, is_shared = (name.removeprefix(MCP).strip() for name in config.tools), config.mcp_sessions == "process"
+    sources: list[ToolSource] = [McpServer(name, is_shared) for name in names]
+    if chosen.file is not None and has_tools(chosen.file):
+        sources.append(FunctionTools(imported(chosen, Export(TOOLS, TOOLS))))
+    return sources
+
+
+def environment_maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
+    """Return what makes the environment of an episode without other tools, and the limit of each of its answers."""
+    config = chosen.config
     if (url := config.server_url) is not None:
         return lambda: OpenEnvEnvironment(url, config.action_key, config.observation_key), config.tool_timeout_s
     assert chosen.file is not None
@@ -94,10 +126,10 @@ def maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
     return partial(adapters[export.form], cls), config.tool_timeout_s
 
 
-def imported(chosen: ChosenAgent) -> Any:
-    """Import the user's file of an agent, and return what it has for agents."""
+def imported(chosen: ChosenAgent, export: Export | None = None) -> Any:
+    """Import the user's file of an agent, and return what it has for agents, or `export` of it."""
     assert chosen.file is not None
-    export = export_of(chosen.file)
+    export = export or export_of(chosen.file)
     offer_openrlhf()
     try:
         found = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
@@ -166,7 +198,6 @@ def roles(chosen: ChosenAgent) -> list[str]:
         return ["tool"]
     if config.kind != "environment":
         return []
-    if chosen.file is None:
-        return ["user"]
-    form = export_of(chosen.file).form
-    return {TRL: ["tool"], OPENRLHF: [], OPENRLHF_EXECUTOR: [], OPENRLHF_STEP: []}.get(form, ["user"])
+    beside = ["tool"] if has_tools_beside(chosen) else []
+    form = OURS if chosen.file is None else export_of(chosen.file).form
+    return [*beside, *([] if form in RAW else {TRL: ["tool"]}.get(form, ["user"]))]

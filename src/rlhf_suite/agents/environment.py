@@ -202,20 +202,29 @@ class EnvironmentAgent:
         Raises:
             EnvironmentFailure: it raised an error, or took longer than `step_timeout_s`.
         """
-        name = getattr(function, "__name__", "step")
-        wait = waiting(f"{name} of an environment", limit_s=self.step_timeout_s, flag="agent.tool_timeout_s")
-        try:
-            # Tools and Python have a limit, and so a wait, for each call instead.
-            with nullcontext() if self.step_timeout_s is None else wait:
-                async with asyncio.timeout(self.step_timeout_s) as deadline:
-                    return await called(function, *arguments)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                reason = f"{name} of the environment took longer than agent.tool_timeout_s={self.step_timeout_s:g}"
-                raise EnvironmentFailure(f"{where}{reason}", is_timeout=True) from error
-            if isinstance(error, EnvironmentFailure):
-                raise
-            raise EnvironmentFailure(f"{where}{describe(error)}") from error
+        return await asked(function, *arguments, limit_s=self.step_timeout_s, where=where)
+
+
+async def asked(function: Callable[..., Any], *arguments: Any, limit_s: float | None, where: str = "") -> Any:
+    """Return what a function of an environment returns. `where` begins the reason of a failure.
+
+    Raises:
+        EnvironmentFailure: it raised an error, or took longer than `limit_s`.
+    """
+    name = getattr(function, "__name__", "step")
+    wait = waiting(f"{name} of an environment", limit_s=limit_s, flag="agent.tool_timeout_s")
+    try:
+        # Tools and Python have a limit, and so a wait, for each call instead.
+        with nullcontext() if limit_s is None else wait:
+            async with asyncio.timeout(limit_s) as deadline:
+                return await called(function, *arguments)
+    except Exception as error:
+        if isinstance(error, TimeoutError) and deadline.expired():
+            reason = f"{name} of the environment took longer than agent.tool_timeout_s={limit_s or 0:g}"
+            raise EnvironmentFailure(f"{where}{reason}", is_timeout=True) from error
+        if isinstance(error, EnvironmentFailure):
+            raise
+        raise EnvironmentFailure(f"{where}{describe(error)}") from error
 
 
 def checked(answer: object, wanted: type[T], name: str, where: str) -> T:

@@ -1,4 +1,4 @@
-"""Tools: functions of the user's and of MCP servers, which the model calls by name.
+"""Tools: functions of the user's, and of MCP servers (`mcp_tools`), which the model calls by name.
 
 A function is described to the model by its type hints and its docstring. What it returns, or the error that it raises,
 is the answer to the call; nothing that a model writes into a call ends an episode.
@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-from rlhf_suite.agents.base import Schema, Start, Step, Task, ToolCall, Turn
-from rlhf_suite.agents.environment import called
+from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
+from rlhf_suite.agents.environment import EnvironmentFailure, asked, called, checked
 from rlhf_suite.data.messages import Message
 from rlhf_suite.errors import UserError
 from rlhf_suite.waits import waiting
 
-if TYPE_CHECKING:
-    from mcp import Client
-
 MCP = "mcp:"  # before the command or the URL of a server in agent.tools
-START_S = 60.0  # limit for the start of an MCP server
 
 
 class ToolError(Exception):
@@ -30,10 +26,14 @@ class ToolError(Exception):
 
 
 class Tools(Protocol):
-    """Tools that all episodes share."""
+    """Tools as one episode has them."""
 
     async def schemas(self) -> list[Schema]:
         """Return their descriptions."""
+        ...
+
+    async def begin(self) -> None:
+        """Begin what calls need. Called before each of them, outside of its time limit."""
         ...
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -42,6 +42,18 @@ class Tools(Protocol):
         Raises:
             ToolError: it failed, with what the model is told.
         """
+        ...
+
+    async def close(self) -> None:
+        """End what belongs to the episode alone."""
+        ...
+
+
+class ToolSource(Protocol):
+    """Where the tools of a run come from."""
+
+    def of_episode(self) -> Tools:
+        """Return the tools for one episode."""
         ...
 
 
@@ -53,6 +65,16 @@ class FunctionTools:
         self.functions = {function.__name__: function for function in chosen}
         self.known = [schema_of(function) for function in chosen]
 
+    def of_episode(self) -> Tools:
+        """Return these tools: all episodes share them."""
+        return self
+
+    async def begin(self) -> None:
+        """Nothing has to begin."""
+
+    async def close(self) -> None:
+        """Nothing belongs to one episode alone."""
+
     async def schemas(self) -> list[Schema]:
         """Return their descriptions."""
         return self.known
@@ -63,78 +85,6 @@ class FunctionTools:
             return text_of(await called(self.functions[name], **arguments))
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
-
-
-class McpTools:
-    """The tools of an MCP server: a command that speaks over its standard input and output, or a URL.
-
-    The server starts with the first use in an event loop, and all episodes of the loop share one connection.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self.server = server
-        self.client: asyncio.Future[Client] | None = None
-        self.ending: asyncio.Event | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    async def connected(self) -> Client:
-        """Return the client; connect it first if nobody has. A failed connection is tried again."""
-        if self.client is None or (self.client.done() and self.client.exception() is not None):
-            self.client, self.ending = asyncio.get_running_loop().create_future(), asyncio.Event()
-            self.task = asyncio.create_task(self.serve(self.client, self.ending))
-        return await asyncio.shield(self.client)
-
-    async def serve(self, connected: asyncio.Future[Client], ending: asyncio.Event) -> None:
-        """Hold the connection: it must end in the task in which it began."""
-        from mcp import Client, StdioServerParameters
-
-        server = self.server
-        if isinstance(server, str) and not server.startswith(("http://", "https://")):
-            command, *arguments = shlex.split(server)
-            server = StdioServerParameters(command=command, args=arguments)
-        try:
-            async with asyncio.timeout(START_S) as start, Client(server) as client:
-                start.reschedule(None)
-                connected.set_result(client)
-                await ending.wait()
-        except Exception as error:
-            if not connected.done():
-                what = f"the server {self.server} does not answer"
-                connected.set_exception(ToolError(f"{what} ({type(error).__name__}: {error})"))
-
-    async def schemas(self) -> list[Schema]:
-        """Return the descriptions of the server's tools."""
-        listed = await (await self.connected()).list_tools()
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": dict(tool.input_schema),
-                },
-            }
-            for tool in listed.tools
-        ]
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the texts of the server's answer."""
-        try:
-            result = await (await self.connected()).call_tool(name, arguments)
-        except ToolError:
-            raise
-        except Exception as error:
-            raise ToolError(f"{type(error).__name__}: {error}") from error
-        text = "\n".join(str(part.text) for part in result.content if part.type == "text")
-        if result.is_error:
-            raise ToolError(text)
-        return text
-
-    async def close(self) -> None:
-        """End the connection, and the server if it is a command."""
-        if self.ending is not None and self.task is not None:
-            self.ending.set()
-            await self.task
 
 
 class ToolEnvironment:
@@ -156,7 +106,7 @@ class ToolEnvironment:
             for schema in await each.schemas():
                 name = schema["function"]["name"]
                 if name in self.owners:
-                    raise ToolError(f"two tools are called {name}, so a call does not say which: rename one of them")
+                    raise ToolError(two_tools(name))
                 self.owners[name] = each
                 schemas.append(schema)
         return Start(tools=tuple(schemas))
@@ -175,9 +125,11 @@ class ToolEnvironment:
                 raise ToolError(call.problem)
             if call.name not in self.owners:
                 raise ToolError(f"there is no tool {call.name!r}; tools: {', '.join(self.owners)}")
+            owner = self.owners[call.name]
+            await owner.begin()
             with waiting(f"the tool {call.name}", limit_s=self.timeout_s, flag="agent.tool_timeout_s"):
                 async with asyncio.timeout(self.timeout_s):
-                    return await self.owners[call.name].call(call.name, call.arguments)
+                    return await owner.call(call.name, call.arguments)
         except ToolError as error:
             problem = str(error)
         except TimeoutError:
@@ -189,7 +141,67 @@ class ToolEnvironment:
         return {"agent/tool_errors": float(self.errors)}
 
     async def close(self) -> None:
-        """Nothing belongs to the episode alone."""
+        """End what belongs to the episode alone."""
+        await asyncio.gather(*(each.close() for each in self.tools))
+
+
+class EnvironmentWithTools:
+    """An environment beside tools of its file or of agent.tools, which answer the calls of a turn.
+
+    A turn without calls goes to the environment, and so do the calls of tools that it offers itself or that come with
+    the row: it gets a turn with these calls alone. `limit_s` bounds each of its answers.
+    """
+
+    def __init__(self, environment: Environment, tools: ToolEnvironment, limit_s: float | None) -> None:
+        self.environment, self.tools, self.limit_s = environment, tools, limit_s
+        self.own: set[str] = set()  # tools of the environment
+
+    async def reset(self, task: Task) -> Start:
+        """Begin, and add the tools to those of the environment.
+
+        Raises:
+            ToolError: two of them have the same name.
+        """
+        given = await asked(self.environment.reset, task, limit_s=self.limit_s)
+        start = checked(given, Start, "reset", "")
+        self.own = {schema["function"]["name"] for schema in (*start.tools, *task.tools)}
+        tools = (await self.tools.reset(task)).tools
+        if twice := sorted(self.own & self.tools.owners.keys()):
+            raise ToolError(two_tools(twice[0]))
+        return replace(start, tools=(*start.tools, *tools))
+
+    async def step(self, turn: Turn) -> Step:
+        """Answer the calls of tools, and let the environment answer the rest of the turn."""
+        calls = () if turn.is_cut else tuple(call for call in turn.calls if call.name not in self.own)
+        if not calls:
+            return await self.of_environment(turn)
+        answered = await self.tools.step(replace(turn, calls=calls))
+        rest = tuple(call for call in turn.calls if call.name in self.own)
+        if not rest:
+            return answered
+        step = await self.of_environment(replace(turn, calls=rest))
+        if step.text:
+            raise EnvironmentFailure("step of the environment answered calls with a text, not with messages")
+        is_over = step.done or not step.messages
+        messages, extra = (*answered.messages, *step.messages), answered.extra | step.extra
+        return replace(step, messages=messages, extra=extra, done=is_over)
+
+    async def of_environment(self, turn: Turn) -> Step:
+        """Return what the environment answers."""
+        return checked(await asked(self.environment.step, turn, limit_s=self.limit_s), Step, "step", "")
+
+    async def last_step(self) -> Step:
+        """Return the last numbers of the environment, which may have none."""
+        last_step = getattr(self.environment, "last_step", None)
+        return Step() if last_step is None else await asked(last_step, limit_s=self.limit_s)
+
+    async def close(self) -> None:
+        """Close both."""
+        await asyncio.gather(self.tools.close(), called(self.environment.close), return_exceptions=True)
+
+
+def two_tools(name: str) -> str:
+    return f"two tools are called {name}, so a call does not say which: rename one of them"
 
 
 def answer_to(call: ToolCall, text: str) -> Message:

@@ -11,6 +11,7 @@ FILE = "train.agent_func_path"
 KINDS = ("single_turn", "tools", "environment", "python", "endpoint")
 MANY_TURNS = is_not(".kind", "single_turn", "tools, environment, python or endpoint")
 ANSWERED = is_one_of(".kind", "tools", "environment", "python")
+TOOLS = is_one_of(".kind", "tools", "environment")
 PYTHON = is_one_of(".kind", "python")
 WORKERS = is_positive(".num_workers", "<number of processes>")
 SERVED = is_set(".server_url", "ws://<host>:<port>/ws")
@@ -35,9 +36,12 @@ class AgentConfig:
     interpreter; or a program of your own that asks for turns over HTTP, as chat completions"""
     sources: dict[str, AgentSourceConfig] = flag({})
     """Other agents by name, for the rows of some datasets; all other rows have that of agent.kind (docs/agents.md)"""
-    tools: list[str] = flag([], when=is_one_of(".kind", "tools"))
+    tools: list[str] = flag([], when=TOOLS)
     """MCP servers whose tools the model may call: mcp:<command or URL> each, beside the functions of
-    train.agent_func_path"""
+    train.agent_func_path, and beside an environment"""
+    mcp_sessions: str = flag("episode", choices=("episode", "process"), when=TOOLS)
+    """How long a session with an MCP server lasts: for an episode, which begins it with its first call (a command is
+    then a process for each episode); or for the process, for servers that keep nothing from one call to the next"""
     server_url: str | None = flag(None, when=is_one_of(".kind", "environment"))
     """ws:// or wss:// address of an environment that speaks the protocol of OpenEnv, in place of
     train.agent_func_path"""
@@ -45,6 +49,9 @@ class AgentConfig:
     """Field of an action with the text of a turn; null: a turn is the whole action, as JSON"""
     observation_key: str | None = flag(None, when=SERVED)
     """Field of an observation that the model sees; null: its only text, or all of it as JSON"""
+    add_reward: bool = flag(False, when=is_one_of(".kind", "environment", "endpoint"))
+    """Add the reward of the reward sources (reward.rule and the like) to that of the environment or program; false:
+    they score only the episodes to which it gave none"""
     max_turns: int = flag(8, "Most turns of the model in an episode", ge=1, when=MANY_TURNS)
     timeout_s: float = flag(600.0, gt=0, when=MANY_TURNS)
     """Longest episode in seconds; a longer one has no reward (agent.on_error)"""

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from rlhf_suite.python_source import FunctionDef, SourceError, bound_names, functions, parsed, wrong_count
+from rlhf_suite.config.agent import ChosenAgent
+from rlhf_suite.python_source import FunctionDef, SourceError, bindings, bound_names, functions, parsed, wrong_count
 
 OURS, OPENRLHF, SKYRL, GYMNASIUM, TRL, TOOLS = "environment", "openrlhf", "skyrl", "gymnasium", "trl", "tools"
 OPENRLHF_EXECUTOR, OPENRLHF_STEP = "openrlhf executor", "openrlhf step"
 PROGRAM = "program"
 ENVIRONMENTS = (OURS, OPENRLHF, OPENRLHF_EXECUTOR, OPENRLHF_STEP, SKYRL, GYMNASIUM, TRL)
+RAW = (OPENRLHF, OPENRLHF_EXECUTOR, OPENRLHF_STEP)  # those that answer with text and not with messages
 FORMS = (
     "a class Environment with async reset(task), step(turn) and close(); a class AgentInstance, or an AgentExecutor "
     "that names another class (OpenRLHF); a function step(state, action, label) (its first versions); a class "
@@ -56,6 +58,39 @@ def export_of(file: str) -> Export:
     if any(each.name == "step" and arguments_of(each)[:2] == ["state", "action"] for each in functions(tree)):
         return Export(OPENRLHF_STEP, "step")
     raise refusal(path, names)
+
+
+def has_tools(file: str) -> bool:
+    """Return whether a file has a list of tools, whatever else it has; false for a file that cannot be read."""
+    try:
+        tree = parsed(Path(file).expanduser().resolve())
+    except SourceError:
+        return False
+    return any(TOOLS in bindings(each) for each in tree.body if not isinstance(each, ast.Import))
+
+
+def has_tools_beside(chosen: ChosenAgent) -> bool:
+    """Return whether an agent has an environment and tools that the suite calls, of its file or of MCP servers. Forms
+    that answer with raw text have none."""
+    if chosen.config.kind != "environment" or chosen.file is None:
+        return chosen.config.kind == "environment" and bool(chosen.config.tools)
+    try:
+        form = export_of(chosen.file).form
+    except SourceError:
+        return False
+    return form in ENVIRONMENTS and form not in RAW and (bool(chosen.config.tools) or has_tools(chosen.file))
+
+
+def always_scores(file: str) -> bool:
+    """Return whether a file has an environment that gives a reward to every episode: one of Gymnasium, or of TRL with
+    get_reward."""
+    try:
+        export, tree = export_of(file), parsed(Path(file).expanduser().resolve())
+    except SourceError:
+        return False
+    node = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == export.name), None)
+    asked = node is not None and any(each.name == "get_reward" for each in methods(node))
+    return export.form == GYMNASIUM or (export.form == TRL and asked)
 
 
 def check_program(path: Path, tree: ast.Module) -> None:

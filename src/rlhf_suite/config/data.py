@@ -12,7 +12,7 @@ from rlhf_suite.config.formatting import literal
 
 SOURCES = (
     "Comma list of sources: file, pattern (data/*.jsonl), folder, hub name (@data_dir behind it), builtin:<task>, "
-    "reasoning_gym:<task>"
+    "reasoning_gym:<task>, .py file with rows()"
 )
 REWARD_COLUMNS = "Further columns that reward files, servers and agents get with each row, by name (docs/rewards.md)"
 WITH_COLUMNS = is_set("reward.remote_url", "<.py file or URLs>") | is_one_of("agent.kind", "environment", "endpoint")

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import IO
 
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.python_source import SourceError, bound_names, parsed
 
 TEXT_SUFFIXES, GZIP = (".json", ".jsonl", ".csv", ".tsv", ".txt"), ".gz"
 SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}{GZIP}" for suffix in TEXT_SUFFIXES), ".parquet", ".arrow")
-BUILTIN = "builtin:"
+BUILTIN, ROWS = "builtin:", "rows"  # rows: what a Python file makes
 GYM, GYM_PACKAGE, GYM_FIX = "reasoning_gym:", "reasoning_gym", "run pip install 'rlhf-suite[gym]'"
 PEEK_BYTES = 1 << 20
 BETWEEN = re.compile(r"[\s,]*")  # what separates two objects
@@ -47,6 +48,8 @@ def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iter
     """Yield what is wrong with one source of the list."""
     if name.startswith(GYM):
         yield from gym_problems(key)
+    elif is_python(name):
+        yield from python_problems(key, name)
     elif is_glob(name):
         yield from glob_problems(key, name, columns)
     elif is_missing(name):
@@ -57,6 +60,26 @@ def one_source_problems(key: str, name: str, columns: Mapping[str, str]) -> Iter
         yield Problem(key, f"{name} is not of a known type", f"give a file that ends in one of {', '.join(SUFFIXES)}")
     elif Path(name).is_dir() and not any(file_type(path) in SUFFIXES for path in Path(name).rglob("*")):
         yield Problem(key, f"the folder {name} has no data files", f"known types are {', '.join(SUFFIXES)}")
+
+
+def is_python(name: str) -> bool:
+    """Return whether a source is a Python file, which makes its rows itself."""
+    return name.endswith(".py")
+
+
+def python_problems(key: str, name: str) -> Iterator[Problem]:
+    """Yield what is wrong with a Python file that makes rows. It is not run."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        yield Problem(key, f"there is no file {name} (seen from {Path.cwd()})", "check the path")
+        return
+    try:
+        names = bound_names(parsed(path.resolve()))
+    except SourceError as error:
+        yield Problem(key, error.what, error.fix)
+        return
+    if not names & {ROWS, "*"}:
+        yield Problem(key, f"{name} has no {ROWS}", f"define {ROWS}(), which returns a list of dicts (docs/data.md)")
 
 
 def gym_problems(key: str) -> Iterator[Problem]:
@@ -113,7 +136,7 @@ def hub_names(sources: str | None) -> list[str]:
     return [
         name
         for name in names_in(sources)
-        if not (name.startswith((BUILTIN, GYM)) or is_glob(name) or is_missing(name))
+        if not (name.startswith((BUILTIN, GYM)) or is_python(name) or is_glob(name) or is_missing(name))
         and not Path(name).exists()
         and not Path(name.partition("@")[0]).exists()
     ]

@@ -18,7 +18,7 @@ from rlhf_suite.data.encode import Encoder, FormattedEncoder, encode_rows
 from rlhf_suite.data.row import BadRows, Row, RowError
 from rlhf_suite.data.sources import Located, Sources, limited, locate, metric_names
 from rlhf_suite.data.store import SUMMARY, Store, in_memory, open_folder, open_in_process, write_folder
-from rlhf_suite.disk import cache_folder, file_digest, sweep_abandoned, written_aside
+from rlhf_suite.disk import cache_folder, sweep_abandoned, written_aside
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import digest as digest_of
 from rlhf_suite.waits import waiting
@@ -78,7 +78,7 @@ class Loader(Generic[Encoded]):
             UserError: the source has no usable row, or too many bad rows.
         """
         located = locate(name, sources.split, sources.flags)
-        contents = [file_digest(file) for file in located.files]
+        contents = located.contents
         self.contents.append(contents)
         is_cached = self.data.cache_enable and getattr(self.data, "image_key", None) is None
         folder = self.folder(contents, name, sources) if is_cached else None

@@ -3,6 +3,8 @@ tasks, reasoning-gym."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +12,22 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf_suite.config.sources import GYM, file_type, is_glob, matching_files
+from rlhf_suite.config.sources import GYM, ROWS, file_type, is_glob, is_python, matching_files
 from rlhf_suite.data import builtin, gym
 from rlhf_suite.data.arrow_rows import changed, changes, integer_columns
 from rlhf_suite.data.files import READERS, num_rows, numbered, read_file
 from rlhf_suite.data.row import Row, RowError
+from rlhf_suite.disk import file_digest
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import describe
+from rlhf_suite.python_source import import_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")  # words in file names that mean a split
+NOT_A_ROW = "not a dict of columns"
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 
 
@@ -41,11 +47,17 @@ EVAL = SourceFlags("eval.dataset", "eval.split")
 
 class Located(NamedTuple):
     """A source that was found: its rows, in order, the files that hold them, and about how many there are (None: only
-    reading them tells)."""
+    reading them tells). `digest` is of rows that no file holds."""
 
     rows: Callable[[], Iterator[Row | RowError]]
     files: list[Path]
     num_rows: Callable[[], int | None]
+    digest: str = ""
+
+    @property
+    def contents(self) -> list[str]:
+        """Return digests that change with the rows."""
+        return [*map(file_digest, self.files), *([self.digest] if self.digest else [])]
 
 
 def locate(name: str, split: str, flags: SourceFlags) -> Located:
@@ -60,6 +72,8 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if name.startswith(GYM):
         task = gym.task_of(name, flags.dataset)
         return Located(lambda: task.rows(name), gym.version_files(), lambda: len(task.dataset))
+    if is_python(name):
+        return _python(name, flags)
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():
@@ -74,6 +88,25 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if file_type(path) in READERS or not HUB_NAME.fullmatch(base):
         raise UserError(f"{flags.dataset}: there is no file or folder {base!r}; paths are relative to {Path.cwd()}")
     return _hub(base, data_dir, split, flags)
+
+
+def _python(name: str, flags: SourceFlags) -> Located:
+    """Return the rows that a Python file makes: those that its function `rows` returns, or its list of that name.
+
+    Raises:
+        UserError: there is none, or the file or the function raises an error.
+    """
+    try:
+        made = getattr(import_file(Path(name).expanduser().resolve()), ROWS)
+        rows = [*(made() if callable(made) else made)]
+    except Exception as error:
+        raise UserError(f"{flags.dataset}={name}: its {ROWS} cannot be had: {describe(error)}") from error
+    found = [
+        Row(row, name, number) if isinstance(row, dict) else RowError(f"{name}:{number}", NOT_A_ROW)
+        for number, row in enumerate(rows, start=1)
+    ]
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=repr).encode()).hexdigest()
+    return Located(lambda: iter(found), [], lambda: len(found), digest)
 
 
 def _files(paths: list[Path], flags: SourceFlags) -> Located:

@@ -130,7 +130,7 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     episodes = watched_episodes(config, engines, actors.episodes, data, stop_ids, journal.timeline)
     sampler = make_sampler(config, data, engines, stop_ids, episodes)
     scorer, held_out_scorer = (
-        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent.on_error)
+        Scorer(config.reward, part, tokenizer, rewards, journal, config.agent)
         for part in (prompts.train, prompts.held_out)
     )
     shaper, steps = Shaper(config.reward, sampler.max_new_tokens), total_steps(order, config.train)

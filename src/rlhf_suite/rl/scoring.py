@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_suite.config.agent import AgentConfig
 from rlhf_suite.config.reward import RewardConfig
 from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.data.trajectory import ENVIRONMENT, EpisodeRows, Trajectory
@@ -35,11 +36,13 @@ class Scorer:
         tokenizer: PreTrainedTokenizerBase,
         rewards: Rewards | None,
         journal: Journal,
-        on_failed_episode: str | None = None,
+        agent: AgentConfig | None = None,
     ) -> None:
         self.config, self.prompts, self.tokenizer = config, prompts, tokenizer
         self.rewards, self.journal = rewards, journal
-        self.on_failed_episode = on_failed_episode  # agent.on_error; None: as config.on_error
+        self.on_failed_episode = agent.on_error if agent is not None else None  # None: as config.on_error
+        self.adds = agent is not None and agent.add_reward
+        self.has_told = False  # that the sources do not score all episodes
 
     @property
     def reads_text_alone(self) -> bool:
@@ -129,16 +132,25 @@ class Scorer:
         self, episodes: Sequence[Sequence[Trajectory]], samples: Sequence[Sample]
     ) -> tuple[list[Outcome], dict[str, float]]:
         """Return an outcome per episode, and metrics: that of its environment, else that of the reward sources, which
-        see `samples`. Without either (a teacher alone) every reward is 0."""
+        see `samples`; with agent.add_reward the sum of both. Without either (a teacher alone) every reward is 0."""
         given = [environment_outcome(ledgers) for ledgers in episodes]
-        asked = [sample for sample, outcome in zip(samples, given, strict=True) if outcome is None]
-        scored: list[Outcome] = [Scored(0.0, 0.0)] * len(asked)
+        both = self.adds and self.rewards is not None
+        places = [i for i, each in enumerate(given) if each is None or (both and isinstance(each, Scored))]
+        outcomes: list[Outcome] = [each or Scored(0.0, 0.0) for each in given]
         metrics: dict[str, float] = {}
-        if self.rewards is not None and asked:
-            scored, metrics = self.rewards.score(asked)
-        others = iter(scored)
-        outcomes = [next(others) if outcome is None else outcome for outcome in given]
+        if self.rewards is not None and places:
+            scored, metrics = self.rewards.score([samples[place] for place in places])
+            for place, outcome in zip(places, scored, strict=True):
+                outcomes[place] = added(given[place], outcome)
+        self.tell(len(given) - len(places) - sum(isinstance(each, RewardFailure) for each in given), len(given))
         return [with_metrics(o, ledgers[-1].extra) for o, ledgers in zip(outcomes, episodes, strict=True)], metrics
+
+    def tell(self, count: int, total: int) -> None:
+        """Say once that the reward sources of the run score only a part of its episodes."""
+        if count and self.rewards is not None and not self.has_told:
+            what = f"{count} of {total} episodes have a reward of their own, so the reward sources do not score them"
+            self.journal.info(f"{what}; agent.add_reward=true adds theirs")
+            self.has_told = True
 
     def samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Return what rewards see. Special tokens stay in the query, as a reward model would see them."""
@@ -197,6 +209,14 @@ def environment_outcome(ledgers: Sequence[Trajectory]) -> Outcome | None:
         return None
     turns = math.fsum(reward for each in ledgers for reward in each.turn_rewards.tolist())
     return Scored(t.reward + turns, t.reward if t.score is None else t.score)
+
+
+def added(given: Outcome | None, outcome: Outcome) -> Outcome:
+    """Return what the reward sources say of an episode, with the reward that its environment gave added. The score
+    remains that of the sources."""
+    if not (isinstance(given, Scored) and isinstance(outcome, Scored)):
+        return outcome
+    return replace(outcome, reward=given.reward + outcome.reward)
 
 
 def with_metrics(outcome: Outcome, extra: dict[str, float]) -> Outcome:

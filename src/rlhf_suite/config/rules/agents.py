@@ -7,8 +7,17 @@ from urllib.parse import urlsplit
 
 from rlhf_suite import registry
 from rlhf_suite.config.agent import ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import ENVIRONMENTS, PROGRAM, TOOLS, export_of
+from rlhf_suite.config.agent_file import (
+    ENVIRONMENTS,
+    PROGRAM,
+    RAW,
+    always_scores,
+    export_of,
+    has_tools,
+    has_tools_beside,
+)
 from rlhf_suite.config.problems import Problem, rule
+from rlhf_suite.config.reward import has_source
 from rlhf_suite.config.runs import PPORun
 from rlhf_suite.python_source import SourceError
 
@@ -44,12 +53,15 @@ def file_fits(run: PPORun, chosen: ChosenAgent, file: str) -> Iterator[Problem]:
         yield Problem(key, error.what, error.fix)
         return
     what = f"{file} has {export.name} ({export.form}), which is not for {kind}={chosen.config.kind}"
-    if chosen.config.kind == "tools" and export.form != TOOLS:
+    if chosen.config.kind == "tools" and not has_tools(file):
         yield Problem(key, what, f"write {kind}=environment, or define tools = [functions]")
     if chosen.config.kind == "environment" and export.form not in ENVIRONMENTS:
         yield Problem(key, what, f"write {kind}={'endpoint' if export.form == PROGRAM else 'tools'}")
     if chosen.config.kind == "endpoint" and export.form != PROGRAM:
         yield Problem(key, what, f"define run_agent(task, base_url, api_key), or write another {kind}")
+    if chosen.config.kind == "environment" and export.form in RAW and (chosen.config.tools or has_tools(file)):
+        what = f"{file} has {export.name} ({export.form}), which answers with raw text, and tools beside it"
+        yield Problem(key, what, "rename its list tools, and remove agent.tools; or define a class Environment")
     if export.form in ("trl", "skyrl", "gymnasium") and not run.data.apply_chat_template:
         what = f"{export.name} ({export.form}) answers with messages, which need a chat template"
         yield Problem("data.apply_chat_template", what, "add data.apply_chat_template=true")
@@ -84,7 +96,8 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
     if run.data.apply_chat_template:
         return
     key, fix = "data.apply_chat_template", "add data.apply_chat_template=true"
-    callers = [each for each in agents_of(run.agent) if each.config.calls_tools]
+    agents = agents_of(run.agent, run.train.agent_func_path)
+    callers = [each for each in agents if each.config.calls_tools or has_tools_beside(each)]
     if callers:
         fence = ", or write agent.python_style=fence" if callers[0].config.kind == "python" else ""
         yield Problem(key, "tools are called in the form of a chat template", f"{fix}{fence}")
@@ -93,6 +106,19 @@ def messages_have_a_template(run: PPORun) -> Iterator[Problem]:
     if run.agent.history == "template" and run.agent.has_turns:
         what = "without a chat template nothing says how earlier turns are shown"
         yield Problem("agent.history", what, "write agent.history=append, or data.apply_chat_template=true")
+
+
+@rule
+def rewards_of_environments_are_used(run: PPORun) -> Iterator[Problem]:
+    if run.agent.add_reward and not has_source(run.reward):
+        what = "there is no reward source whose reward could be added"
+        yield Problem("agent.add_reward", what, "add reward.rule=<rule> or the like, or agent.add_reward=false")
+    if run.agent.add_reward or not has_source(run.reward):
+        return
+    for each in agents_of(run.agent, run.train.agent_func_path):
+        if each.config.kind == "environment" and each.file is not None and always_scores(each.file):
+            what = f"every reward is that of {each.file}, so the reward sources of the run would score nothing"
+            yield Problem("agent.add_reward", what, "add agent.add_reward=true, or write reward.rule=null or the like")
 
 
 @rule
