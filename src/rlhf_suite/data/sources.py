@@ -66,14 +66,8 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     Raises:
         UserError: there is no such source, it has no such split, or its files are of an unknown type.
     """
-    if name.startswith(builtin.PREFIX):
-        rows = builtin.rows(name, flags.dataset)
-        return Located(lambda: numbered(name, rows), [], lambda: len(rows))
-    if name.startswith(GYM):
-        task = gym.task_of(name, flags.dataset)
-        return Located(lambda: task.rows(name), gym.version_files(), lambda: len(task.dataset))
-    if is_python(name):
-        return _python(name, flags)
+    if name.startswith((builtin.PREFIX, GYM)) or is_python(name):
+        return _made(name, flags)
     base, _, data_dir = (name, "", "") if Path(name).exists() else name.partition("@")
     path = Path(base)
     if path.is_file():
@@ -88,6 +82,17 @@ def locate(name: str, split: str, flags: SourceFlags) -> Located:
     if file_type(path) in READERS or not HUB_NAME.fullmatch(base):
         raise UserError(f"{flags.dataset}: there is no file or folder {base!r}; paths are relative to {Path.cwd()}")
     return _hub(base, data_dir, split, flags)
+
+
+def _made(name: str, flags: SourceFlags) -> Located:
+    """Return rows that code makes: a built-in task, reasoning-gym, or a Python file."""
+    if name.startswith(builtin.PREFIX):
+        rows = builtin.rows(name, flags.dataset)
+        return Located(lambda: numbered(name, rows), [], lambda: len(rows))
+    if is_python(name):
+        return _python(name, flags)
+    task = gym.task_of(name, flags.dataset)
+    return Located(lambda: task.rows(name), gym.version_files(), lambda: len(task.dataset))
 
 
 def _python(name: str, flags: SourceFlags) -> Located:
