@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -39,12 +40,38 @@ def explain(line: CommandLine, found: Preflight) -> int:
 
 
 def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> None:
+    """Print a table. A flag in it is never broken, so that it can be copied: on a narrow console the lines are longer
+    than it is."""
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
+    cells = [columns, *rows]
+    widths = column_widths(cells, console.width)
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, overflow="fold", width=width)
+    for row in cells[1:]:
         table.add_row(*map(Text, row))  # a value such as [q_proj] is not markup
+    console.width = max(console.width, sum(widths) + 3 * len(widths) + 1)
     console.print(table)
+
+
+def column_widths(cells: list[tuple[str, ...]], room: int) -> list[int]:
+    """Return the widths of columns: what their flags need at least, and more from the left where there is room."""
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(longest_name, column)) for column in columns]
+    spare = room - sum(widths) - 3 * len(widths) - 1
+    for place, column in enumerate(columns):
+        more = max(0, min(spare, max(map(len, column)) - widths[place]))
+        widths[place] += more
+        spare -= more
+    return widths
+
+
+NAME = re.compile(r"[a-z]\w*(?:\.\w+)+")
+
+
+def longest_name(text: str) -> int:
+    """Return the width that a text needs at least: that of its longest word, of others than flags only a part."""
+    words = text.split()
+    return max([len(word) if NAME.match(word) and "/" not in word else min(len(word), 12) for word in words], default=1)
 
 
 def batches(run: AnyTrainedRun, plan: WorkerPlan) -> Rows:
@@ -119,7 +146,7 @@ def schedule(run: PPORun, plan: Plan) -> Rows:
         yield "rollouts made ahead", how, f"{plan.rollouts_ahead}"
     if plan.overlaps_sync:
         yield "weight syncs", "train.async_enable", "while the next step trains"
-    if plan.overlaps_sync and run.eval.dataset is not None and run.eval.steps > 0:
+    if plan.overlaps_sync and run.eval.dataset is not None:
         if plan.overlaps_evaluation:
             yield "evaluations", "no checkpoint depends on them", "while the next step trains"
         else:

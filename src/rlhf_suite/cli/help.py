@@ -24,6 +24,9 @@ Tasks (without a model each runs a small built-in example):
 Presets:
 {presets}
 
+Commands (rlhf-suite <command> --help says more):
+{commands}
+
 Options:
   --help task=<task> [prefix]   the flags of a task, or those below a prefix: --help task=ppo algo.kl
   --cfg job                     print the configuration instead of running
@@ -38,6 +41,15 @@ Options:
   -sc install=bash              completion: eval "$(rlhf-suite -sc install=bash)"
 
 Lists are written '[a,b]', nothing is null, a text with = or , or {{ is quoted twice: 'flag="a=b"'."""
+
+
+COMMANDS = {
+    "rlhf-suite why <run folder>": "what a run does, waits for or ended with",
+    "rlhf-suite report <folder>": "a page with the curves and answers of runs, or of a sweep",
+    "rlhf-suite sweep status <folder>": "the jobs of a sweep, and how each of them is",
+    "rlhf-suite migrate <script>": "commands of OpenRLHF as command lines of this suite",
+    "rlhf-suite plan <words>": "the memory, disk and time that a run will need",
+}
 
 
 def print_help(line: CommandLine) -> int:
@@ -63,7 +75,8 @@ def introduction(own: Path | None) -> str:
     tasks = "\n".join(f"  task={name:<8} {root.__doc__}" for name, root in TASKS.items())
     named = [(group, preset_names(group, own)) for group in group_names() if group != "task"]
     presets = "\n".join(f"  {group}=<{' | '.join(names)}>" for group, names in named)
-    return INTRODUCTION.format(tasks=tasks, presets=presets)
+    commands = "\n".join(f"  {name:<33} {meaning}" for name, meaning in COMMANDS.items())
+    return INTRODUCTION.format(tasks=tasks, presets=presets, commands=commands)
 
 
 def print_flags(infos: list[FlagInfo]) -> None:

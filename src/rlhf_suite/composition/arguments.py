@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from rlhf_suite.composition.presets import group_names, preset_names
 from rlhf_suite.config.formatting import did_you_mean, quoted
+from rlhf_suite.config.launchers import LAUNCHERS, PREFIX, settings_of
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, NOTHING, RENAMED
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
+DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"), "-") | {0x2014: "--"}
+NUMBER = re.compile(r"-\.?\d[\w.+-]*")
+# Hydra's launchers of submitit, which are followed by those here, and their settings of other names.
+SUBMITIT = {
+    "hydra/launcher=submitit_slurm": "hydra/launcher=slurm",
+    "hydra/launcher=submitit_local": "hydra/launcher=local",
+}
+LOCAL_NAMES = {"gpus_per_node": "gpus_per_job", "array_parallelism": "parallel"}
 SWITCHES = {"-m": "--multirun", "-r": "--run", "-h": "--help"}
 SWITCHES |= {name: name for name in (*SWITCHES.values(), "--resolve", "--hydra-help", "--version")}
 # Options with a value, and the value of an option that came without one.
@@ -58,8 +70,7 @@ class CommandLine:
 def parse(argv: list[str]) -> CommandLine:
     """Sort the words. Words without `=` are kept apart: after --help they are prefixes, otherwise mistakes."""
     line = CommandLine()
-    words = iter(merge_values(argv))
-    for word in words:
+    for word in merge_values([with_plain_dashes(word) for word in argv]):
         name, _, value = word.partition("=")
         name = ALIASES.get(name, name)
         if word in SWITCHES:
@@ -67,11 +78,14 @@ def parse(argv: list[str]) -> CommandLine:
         elif name in VALUED:
             line.options[name] = value
         elif word.startswith("-") and word.strip("-"):
-            line.problems.append(dashed(word))
+            override = without_dashes(word)
+            line.overrides += [with_quoted_home(override)] if override is not None else []
+            line.problems += [no_option(word)] if override is None else []
         elif "=" in word or word.startswith("~"):
-            line.overrides.append(with_quoted_home(word))
+            line.overrides.append(with_quoted_home(with_underscores(word)))
         else:
             line.words.append(word)
+    line.overrides = with_own_launcher(line.overrides)
     if "--help" not in line.options:
         line.problems += [lonely(word) for word in line.words]
     return line
@@ -84,26 +98,96 @@ def merge_values(argv: list[str]) -> Iterator[str]:
         word = argv[position]
         after = argv[position + 1] if position + 1 < len(argv) else ""
         name = ALIASES.get(word, word)
-        takes_next = bool(after) and not after.startswith("-")
+        takes_next = bool(after) and (not after.startswith("-") or NUMBER.fullmatch(after) is not None)
         position += 1
         if name in VALUED:
             takes_next = takes_next and (after in VALUES[name] if name in VALUES else True)
             yield f"{name}={after if takes_next else VALUED[name]}"
             position += takes_next
-        elif word.startswith("--") and word not in SWITCHES and "=" not in word and takes_next and "=" not in after:
+        elif (
+            word.startswith("--") and word not in SWITCHES and "=" not in word and takes_next and is_value(word, after)
+        ):
             yield f"{word}={after}"
             position += 1
         else:
             yield word
 
 
-def dashed(word: str) -> Problem:
-    """Return the problem of `--actor.adam.lr=1e-6`, as OpenRLHF's commands take it, or of an unknown option."""
-    name, _, value = word.lstrip("-").partition("=")
+def is_value(word: str, after: str) -> bool:
+    """Return whether the word behind `--flag` is its value, and not the next override."""
+    info = flags_of(None).get(known_key(word.lstrip("-")) or "")
+    if info is not None and info.type.base is bool:
+        return after.lower() in ("true", "false", "0", "1", "null")
+    return "=" not in after or (info is not None and known_key(key_of(after)) is None)
+
+
+def without_dashes(word: str) -> str | None:
+    """Return `--actor.adam.lr=1e-6`, as other programs take it, as an override; None for an unknown option."""
+    name, equals, value = word.lstrip("-").partition("=")
+    if f"--{name}" in PLAN_OPTIONS:
+        return None
+    key = known_key(name)
+    if key is None and ("." in name or "_" in name or equals or is_old(name)):
+        key = name.replace("-", "_")
+    return None if key is None else f"{key}={value if equals else 'true'}"
+
+
+def is_old(name: str) -> bool:
+    """Return whether a name is that of a flag elsewhere."""
+    return name.replace("-", "_") in {*RENAMED, *BECOMES, *NOTHING, *GONE, *HINTS}
+
+
+def known_key(name: str) -> str | None:
+    """Return the flag, the group of presets or the setting of Hydra that a name with dashes in it means."""
+    for each in (name, name.replace("-", "_")):
+        if each in flags_of(None) or each in group_names() or each.startswith(("hydra.", "hydra/")):
+            return each
+    return by_words().get(name) if "-" in name else None
+
+
+@cache
+def by_words() -> dict[str, str]:
+    """Return the flags by their names with dashes alone, such as actor-adam-lr."""
+    return {key.replace(".", "-").replace("_", "-"): key for key in flags_of(None)}
+
+
+def with_underscores(word: str) -> str:
+    """Return an override whose flag is written with dashes, such as algo.kl.init-coef=0, with the flag's name."""
+    name, equals, value = word.partition("=")
+    key = known_key(name) if "-" in name and not name.startswith(("+", "~")) else None
+    return word if key is None else f"{key}{equals}{value}"
+
+
+def with_plain_dashes(word: str) -> str:
+    """Return a word in whose name the dashes of printed text are those of a keyboard."""
+    name, equals, value = word.partition("=")
+    return f"{name.translate(DASHES)}{equals}{value}"
+
+
+def with_own_launcher(words: list[str]) -> list[str]:
+    """Return overrides in which submitit's launchers of Hydra, and the names of their settings, are those here."""
+    words = [SUBMITIT.get(word, word) for word in words]
+    choice = next((word.partition("=")[2] for word in words if word.startswith("hydra/launcher=")), "local")
+    if choice not in LAUNCHERS:
+        return words
+    names = {info.key.removeprefix(f"{PREFIX}.") for info in settings_of(choice)}
+    return [with_own_setting(word, choice, names) for word in words]
+
+
+def with_own_setting(word: str, launcher: str, names: set[str]) -> str:
+    """Return the setting of a launcher by its name here, where submitit calls it otherwise."""
+    name = key_of(word).removeprefix(f"{PREFIX}.")
+    if not word.startswith(f"{PREFIX}.") or name in names:
+        return word
+    own = f"slurm_{name}" if launcher == "slurm" else LOCAL_NAMES.get(name, name)
+    return f"{PREFIX}.{own}={word.partition('=')[2]}" if own in names else word
+
+
+def no_option(word: str) -> Problem:
+    """Return the problem of an unknown option."""
+    name = word.lstrip("-").partition("=")[0]
     if f"--{name}" in PLAN_OPTIONS:
         return Problem(f"--{name}", "is an option of rlhf-suite plan", f"write rlhf-suite plan --{name} ... task=...")
-    if "." in name or "_" in name or value:
-        return Problem(f"--{name}", "flags are written without dashes", f"write {name}={'...' if value else 'true'}")
     fix = "options are --help, --cfg job, --info, --config <file>, --config-dir <folder>, -m (sweep)"
     return Problem(word, "no such option", fix)
 

@@ -33,6 +33,7 @@ from rlhf_suite.composition.presets import (
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.launchers import LAUNCHERS, PREFIX
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.old_names import meant as elsewhere
 from rlhf_suite.config.presets import conf_dir
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import schema
@@ -173,7 +174,10 @@ def no_such_preset(key: str, value: str, task: str | None) -> Problem:
     flags = {name: info for name, info in flags_of(task).items() if name.startswith(f"{key.replace('/', '.')}.")}
     meant = next((name for name, info in flags.items() if value in map(str, info.meta.choices or ())), None)
     close = did_you_mean(value, options)
-    if meant:
+    other = elsewhere(CHOICES[key][0], value) if key in CHOICES else None
+    if other:
+        fix = f"write {key}={other}"
+    elif meant:
         fix = f"did you mean {meant}={value}?"
     elif close:
         fix = close.replace("did you mean ", f"did you mean {key}=")

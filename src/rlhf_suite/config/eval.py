@@ -91,7 +91,8 @@ class StepEvalConfig(EvalConfig):
 class RLEvalConfig(EvalConfig):
     """Evaluation by sampling: pass@1 and pass@k"""
 
-    steps: int = flag(-1, "Evaluate every so many RL steps and after the last one; -1: never", ge=-1)
+    steps: int = flag(-1, ge=-1)
+    """Evaluate every so many RL steps, before the first and after the last one; -1: only these two times"""
     n_samples_per_prompt: int = flag(4, "Samples per prompt", ge=1, when=HELD_OUT)
     temperature: float = flag(0.6, "Sampling temperature; 0: greedy", ge=0, when=HELD_OUT)
     max_calls: list[int] | None = flag(None, ge=0, when=HELD_OUT)

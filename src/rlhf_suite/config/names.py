@@ -7,76 +7,10 @@ from functools import cache
 
 from rlhf_suite.config.flags import FlagInfo, walk
 from rlhf_suite.config.formatting import did_you_mean
+from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS
 
-# OpenRLHF's flat names of before its nested command line, where the words do not give the present name away.
-RENAMED: dict[str, str | tuple[str, ...]] = {
-    "pretrain": "actor.model_name_or_path",
-    "reward_pretrain": "reward.model_name_or_path",
-    "critic_pretrain": "critic.model_name_or_path",
-    "ref_pretrain": "ref.model_name_or_path",
-    "remote_rm_url": "reward.remote_url",
-    "normalize_reward": "reward.normalize_enable",
-    "colocate_all_models": "train.colocate_all",
-    "init_kl_coef": "algo.kl.init_coef",
-    "kl_target": "algo.kl.target",
-    "kl_horizon": "algo.kl.horizon",
-    "kl_estimator": "algo.kl.estimator",
-    "use_kl_loss": "algo.kl.use_loss",
-    "advantage_estimator": "algo.advantage.estimator",
-    "no_advantage_std_norm": "algo.advantage.no_std_norm",
-    "prompt_data": "data.prompt_dataset",
-    "prompt_data_probs": "data.prompt_probs",
-    "prompt_max_len": "data.max_len",
-    "generate_max_len": "rollout.max_new_tokens",
-    "temperature": "rollout.temperature",
-    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
-    "micro_rollout_batch_size": "rollout.micro_batch_size",
-    "actor_learning_rate": "actor.adam.lr",
-    "critic_learning_rate": "critic.adam.lr",
-    "learning_rate": "actor.adam.lr",
-    "adam_betas": "actor.adam.betas",
-    "l2": "actor.adam.weight_decay",
-    "gradient_checkpointing": "actor.gradient_checkpointing_enable",
-    "gradient_checkpointing_use_reentrant": "actor.gradient_checkpointing_reentrant",
-    "entropy_loss_coef": "actor.entropy_coef",
-    "pretrain_mode": "actor.pretrain_mode_enable",
-    "save_path": "ckpt.output_dir",
-    "load_checkpoint": "ckpt.load_enable",
-    "max_ckpt_num": "ckpt.max_num",
-    "max_ckpt_mem": "ckpt.max_mem",
-    "save_hf_ckpt": "ckpt.save_hf",
-    "disable_ds_ckpt": "ckpt.disable_ds",
-    "use_ds_universal_ckpt": "ds.use_universal_ckpt",
-    "micro_train_batch_size": "train.micro_batch_size",
-    "use_dynamic_batch": "train.dynamic_batch_enable",
-    "full_determinism": "train.full_determinism_enable",
-    "bf16": "ds.param_dtype",
-    "flash_attn": "ds.attn_implementation",
-    "use_wandb": "logger.wandb.enable",
-    "teacher_model": "teacher.model_name_or_path",
-    "ipo": "algo.loss",
-    "use_tensorboard": "logger.tensorboard_dir",
-    "output_path": ("generate.output_path", "score.output_path", "ckpt.output_dir"),
-    "batch_size": "serve.batch_size",
-    "model_path": "actor.model_name_or_path",
-    "max_len": ("serve.max_len", "chat.max_len", "data.max_len"),
-    "max_new_tokens": ("rollout.max_new_tokens", "chat.max_new_tokens"),
-    "top_p": ("rollout.top_p", "chat.top_p"),
-    "async_train": "train.async_enable",
-    "partial_rollout": "train.partial_rollout_enable",
-    "deepspeed_enable_sleep": "ds.enable_sleep",
-    "dynamic_filtering": "algo.dynamic_filtering_enable",
-    "dynamic_filtering_reward_range": "algo.dynamic_filtering_range",
-    "lora_rank": "ds.lora.rank",
-    "lora_alpha": "ds.lora.alpha",
-    "lora_dropout": "ds.lora.dropout",
-    "save_hf_model": "ckpt.save_hf",
-    "csft_prompt": "data.reward_template",
-}
-# Sections of OpenRLHF's supervised commands that live under `actor` here, as in its RL command.
-MOVED = ("model.", "adam.", "muon.", "optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
 SECRETS = ("logger.wandb.key", "use_wandb", "wandb_key")
 
 
@@ -114,7 +48,26 @@ def unknown_flag(key: str, task: str | None) -> Problem:
     if owners:
         what = f"task={task} has no such flag; it belongs to {' or '.join(f'task={name}' for name in owners)}"
         return Problem(key, what, f"drop it, or {guess}" if guess else "drop it")
+    if (old := old_flag(key, known)) is not None:
+        return old
     if new := renamed(key, known):
         return Problem(key, f"renamed to {new}", f"write {new}=...")
     what = f"task={task} has no such flag" if task else "no task has such a flag"
+    if several := [name for name in known if name.rpartition(".")[2] == key]:
+        return Problem(key, f"stands for {len(several)} flags", f"write one of {', '.join(several)}")
     return Problem(key, what, guess or f"see --help{f' task={task}' if task else ''}")
+
+
+def old_flag(key: str, known: Collection[str]) -> Problem | None:
+    """Return the problem of a flag that is called otherwise here by more than its name, or that is not needed."""
+    name = key.replace("-", "_")
+    words = [f"{flag}={value or '...'}" for flag, value in BECOMES.get(name, ()) if flag in known]
+    if words:
+        return Problem(key, "is written otherwise here", f"write {' '.join(words)}")
+    if name in NOTHING:
+        return Problem(key, f"is not needed here: {NOTHING[name]}", "remove it")
+    if name in GONE:
+        return Problem(key, "has no counterpart here", GONE[name])
+    if name in HINTS:
+        return Problem(key, "is written otherwise here", HINTS[name])
+    return None

@@ -65,5 +65,6 @@ class ServeConfig:
     port: int = flag(5000, "Port; 0: a free one, which server.json in the run folder names", ge=0, le=65535)
     batch_size: int = flag(64, "Most texts, of all waiting requests, in one forward pass", ge=1)
     max_tokens: int = flag(16384, "Most tokens in one forward pass", ge=1)
-    max_len: int = flag(4096, "Longest text in tokens; a longer one is not scored", ge=1)
+    max_len: int | None = flag(None, ge=1)
+    """Longest text in tokens; a longer one is not scored. null: as many as the model was made for, and at most 4096"""
     max_request_mb: float = flag(16.0, "Largest request in MiB", gt=0)

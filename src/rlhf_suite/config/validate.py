@@ -17,6 +17,7 @@ from rlhf_suite import registry
 from rlhf_suite.config.flags import FlagInfo, flat, walk
 from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, spelled
 from rlhf_suite.config.names import flags_of, unknown_flag
+from rlhf_suite.config.old_names import meant
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.python_source import SourceError
@@ -144,6 +145,11 @@ def entry_problems(info: FlagInfo, table: dict[str, Any]) -> Iterator[Problem]:
 def not_a_choice(info: FlagInfo, value: Any) -> Problem:
     choices = info.meta.choices or ()
     options = ", ".join(map(str, choices))
+    known = meant(info.key, value)
+    spelt = next((each for each in choices if str(each).lower() == str(value).lower().replace("_", "-")), None)
+    spelt = spelt or next((each for each in choices if str(each) == str(value).lower().replace("-", "_")), None)
+    if known is not None or spelt is not None:
+        return Problem(info.key, f"{shown(value)} is not one of {options}", f"write {info.key}={known or spelt}")
     close = did_you_mean(str(value).lower(), [str(choice) for choice in choices])
     fix = close.replace("did you mean ", f"did you mean {info.key}=") if close else f"write {info.key}={example(info)}"
     if info.meta.algorithms is not None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from rlhf_suite.migrate.command import Migrated, Old
-from rlhf_suite.migrate.handlers import Handler, gone, nothing, to
+from rlhf_suite.migrate.handlers import Handler, to
 
 FILE = "experiments/own_code/async_fork.py"
 ESTIMATORS = {
@@ -101,51 +101,12 @@ def environment(new: Migrated, old: Old, name: str, value: str) -> None:
         new.remark(f"the environment has {name}={value}: set it as before if the run still needs it")
 
 
-LEAVES = "what is filtered leaves the batch, and whitening is over what is trained on"
 HANDLERS: dict[str, Handler] = {
     "advantage_estimator": estimator,
     "algo.advantage.estimator": estimator,
     **{flag: switched(flag) for flag in SWITCHES},
     "advantage_clip_low_high": advantage_clip,
-    "normalize_mean": to(("reward.normalize_enable", "true"), ("reward.normalize_mean_only", "true")),
     "use_outlier_mask": filter_of_groups("outliers"),
     "use_length_filter": filter_of_groups("too_long"),
-    "use_acc_filter": to(("algo.dynamic_filtering_enable", "true")),
-    "use_eval_filter": to(("reward.on_error", "drop")),
     "use_mopps": to(("algo.prompt_filter", f"{FILE}:mopps")),
-    "ref_pretrain": to(("ref.model_name_or_path", None)),
-    **{
-        flag: nothing(f"--{flag}: {reason}")
-        for flag, reason in {
-            "dpg_beta": "it is algo.kl.init_coef, the beta of the KL penalty",
-            "entropy_shape_alpha": f"it is ALPHA at the top of {FILE}",
-            "entropy_shape_kappa": f"it is KAPPA at the top of {FILE}",
-            "use_adv_mask_before": LEAVES,
-            "use_adv_mask_after": LEAVES,
-            "use_adv_mask_skip": LEAVES,
-            "use_loss_mask": LEAVES,
-            "use_env_mask": "tokens of an environment are never trained on",
-            "use_length_acc_balance": "batches are always balanced by length",
-            "use_seq_balancing": "batches are always balanced by length",
-            "use_global_token_level_loss": "actor.loss_agg_mode=token-mean, the default, counts all ranks",
-            "use_prefetch": "token means are always over all micro-batches of a step",
-            "use_critic_prefetch": "token means are always over all micro-batches of a step",
-            "use_exp_before_queue": "train.async_enable keeps train.async_queue_size rollouts",
-            "reuse_offline": "accepted groups that a step does not need are always kept for the next one",
-            "dump_data": "rollouts are always in the run folder",
-            "global_shuffle": "the samples of a rollout are always shuffled over all ranks",
-            "drop_samples": "it has no effect in the fork",
-            "use_reward_smooth": "it has no effect in the fork",
-            "use_dynamic_bz": "it has no effect in the fork; train.dynamic_batch_enable has one",
-            "sample_strategy": "it has no effect in the fork",
-        }.items()
-    },
-    **dict(
-        (
-            gone("use_filter_sample", "write a filter of groups, algo.group_filter (docs/own_code.md)"),
-            gone("remove_advantage_whiten", "take an estimator that is not whitened, such as dr_grpo or rloo"),
-            gone("eps_clip_high", "write actor.eps_clip_low_high=[low,high]"),
-            gone("sft_loss_coef", "train on documents beside samples with data.pretrain_dataset and actor.ptx_coef"),
-        )
-    ),
 }

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from rlhf_suite.config.names import flags_of
+from rlhf_suite.config.old_names import BECOMES, GONE, NOTHING
 from rlhf_suite.migrate.command import Migrated, Old, joined, written
 from rlhf_suite.migrate.shell_text import VARIABLE, variable
 
@@ -208,6 +209,9 @@ NEEDS_VALUE = (
     "vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold",
 )  # fmt: skip
 HANDLERS: dict[str, Handler] = {
+    **{name: to(*pairs) for name, pairs in BECOMES.items()},
+    **{name: nothing(f"--{name}: {reason}") for name, reason in NOTHING.items()},
+    **dict(gone(name, reason) for name, reason in GONE.items()),
     # precision and kernels
     "bf16": precision,
     "param_dtype": precision,
@@ -221,18 +225,12 @@ HANDLERS: dict[str, Handler] = {
     "data.input_template": template,
     "input_template": template,
     "zero_stage": zero_stage,
-    "disable_ds_ckpt": to(("ckpt.disable_ds", None)),
-    "use_ds_universal_ckpt": to(("ds.use_universal_ckpt", None)),
     # lengths
     "data.max_len": to(("serve.max_len", None), ("data.max_len", None)),
     "prompt_max_len": prompt_length,
     # logging
     "use_wandb": wandb,
     "logger.wandb.key": wandb,
-    "wandb_project": to(("logger.wandb.project", None)),
-    "wandb_group": to(("logger.wandb.group", None)),
-    "wandb_org": to(("logger.wandb.org", None)),
-    "wandb_run_name": to(("logger.wandb.run_name", None)),
     # corrections of engine and trainer
     **dict.fromkeys(
         (
@@ -252,61 +250,19 @@ HANDLERS: dict[str, Handler] = {
     "reward_pretrain": reward_models,
     "reward.model_name_or_path": reward_models,
     "ref_reward_offload": offload_both,
-    "use_kl_estimator_k3": to(("algo.kl.estimator", "k3")),
     "freezing_actor_steps": freezing,
     "critic.freezing_steps": freezing,
-    "vllm_sync_with_ray": nothing("--vllm_sync_with_ray: weights go through groups of the suite's own"),
-    "vllm.sync_with_ray": nothing("--vllm.sync_with_ray: weights go through groups of the suite's own"),
-    "actor_init_on_gpu": nothing("--actor_init_on_gpu: models are always loaded where they are trained"),
-    "use_cispo": to(("actor.policy_loss_type", "cispo")),
-    "use_dual_policy_loss": to(("actor.dual_clip", "3.0")),
-    "env_func": to(("train.agent_func_path", None)),
     # preferences and reward models
-    "ipo": to(("algo.loss", "ipo")),
-    "model.ipo_enable": to(("algo.loss", "ipo")),
-    "vanilla_loss": to(("algo.loss", "vanilla")),
-    "unpaired_preference": nothing("--unpaired_preference: task=kto always takes single answers with a label"),
     "margin_loss": margin,
     "model.margin_loss_enable": margin,
     "loss": ranking_loss,
     "model.loss_type": ranking_loss,
-    "compute_fp32_loss": nothing("--compute_fp32_loss: losses are always computed in fp32"),
-    "model.compute_fp32_loss_enable": nothing("--model.compute_fp32_loss_enable: losses are always computed in fp32"),
     # tools
-    "is_rm": nothing("--is_rm: task=merge_lora sees by the adapter whether it is of a reward model"),
     "eval_task": lambda new, old, values: new.remark(f"--eval_task {' '.join(values)} is task={old.task} here"),
     "post_processor": post_processor,
     "enable_csft": conditional,
     "csft_prompt": conditional_prompt,
-    "ptx_coef": to(("actor.ptx_coef", None)),
     "pretrain_data": to(
         ("data.pretrain_dataset", None), remark="data.pretrain_key=text: name the column of the text of a document"
-    ),
-    "pretrain_data_probs": to(("data.pretrain_probs", None)),
-    "pretrain_split": to(("data.pretrain_split", None)),
-    "repetition_penalty": to(("rollout.repetition_penalty", None), ("chat.repetition_penalty", None)),
-    "greedy_sampling": to(("rollout.temperature", "0"), ("chat.temperature", "0")),
-    "tp_size": to(("vllm.tensor_parallel_size", None)),
-    "best_of_n": to(("rollout.n_samples_per_prompt", None)),
-    # what the suite does by itself
-    "local_rank": nothing("--local_rank: ranks are started by the suite itself"),
-    **{
-        f"{section}muon.{name}": nothing(f"--{section}muon.{name}: DeepSpeed's Muon has this fixed, there and here")
-        for section in ("", "actor.", "critic.")
-        for name in ("nesterov", "no_nesterov", "ns_steps")
-    },
-    "disable_trace_cache": nothing("--disable_trace_cache: it is not needed with this DeepSpeed"),
-    "ds.ring_attn_head_stride": nothing("--ds.ring_attn_head_stride: the suite's sequence parallelism has no strides"),
-    "ring_head_stride": nothing("--ring_head_stride: the suite's sequence parallelism has no strides"),
-    **dict(
-        (
-            gone("use_ms", "models and data of ModelScope are not loaded; name a local folder"),
-            gone("ds.use_ms", "models and data of ModelScope are not loaded; name a local folder"),
-            gone("disable_fast_tokenizer", "tokenizers are always fast"),
-            gone("data.disable_fast_tokenizer", "tokenizers are always fast"),
-            gone("iter", "write the part of the rows as generate.shard=<part>/<parts> (score.shard)"),
-            gone("ta_prompt", "write the text as chat.system"),
-            gone("perf", "timings are always in the metrics"),
-        )
     ),
 }

@@ -36,6 +36,13 @@ class RewardModel:
         self.mean, self.std = constants or (0.0, 1.0)
 
     @property
+    def positions(self) -> int | None:
+        """Return how many tokens the model was made for; None if its configuration does not say."""
+        config: PretrainedConfig = self.model.config  # type: ignore[assignment]
+        limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    @property
     def longest_token(self) -> int:
         """Return the number of characters of the longest token. A text with more than n times as many has more than n
         tokens."""

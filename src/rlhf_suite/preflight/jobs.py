@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
 from rlhf_suite.composition.overrides import Overrides, Value, flattened
-from rlhf_suite.composition.presets import names_in
+from rlhf_suite.composition.presets import BEFORE_EXPERIMENT, names_in
 from rlhf_suite.config.check import check
 from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
@@ -151,7 +151,7 @@ def check_choices(choices: list[str], composed: compose.Composed, given: Overrid
     base, problems, demo = composed
     task = base.get("task")
     already_reported = (
-        each.key == "task" or each.fix.startswith("write task=") for each in (*problems, *result.problems)
+        each.key in BEFORE_EXPERIMENT or each.fix.startswith("write task=") for each in (*problems, *result.problems)
     )
     if task is None and not any(already_reported):
         fix = f"add {' or '.join(f'task={name}' for name in TASKS)}"

@@ -139,8 +139,11 @@ class Pipeline(TrainingLoop):
 
     @property
     def steps_between_evaluations(self) -> int:
-        """eval.steps; -1 stands for none."""
-        return max(self.evaluation.steps, 0) if self.evaluator is not None else 0
+        """eval.steps, else all of them: then only the first and the last weights are evaluated; 0 without held-out
+        prompts."""
+        if self.evaluator is None:
+            return 0
+        return self.evaluation.steps if self.evaluation.steps > 0 else self.total_steps
 
     def measure(self, step: int) -> dict[str, float]:
         """Return pass@k and the like on the held-out prompts."""

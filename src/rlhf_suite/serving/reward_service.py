@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 PATH = "/get_reward"
+LONGEST = 4096  # tokens of a text, where neither the user nor the model sets another limit
 
 
 class RewardService:
@@ -33,7 +34,8 @@ class RewardService:
     def __init__(self, model: RewardModel, limits: ServeConfig) -> None:
         self.model, self.limits = model, limits
         self.batcher = Batcher(model.scores, limits.batch_size, limits.max_tokens)
-        self.max_characters = limits.max_len * model.longest_token
+        self.max_len = limits.max_len or min(LONGEST, model.positions or LONGEST)
+        self.max_characters = self.max_len * model.longest_token
         self.tokenising = ThreadPoolExecutor(1, "tokenise")  # no-limit: a second signal ends a server
 
     @asynccontextmanager
@@ -68,7 +70,7 @@ class RewardService:
     async def encode(self, text: str) -> list[int] | str:
         """Return the token ids of a text, or why it cannot be scored. A text is never cut: the score would be wrong."""
         if len(text) > self.max_characters:  # not even tokenised, which could take a minute
-            return f"the text has {len(text)} characters, too many for serve.max_len={self.limits.max_len} tokens"
+            return f"the text has {len(text)} characters, too many for serve.max_len={self.max_len} tokens"
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -76,8 +78,8 @@ class RewardService:
         ids = await asyncio.get_running_loop().run_in_executor(self.tokenising, self.model.encode, text)
         if not ids:
             return "the text is empty"
-        if len(ids) > self.limits.max_len:
-            return f"the text has {len(ids)} tokens, serve.max_len={self.limits.max_len}"
+        if len(ids) > self.max_len:
+            return f"the text has {len(ids)} tokens, serve.max_len={self.max_len}"
         return ids
 
 

@@ -89,12 +89,6 @@ def has_prompts(run: PPORun) -> Iterator[Problem]:
     key = "data.prompt_dataset"
     yield from source_problems(key, data.prompt_dataset, names, "data.prompt_probs", data.prompt_probs)
     yield from evaluation_problems(run.eval, names)
-    if run.eval.dataset is not None and run.eval.steps == -1:
-        yield Problem(
-            "eval.steps",
-            "eval.dataset is set, but never used",
-            "add eval.steps=<every so many steps>, or eval.dataset=null",
-        )
 
 
 @rule

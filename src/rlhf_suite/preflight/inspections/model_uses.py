@@ -91,7 +91,7 @@ def with_length(run: Run, name: str, use: ModelUse) -> ModelUse:
     """Add the longest sequence that the model reads, unless the model itself limits it."""
     if isinstance(run, ChatRun):
         return replace(use, length_key="chat.max_len", length=run.chat.max_len)
-    if isinstance(run, ServeRMRun):
+    if isinstance(run, ServeRMRun) and run.serve.max_len is not None:
         return replace(use, length_key="serve.max_len", length=run.serve.max_len)
     if name != PROCESS and isinstance(run, PlannedRun | LoopRun):
         return replace(use, length_key="data.max_len", length=run.data.max_len)
