@@ -14,9 +14,10 @@ import pytest
 import torch
 from plain_run import run, small
 
+from rlhf_suite.config.eval import RLEvalConfig
 from rlhf_suite.data.trajectory import Experience
 from rlhf_suite.errors import RunError
-from rlhf_suite.rl.pipeline import staleness
+from rlhf_suite.rl.pipeline import Pipeline, staleness
 from rlhf_suite.tracking.metrics import read_rows
 
 pytestmark = pytest.mark.stack
@@ -106,6 +107,15 @@ def test_the_kl_controller_learns_from_the_samples_of_a_step(rows):
 
 def test_the_learning_rate_falls_to_the_end_of_the_run(rows):
     assert [row["train/actor_lr"] for row in rows] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(-1, [0, 4]), (3, [0, 3, 4])])
+def test_without_an_interval_only_the_first_and_the_last_weights_are_evaluated(interval, expected):
+    pipeline = Pipeline.__new__(Pipeline)
+    pipeline.evaluator, pipeline.evaluation, pipeline.total_steps = object(), RLEvalConfig(steps=interval), 4
+    assert [step for step in range(5) if pipeline.is_evaluated(step)] == expected
+    pipeline.evaluator = None
+    assert not any(map(pipeline.is_evaluated, range(5)))
 
 
 def test_it_is_evaluated_before_the_first_step_every_third_and_after_the_last(whole):

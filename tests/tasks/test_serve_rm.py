@@ -44,6 +44,13 @@ def answer(judge, texts, **limits):
     return asyncio.run(work())
 
 
+def test_the_longest_text_is_what_the_model_was_made_for_or_what_the_flag_says(judge):
+    positions = judge.model.model.config.max_position_embeddings
+    assert judge.positions == positions
+    assert RewardService(judge, ServeConfig()).max_len == min(4096, positions)
+    assert RewardService(judge, ServeConfig(max_len=7)).max_len == 7
+
+
 def test_rows_that_cannot_be_scored_get_reasons_and_the_others_the_scores_they_have_alone(judge):
     bad = {
         "": "is empty",

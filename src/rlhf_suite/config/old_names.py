@@ -125,7 +125,6 @@ BECOMES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "normalize_mean": (("reward.normalize_enable", "true"), ("reward.normalize_mean_only", "true")),
     "use_acc_filter": (("algo.dynamic_filtering_enable", "true"),),
     "use_eval_filter": (("reward.on_error", "drop"),),
-    "ref_pretrain": (("ref.model_name_or_path", None),),
 }
 # Old flags that need nothing here, and why.
 NOTHING: dict[str, str] = {

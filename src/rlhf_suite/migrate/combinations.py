@@ -37,6 +37,14 @@ def other_defaults(new: Migrated, old: Old) -> None:
         new.flags.setdefault(key, value)
 
 
+def evaluations(new: Migrated, old: Old) -> None:
+    """An interval of -1 is never in OpenRLHF's RL, but twice here."""
+    if new.task == "ppo" and "eval.dataset" in new.flags and new.flags.get("eval.steps", "-1") == "-1":
+        new.remark(
+            "eval.steps=-1: OpenRLHF evaluates never then, and here it is before the first and after the last step"
+        )
+
+
 def checkpoints_beside_the_model(new: Migrated, old: Old) -> None:
     """OpenRLHF's scripts keep checkpoints within the folder of the final model, which here replaces what is there."""
     output, path = (posixpath.normpath(new.flags.get(key, "").strip('"')) for key in ("ckpt.output_dir", "ckpt.path"))
@@ -179,6 +187,7 @@ COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
     gpus_by_default,
     other_defaults,
     critic_as_actor,
+    evaluations,
     checkpoints_beside_the_model,
     without_effect,
 )

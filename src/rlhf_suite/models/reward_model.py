@@ -38,7 +38,7 @@ class RewardModel:
     @property
     def positions(self) -> int | None:
         """Return how many tokens the model was made for; None if its configuration does not say."""
-        config: PretrainedConfig = self.model.config  # type: ignore[assignment]
+        config: PretrainedConfig = self.model.model.config
         limit = getattr(config.get_text_config(), "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
