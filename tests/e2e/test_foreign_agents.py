@@ -33,8 +33,13 @@ AGENTS |= {"mcp": agents_of(TOOLS)[0], "openenv": agents_of(SERVER)[0]}
 MAKERS = {name: maker(agent)[0] for name, agent in AGENTS.items()}
 
 class Environment:
+    def take_session(self, session):
+        self.session = session
+
     async def reset(self, task):
         self.inner = MAKERS[task.datasource]()
+        if hasattr(self.inner, "take_session"):
+            self.inner.take_session(self.session)
         return await self.inner.reset(task)
 
     async def step(self, turn):

@@ -140,9 +140,9 @@ def sampled(  # noqa: PLR0913, PLR0917 - all that a response passes through
     return Sampling(
         make_schedule(config, plan, builder, steps, folder.rollouts),
         connected_weight_sync(config, plan, actors.policy, engines, prompts.train[:PROBE_SEQUENCES], mismatch_limit),
-        Evaluator(
-            config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources
-        ),
+        Evaluator(config.eval, prompts.held_out, sampler, held_out_scorer, folder.evaluations, prompts.held_out_sources)
+        if prompts.held_out
+        else None,
         steps,
     )
 
