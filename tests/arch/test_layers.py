@@ -26,7 +26,7 @@ ROOMS = {
         "weight_sync/shards.py",
     ),
     "deepspeed": ("train/strategy.py",),
-    "hydra": ("cli/", "preflight/", "composition/", "config/"),
+    "hydra": ("cli/", "sweeps/sweepers.py", "preflight/", "composition/", "config/"),
     "omegaconf": ("foreign_files.py", "cli/", "sweeps/", "preflight/", "composition/", "config/"),
     "submitit": ("sweeps/slurm_jobs.py",),
     "wandb": ("tracking/metrics.py",),

@@ -50,6 +50,7 @@ def test_dashes_do_not_matter(line):
         ("--ds.packing-samples false --explain", ["ds.packing_samples=false", "explain=true"]),
         ("--eval.steps -1 --train.seed 3", ["eval.steps=-1", "train.seed=3"]),
         ("--reward.remote_url http://a/b?c=d", ["reward.remote_url=http://a/b?c=d"]),
+        ("--actor.adam.lr task=sft", ["actor.adam.lr=true", "task=sft"]),  # then its type is told
         ("--hydra/launcher slurm", ["hydra/launcher=slurm"]),
         ("+no-flag=1 data.input_template=a-b", ["+no-flag=1", "data.input_template=a-b"]),
     ],

@@ -230,3 +230,50 @@ def test_what_is_lost_is_said_first_and_in_the_exit_code(capsys):
 def test_a_text_without_a_command_is_a_mistake(capsys):
     assert main(["migrate", "echo hello"]) == 2
     assert "No command of OpenRLHF" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "band"),
+    [
+        ("--algo.advantage.is_correction_level seq --algo.advantage.is_correction_threshold 0.99 1.01", "[0.99,1.01]"),
+        ("--enable_vllm_is_correction --vllm_is_truncated_threshold 0.3 2", "[0.3,2]"),
+        ("--enable_vllm_is_correction --vllm_is_truncated_threshold 3", "[3]"),
+        ("--algo.advantage.is_correction_enable", "[0.5,5.0]"),
+    ],
+)
+def test_a_correction_keeps_its_bounds(flags, band):
+    words, _, lost = words_of(f"{RL} {flags}")
+    assert f"algo.advantage.is_correction_threshold={band}" in words and lost == []
+
+
+def test_a_band_without_a_correction_is_left_out_aloud():
+    words, remarks, _ = words_of(f"{RL} --algo.advantage.is_correction_threshold 0.99 1.01")
+    assert not any("is_correction" in word for word in words)
+    assert any("[0.99,1.01] is left out: no correction is on" in text for text in remarks)
+
+
+@pytest.mark.parametrize("path", ["out/model/ckpt", "./out/model/ckpt", "out/model"])
+def test_checkpoints_inside_the_folder_of_the_model_are_beside_it(path):
+    words, remarks, _ = words_of(f"{RL} --save_path out/model --ckpt_path {path}")
+    assert {"ckpt.output_dir=out/model", "ckpt.path=out/model_ckpt"} <= words
+    assert any("beside it" in text for text in remarks)
+    assert "ckpt.path=out/models" in words_of(f"{RL} --save_path out/model --ckpt_path out/models")[0]
+
+
+def test_optimiser_states_that_cannot_move_here_are_told_with_the_reason():
+    _, remarks, _ = words_of(f"{RL} --colocate_all_models --zero_stage 3 --deepspeed_enable_sleep")
+    assert any("torch's, move only with ds.zero_stage=2" in text for text in remarks)
+
+
+def test_variables_that_steered_openrlhf_are_flags_or_remarks():
+    (command,) = commands_in(f"export OPENRLHF_ASYNC_QUEUE_SIZE=2 ENV_ITER_NUM=3 HF_TOKEN=hush X=1\n{RL} --async_train")
+    new = migrate(command)
+    assert "train.async_queue_size=2" in new.words
+    said = "\n".join(new.remarks)
+    assert "ENV_ITER_NUM=3: here it is agent.max_turns" in said and "X=1" in said
+    assert "HF_TOKEN" in said and "hush" not in said
+
+
+def test_several_reward_models_share_the_devices_of_one():
+    words, _, lost = words_of(f"{RL} --reward_pretrain a,b --reward_num_gpus_per_node 2 --normalize_reward")
+    assert {"reward.num_gpus_per_node=2", "reward.normalize_enable=true"} <= words and lost == []

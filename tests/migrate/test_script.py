@@ -166,7 +166,7 @@ def test_a_script_without_end_is_refused_in_a_sentence(name):
     assert len(str(error.value)) < 250
 
 
-@pytest.mark.parametrize("expression", ["9**9**9", "9" * 3000 + "*" + "9" * 3000, "1/0", "*".join(["999999999"] * 30)])
+@pytest.mark.parametrize("expression", ["9**9**9", "9" * 3000 + "*" + "9" * 3000, "1/0", "*".join(["999999999"] * 3)])
 def test_arithmetic_that_no_shell_could_do_stays_as_it_is_written(expression):
     (found,) = commands_in(f"{COMMAND} $(({expression}))")
     assert written(found.arguments) == ["--a", f"$(({expression}))"]

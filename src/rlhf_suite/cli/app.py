@@ -199,12 +199,16 @@ def sweep(line: CommandLine, found: Preflight) -> int:
 def launched(line: CommandLine, found: Preflight, folder: Path, remark: str) -> int:
     """Have the launcher start the jobs in `folder`; print the table of how they are or ended."""
     from rlhf_suite.sweeps.launchers import launch
+    from rlhf_suite.sweeps.sweepers import search
     from rlhf_suite.sweeps.table import finish
 
     say(remark)
     code = 0
     try:
-        launch(line, found, folder, main)
+        if found.is_sweep and found.hydra.runtime.choices["hydra/sweeper"] != "basic":
+            search(line, found, folder)
+        else:
+            launch(line, found, folder, main)
     except UserError as error:
         say(str(error))
         return REFUSED

@@ -120,9 +120,9 @@ def settings_problems(hydra: DictConfig, found: Preflight) -> list[Problem]:
     elif is_sweep:
         what = f"{launcher} does not start the jobs of a sweep here"
         problems.append(Problem("hydra/launcher", what, f"write hydra/launcher={' or '.join(LAUNCHERS)}"))
-    if is_sweep and sweeper != "basic":
-        what = f"{sweeper} is not followed: a sweep here runs every combination of the values on its command line"
-        problems.append(Problem("hydra/sweeper", what, "write hydra/sweeper=basic"))
+    if is_sweep and sweeper != "basic" and launcher != "local":
+        what = f"{sweeper} waits for the jobs that it has chosen, which are processes of this machine"
+        problems.append(Problem("hydra/launcher", what, "write hydra/launcher=local, or hydra/sweeper=basic"))
     if hydra.job.chdir:
         what = "a run stays in the working folder, and writes to its own folder"
         problems.append(Problem("hydra.job.chdir", what, "remove it; run_dir=<folder> says where the run writes"))

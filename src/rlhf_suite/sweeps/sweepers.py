@@ -1,0 +1,121 @@
+"""An installed sweeper of Hydra, such as Optuna's, chooses the jobs of a sweep from the results of those before.
+
+The sweeper is asked for words as Hydra's own commands ask it, and the jobs that it wants are processes of this machine
+like those of any other sweep. It gets one number of each: the metric of `ckpt.best_metric_key`, or the one that the
+table of the sweep shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from rlhf_suite.composition.arguments import CommandLine, key_of
+from rlhf_suite.composition.compose import hydra_ready
+from rlhf_suite.config.formatting import quoted
+from rlhf_suite.config.runs import TrainedRun
+from rlhf_suite.errors import UserError
+from rlhf_suite.preflight.jobs import Preflight
+from rlhf_suite.sweeps.launchers import NOT_FOR_JOBS
+from rlhf_suite.sweeps.local_jobs import run_here
+from rlhf_suite.tracking.run_folder import RunFolder
+from rlhf_suite.tracking.sweep_folder import Job, extended
+
+Runner = Callable[[Sequence[Sequence[str]], int], list[JobReturn]]
+NAME = "hydra_plugins.rlhf_suite.JobsOfASweeper"  # Hydra takes launchers of this package alone
+
+
+class JobsOfASweeper(Launcher):
+    """The launcher that a sweeper gets: it hands the words of the jobs to the function that runs them."""
+
+    run: Runner
+
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
+        """Keep the function that runs jobs, which stands in for the one that Hydra would call."""
+        self.run = task_function
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run jobs to their ends, and return the number of each."""
+        return self.run(job_overrides, initial_job_idx)
+
+
+def search(line: CommandLine, found: Preflight, folder: Path) -> None:
+    """Run the jobs that the sweeper of the command line asks for, and record them in `folder`.
+
+    Raises:
+        UserError: the sweeper refuses its settings, or gives up.
+    """
+    folder = folder.absolute()
+    with hydra_ready():
+        context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, None))
+        config = OmegaConf.create({"hydra": OmegaConf.to_container(found.hydra)})
+        with read_write(config), open_dict(config):
+            config.hydra.launcher = {"_target_": NAME}
+            config.hydra.sweep.dir = str(folder)
+        plugins = Plugins.instance()
+        plugins.class_name_to_class[NAME] = JobsOfASweeper
+        name = found.hydra.runtime.choices["hydra/sweeper"]
+        varied = varied_words(line)
+        try:
+            sweeper = plugins.instantiate_sweeper(
+                hydra_context=context, task_function=cast(Any, runner(line, found, folder, varied)), config=config
+            )
+            sweeper.sweep(varied)
+        except UserError:
+            raise
+        except Exception as error:  # of a foreign plugin, whose errors are of any kind
+            raise UserError(f"hydra/sweeper={name}: {type(error).__name__}: {error}") from error
+
+
+def runner(line: CommandLine, found: Preflight, folder: Path, varied: Sequence[str]) -> Runner:
+    """Return the function that runs jobs by what varies between them."""
+    fixed = [word for word in line.overrides if word not in varied and not word.startswith(NOT_FOR_JOBS)]
+    if line.own_presets is not None:
+        fixed.append(f"--config-dir={line.own_presets.resolve()}")
+    options: dict[str, Any] = OmegaConf.to_container(found.hydra.launcher, resolve=True)  # type: ignore[assignment]
+
+    def run(wanted: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+        jobs = [job_of(number, [*fixed], [*words], folder) for number, words in enumerate(wanted, first)]
+        run_here(extended(folder, jobs), jobs, options["parallel"], options["gpus_per_job"])
+        return [result_of(job, found) for job in jobs]
+
+    return run
+
+
+def varied_words(line: CommandLine) -> list[str]:
+    """Return the overrides with several values, apart from settings of Hydra."""
+    parse = OverridesParser.create().parse_override
+    words = [word for word in line.overrides if not key_of(word).startswith(("hydra.", "hydra/"))]
+    return [word for word in words if parse(word).is_sweep_override()]
+
+
+def job_of(number: int, fixed: list[str], varied: list[str], folder: Path) -> Job:
+    """Return a job with a command line and a folder of its own."""
+    place = folder / str(number)
+    own = [f"hydra.run.dir={quoted(str(place))}", f"hydra.job.num={number}", "hydra.mode=RUN"]
+    return Job(number, varied, str(place), [*fixed, *varied, *own])
+
+
+def result_of(job: Job, found: Preflight) -> JobReturn:
+    """Return what the sweeper learns of a job that has ended: its number, or why it has none."""
+    run = found.runs[0]
+    key = run.ckpt.best_metric_key if isinstance(run, TrainedRun) else None
+    metrics = RunFolder(Path(job.folder)).status().get("metrics") or {}
+    value = metrics.get(key, job.value) if key is not None else job.value
+    if job.state == "done" and value is not None:
+        return JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED, _return_value=value)
+    reason = job.error or "it has no metric"
+    return JobReturn(
+        overrides=job.overrides,
+        status=JobStatus.FAILED,
+        _return_value=UserError(f"job {job.number} ({' '.join(job.overrides)}): {reason}"),
+    )
