@@ -160,9 +160,9 @@ DATA = [
     ),
     Mutation(
         "encoded rows are found again when their file has changed",
-        "data/load.py",
-        "contents = [file_digest(file) for file in located.files]",
-        "contents = [str(file) for file in located.files]",
+        "data/sources.py",
+        "[*map(file_digest, self.files),",
+        "[*map(str, self.files),",
         LOADING,
     ),
     Mutation(

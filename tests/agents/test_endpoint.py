@@ -125,7 +125,15 @@ def test_a_conversation_is_one_ledger_and_its_tokens_are_those_of_the_engine(pla
     assert said == model.written == ledger.engine_log_probs[ledger.owner == MODEL].tolist()
     assert list(model.asked[2]) == ledger.ids[: len(model.asked[2])].tolist()
     metrics = {name.removeprefix("agent/"): value for name, value in ledger.extra.items()}
-    assert metrics == {"turns": 3, "calls": 0, "malformed_calls": 0, "ledgers": 1, "orphans": 0, "retries": 0}
+    assert metrics == {
+        "turns": 3,
+        "calls": 0,
+        "malformed_calls": 0,
+        "ledgers": 1,
+        "orphans": 0,
+        "retries": 0,
+        "context_full": 0,
+    }
     assert episode.status == "done"
 
 

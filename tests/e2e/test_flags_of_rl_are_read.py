@@ -58,6 +58,7 @@ READ_ELSEWHERE = {
     "run_dir": "the command line names the folder of the run",
     "reward.rules.code_allow_weaker": "where code runs: tests/sandbox",
     "reward.rules.code_memory_mb": "where code runs: tests/rewards",
+    "reward.rules.code_timeout_s": "as reward.rules.code_memory_mb",
     "reward.on_error": "where a sample has no reward: tests/e2e/test_reward_sources.py",
     "reward.max_error_rate": "as reward.on_error",
     "vllm.gpu_memory_utilization": "on GPUs",

@@ -58,7 +58,7 @@ def killed(request, tmp_path_factory):
     """Of a task the run that was never killed, the one that was, and the steps it was started from. One process runs
     the tasks whose tests are selected, in this order; the test of a task waits for its line."""
     root, starts = tmp_path_factory.mktemp("killed"), {}
-    items = [item for item in request.session.items if "killed" in getattr(item, "fixturenames", ())]
+    items = [item for item in request.session.items if item.path == request.path and "killed" in item.fixturenames]
     tasks = [item.callspec.params["task"] for item in items]
     command = [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(root), "3", *tasks]
     with (root / "errors").open("w") as errors:
