@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlhf_suite.report import statistics
-from rlhf_suite.report.statistics import interquartile_mean, interval, mean
+from rlhf_suite.report.statistics import LEAST, interquartile_mean, interval, mean
 
 
 def test_the_interquartile_mean_is_that_of_the_middle_half():
@@ -18,6 +18,7 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
 @pytest.mark.parametrize("values", [[0.1, 0.4, 0.5, 0.9], [1.0, 2.0, 4.0, 8.0, 16.0]])
 def test_an_interval_is_that_of_all_resamples(values, statistic, monkeypatch):
+    monkeypatch.setattr(statistics, "LEAST", 0)
     monkeypatch.setattr(statistics, "FEW", 0)
     everything = statistic(np.array([*itertools.product(values, repeat=len(values))]))
     expected = np.quantile(everything, [0.025, 0.975])
@@ -31,19 +32,23 @@ def test_an_interval_of_many_values_is_that_of_the_normal_distribution():
     assert interval(values, mean) == pytest.approx((values.mean() - error, values.mean() + error), abs=0.02)
 
 
-def test_one_run_has_no_interval_and_equal_runs_have_one_without_width():
-    assert interval(np.array([0.5]), mean) is None
-    assert interval(np.array([0.5, 0.5, 0.5]), mean) == (0.5, 0.5)
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+def test_fewer_than_five_runs_have_no_interval_and_equal_runs_have_one_without_width(statistic):
+    assert [interval(np.arange(runs) / 4, statistic) for runs in range(1, LEAST)] == [None] * 4
+    assert interval(np.array([0.5] * LEAST), statistic) == (0.5, 0.5)
 
 
 def test_the_interval_of_a_few_values_is_students():
-    """Of 1, 2, 6: mean 3, deviation sqrt(7); t = 4.3027 at two degrees of freedom."""
-    error = 4.3027 * 7**0.5 / 3**0.5
-    assert interval(np.array([2.0, 6.0, 1.0]), mean) == pytest.approx((3 - error, 3 + error), rel=1e-4)
+    """Of 1, 2, 3, 4, 10: mean 4, variance 12.5, t = 2.7764 at four degrees of freedom. Without the ends 2, 3, 4: mean 3,
+    and 2, 2, 3, 4, 4 of variance 1, t = 4.3027 at two."""
+    values, error = np.array([10.0, 3, 1, 4, 2]), 2.7764 * (12.5 / 5) ** 0.5
+    assert interval(values, mean) == pytest.approx((4 - error, 4 + error), rel=1e-4)
+    error = 4.3027 / (0.6 * 5**0.5)
+    assert interval(values, interquartile_mean) == pytest.approx((3 - error, 3 + error), rel=1e-4)
 
 
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
-@pytest.mark.parametrize("runs", [2, 3, 5, 9, 12])
+@pytest.mark.parametrize("runs", [5, 6, 7, 8, 9, 12])
 def test_an_interval_covers_the_truth_about_as_often_as_it_says(runs, statistic):
     draws = np.random.default_rng(runs).normal(size=(1000, runs))
     found = [interval(each, statistic) for each in (draws if runs < 10 else draws[:200])]

@@ -11,7 +11,7 @@ from pages import Page
 from report import made_run
 from rlhf_suite.cli import main
 from rlhf_suite.config.logger import LoggerConfig
-from rlhf_suite.report.sweep_data import swept
+from rlhf_suite.report.sweep_data import statistics, swept
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.sweep_folder import Job, Sweep
 
@@ -52,8 +52,19 @@ def test_runs_that_differ_in_their_seeds_are_one_row(sweep):
     )
     passed = first["metrics"]["eval/pass1"]
     assert passed["values"] == [0.5, 0.75] and passed["mean"] == passed["iqm"] == 0.625
-    assert passed["interval"] == [0.5, 0.75], "the ends of the means of all resamples of two values"
+    assert passed["interval"] is passed["iqm_interval"] is None, "two runs say too little"
     assert second["metrics"]["eval/pass1"]["mean"] == 0.375
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high"),
+    [("eval/pass1", 0.8289, 1.0), ("eval/hard/pass4", 0.8289, 1.0), ("eval/reward", 0.8289, 1.0511)],
+)
+def test_the_interval_of_a_share_ends_where_shares_end(metric, low, high):
+    """Of 0.8, 0.9, 1, 1, 1: mean 0.94, deviation 0.08944, t = 2.7764 at four degrees of freedom, so an error of 0.111."""
+    runs = [[{"name": metric, "last": value}] for value in (1.0, 0.8, 1.0, 0.9, 1.0)]
+    assert statistics(runs)[metric]["interval"] == pytest.approx((low, high), abs=1e-4)
+    assert statistics(runs[:4])[metric]["interval"] is None
 
 
 def test_the_runs_of_a_sweep_share_the_room_of_one_page(sweep):

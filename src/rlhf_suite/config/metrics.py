@@ -1,4 +1,4 @@
-"""Which way a metric is better. Whatever chooses by a metric (the best checkpoint, early stopping, the final summary,
+"""Which way a metric is better, and which metrics are shares. Whatever chooses by a metric (the best checkpoint, early stopping, the final summary,
 reports, the pages of sweeps) asks here; nothing is guessed from a name.
 """
 
@@ -49,8 +49,17 @@ DIRECTIONS: dict[str, str | None] = {
     "tokens_per_s": None,
 }
 
+# Metrics between 0 and 1, by the last part of the name; and pass@k of every k.
+SHARES = ("acc", "auc", "pass_rate", "truncated", "truncated_rate")
+
 
 def direction_of(metric: str) -> str | None:
     """Return HIGHER or LOWER, whichever is better of a metric such as `eval/<set>/acc`; None if it has no direction."""
     last = metric.rpartition("/")[2]
     return HIGHER if PASS_AT_K.fullmatch(last) else DIRECTIONS.get(last)
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is between 0 and 1 by what it is."""
+    last = metric.rpartition("/")[2]
+    return last in SHARES or PASS_AT_K.fullmatch(last) is not None

@@ -42,8 +42,8 @@ LOSS = Panel(
 )  # the last: distillation without a reward
 ACCURACY = Panel(
     "accuracy",
-    ("train/pass_rate", "train/rewards/accuracies", "train/acc", "train/auc"),
-    ("pass1", "rewards/accuracies", "acc", "auc"),
+    ("train/pass_rate", "train/acc", "train/auc"),
+    ("pass1", "acc", "auc"),
 )
 KL = Panel("KL to the reference", ("train/kl",), ())
 LENGTH = Panel("response length (tokens)", ("train/response_length",), ("response_length_mean",))

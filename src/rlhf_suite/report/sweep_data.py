@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_suite.config.metrics import direction_of
+from rlhf_suite.config.metrics import direction_of, is_share
 from rlhf_suite.foreign_text import printable
-from rlhf_suite.report.statistics import interquartile_mean, interval, mean
+from rlhf_suite.report.statistics import LEAST, Statistic, interquartile_mean, interval, mean
 
 SEEDS = ("train.seed",)  # runs that differ in these alone are tries of the same thing
 
@@ -60,7 +60,7 @@ def sweep_data(runs: Sequence[SweptRun], shown: Sequence[Mapping[str, Any]]) -> 
         values = {key: printable(value) for key, value in each}
         metrics = statistics([shown[place]["headlines"] for place in places])
         groups.append({"values": [values.get(flag) for flag in flags], "runs": places, "metrics": metrics})
-    return {"flags": [*map(printable, flags)], "groups": groups}
+    return {"flags": [*map(printable, flags)], "groups": groups, "least": LEAST}
 
 
 def statistics(headlines: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -74,9 +74,15 @@ def statistics(headlines: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, di
             "direction": direction_of(name),
             "values": values,
             "mean": float(mean(np.array(values))),
-            "interval": interval(np.array(values), mean),
+            "interval": known_interval(name, values, mean),
             "iqm": float(interquartile_mean(np.array(values))),
-            "iqm_interval": interval(np.array(values), interquartile_mean),
+            "iqm_interval": known_interval(name, values, interquartile_mean),
         }
         for name, values in found.items()
     }
+
+
+def known_interval(name: str, values: Sequence[float], statistic: Statistic) -> tuple[float, float] | None:
+    """Return the interval of a statistic of a metric; that of a share ends at 0 and 1, beyond which it cannot be."""
+    found = interval(np.array(values), statistic)
+    return (max(found[0], 0.0), min(found[1], 1.0)) if found is not None and is_share(name) else found

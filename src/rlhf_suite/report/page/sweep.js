@@ -1,16 +1,17 @@
 // A sweep: each combination of its flags with what its seeds say together, as a table, with intervals, and as lines
-// through all flags. `data.sweep` is {flags, groups: [{values, runs, metrics: {name: statistics}}]}.
+// through all flags. `data.sweep` is {flags, groups: [{values, runs, metrics: {name: statistics}}],
+// least}, where a row of fewer than `least` runs has no intervals.
 
-function sweep(runs, { flags: names, groups }) {
+function sweep(runs, { flags: names, groups, least }) {
   const metrics = [...new Set(groups.flatMap((group) => Object.keys(group.metrics)))];
   const first = metrics.find((name) => name === "eval/pass1") ?? metrics.find((name) => name.startsWith("eval/")) ?? metrics[0];
   if (!first) return element("p.empty", {}, "No run of the sweep has a metric yet.");
   const state = { metric: first, statistic: "mean" }, place = element("div");
-  const fill = () => place.replaceChildren(...sweepParts(names, groups.filter((group) => group.metrics[state.metric]), state).flat(9).filter(Boolean));
+  const fill = () => place.replaceChildren(...sweepParts(names, groups.filter((group) => group.metrics[state.metric]), state, least).flat(9).filter(Boolean));
   fill();
   const options = metrics.map((name) => [name, name]);
   const bar = element("div.bar", {}, choice("Metric", options, (event) => { state.metric = event.target.value; fill(); }),
-    choice("Order and intervals by", [["mean", "mean"], ["iqm", "interquartile mean (IQM)"]], (event) => { state.statistic = event.target.value; fill(); }));
+    choice("Order by", [["mean", "mean"], ["iqm", "interquartile mean (IQM)"]], (event) => { state.statistic = event.target.value; fill(); }));
   bar.querySelector("select").value = first;
   return [bar, place];
 }
@@ -24,25 +25,26 @@ function short(names) {
 const intervalText = (ends) => (ends ? `${show(ends[0])} – ${show(ends[1])}` : "–");
 const label = (names, group) => short(names).map((name, place) => `${name}=${group.values[place] ?? "–"}`).join(" ") || "all runs";
 
-function sweepParts(names, groups, { metric, statistic }) {
+function sweepParts(names, groups, { metric, statistic }, least) {
   const ends = (group) => group.metrics[metric][statistic === "mean" ? "interval" : "iqm_interval"];
   const direction = groups[0].metrics[metric].direction;
   const best = direction && (direction === "lower" ? Math.min : Math.max)(...groups.map((group) => group.metrics[metric][statistic]));
   const number = (title, read) => ({ title, number: true, cell: (group) => show(read(group)), sort: read });
-  const of = (name) => (group) => group.metrics[metric][name];
+  const of = (name) => (group) => group.metrics[metric][name], known = groups.some(ends);
+  const range = (name) => (known ? [{ title: "95 % interval", number: true, cell: (group) => intervalText(of(name)(group)), sort: (group) => of(name)(group)?.[0] }] : []);
+  const intervals = known ? `Intervals are Student's below ten runs of a row, else percentile bootstraps; a row of fewer than ${least} runs has none.` : `A row of ${least} runs or more would have intervals.`;
   const columns = [
     ...names.map((name, place) => ({ title: short(names)[place], code: true, cell: (group) => group.values[place] ?? "–", sort: (group) => sortable(group.values[place]) })),
     number("runs", (group) => group.metrics[metric].values.length),
-    number("mean", of("mean")), { title: "95 % interval", number: true, cell: (group) => intervalText(of("interval")(group)), sort: (group) => of("interval")(group)?.[0] },
-    number("IQM", of("iqm")), { title: "95 % interval", number: true, cell: (group) => intervalText(of("iqm_interval")(group)), sort: (group) => of("iqm_interval")(group)?.[0] },
+    number("mean", of("mean")), ...range("interval"), number("IQM", of("iqm")), ...range("iqm_interval"),
     number("lowest", (group) => Math.min(...of("values")(group))), number("highest", (group) => Math.max(...of("values")(group))),
   ];
   const sorted = [...groups].sort((a, b) => (b.metrics[metric][statistic] - a.metrics[metric][statistic]) * (direction === "lower" ? -1 : 1));
   return [
     table(columns, sorted, (group) => (groups.length > 1 && group.metrics[metric][statistic] === best ? "differs" : "")),
-    element("p.note", {}, "Last values of the runs. Intervals are Student's below ten runs of a row, else percentile bootstraps; a row with one run has none."),
+    element("p.note", {}, `Last values of the runs. ${intervals}`),
     element("div.charts", {},
-      sized(chart(`${metric}: ${statistic === "iqm" ? "IQM" : "mean"} with its 95 % interval, and every run`, () => spread(names, sorted, metric, statistic, ends), { wide: true }), 90 + 34 * sorted.length),
+      sized(chart(`${metric}: ${statistic === "iqm" ? "IQM" : "mean"}${known ? " with its 95 % interval" : ""}, and every run`, () => spread(names, sorted, metric, statistic, ends), { wide: true }), 90 + 34 * sorted.length),
       names.length ? chart("Through all flags", () => parallel(names, sorted, metric, statistic), { wide: true, note: "one line for each row; the colour is the metric" }) : null),
   ];
 }
@@ -57,7 +59,7 @@ const sortable = (text) => (text === null || text === "" || Number.isNaN(Number(
 
 function spread(names, groups, metric, statistic, ends) {
   const labels = groups.map((group) => plotted(label(names, group))), at = groups.map((group) => group.metrics[metric][statistic]);
-  const arm = (side) => groups.map((group, place) => (ends(group) ? Math.abs(ends(group)[side] - at[place]) : 0));
+  const arm = (side) => groups.map((group, place) => (ends(group) ? Math.abs(ends(group)[side] - at[place]) : null));
   const each = groups.flatMap((group, place) => group.metrics[metric].values.map((value) => [value, labels[place]]));
   const dots = { type: "scatter", mode: "markers", x: each.map(([value]) => value), y: each.map(([, name]) => name), marker: { size: 7, color: shade("--soft"), opacity: 0.55 }, hovertemplate: "%{x:.5~g}<extra></extra>" };
   const middles = { type: "scatter", mode: "markers", x: at, y: labels, marker: { size: 11, color: colour(0), symbol: "diamond" }, hovertemplate: "%{x:.5~g}<extra></extra>",
