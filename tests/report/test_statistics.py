@@ -39,8 +39,8 @@ def test_fewer_than_five_runs_have_no_interval_and_equal_runs_have_one_without_w
 
 
 def test_the_interval_of_a_few_values_is_students():
-    """Of 1, 2, 3, 4, 10: mean 4, variance 12.5, t = 2.7764 at four degrees of freedom. Without the ends 2, 3, 4: mean 3,
-    and 2, 2, 3, 4, 4 of variance 1, t = 4.3027 at two."""
+    """Of 1, 2, 3, 4, 10: mean 4, variance 12.5, t = 2.7764 at four degrees of freedom. Without the ends, 2, 3, 4: mean
+    3, and 2, 2, 3, 4, 4 of variance 1, t = 4.3027 at two."""
     values, error = np.array([10.0, 3, 1, 4, 2]), 2.7764 * (12.5 / 5) ** 0.5
     assert interval(values, mean) == pytest.approx((4 - error, 4 + error), rel=1e-4)
     error = 4.3027 / (0.6 * 5**0.5)

@@ -61,7 +61,7 @@ def test_runs_that_differ_in_their_seeds_are_one_row(sweep):
     [("eval/pass1", 0.8289, 1.0), ("eval/hard/pass4", 0.8289, 1.0), ("eval/reward", 0.8289, 1.0511)],
 )
 def test_the_interval_of_a_share_ends_where_shares_end(metric, low, high):
-    """Of 0.8, 0.9, 1, 1, 1: mean 0.94, deviation 0.08944, t = 2.7764 at four degrees of freedom, so an error of 0.111."""
+    """Of 0.8, 0.9, 1, 1, 1: mean 0.94, deviation 0.08944, t = 2.7764 at four degrees of freedom: an error of 0.1111."""
     runs = [[{"name": metric, "last": value}] for value in (1.0, 0.8, 1.0, 0.9, 1.0)]
     assert statistics(runs)[metric]["interval"] == pytest.approx((low, high), abs=1e-4)
     assert statistics(runs[:4])[metric]["interval"] is None

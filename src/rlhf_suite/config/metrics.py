@@ -1,5 +1,5 @@
-"""Which way a metric is better, and which metrics are shares. Whatever chooses by a metric (the best checkpoint, early stopping, the final summary,
-reports, the pages of sweeps) asks here; nothing is guessed from a name.
+"""Which way a metric is better, and which metrics are shares. Whatever chooses by a metric (the best checkpoint, early
+stopping, the final summary, reports, the pages of sweeps) asks here; nothing is guessed from a name.
 """
 
 from __future__ import annotations

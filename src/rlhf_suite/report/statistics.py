@@ -57,7 +57,7 @@ def interval(values: NDArray[Any], statistic: Statistic) -> tuple[float, float] 
 
 
 def students_interval(values: NDArray[Any], cut: int) -> tuple[float, float]:
-    """Return the ends of Student's interval of the mean of sorted values [N] without `cut` at each end, LEAST <= N < FEW.
+    """Return the ends of Student's interval of the mean of sorted values [N] without `cut` at each end, N < FEW.
 
     The deviation is that of the values in which those that were cut are replaced by their neighbours (winsorised).
     """
