@@ -9,6 +9,7 @@ from mutation_list_damage import DAMAGE
 from mutation_list_data import DATA
 from mutation_list_failures import FAILURES
 from mutation_list_foreign import FOREIGN
+from mutation_list_front import FRONT
 from mutation_list_images import IMAGES
 from mutation_list_launch import LAUNCH
 from mutation_list_limits import LIMITS
@@ -50,4 +51,5 @@ MUTATIONS = [
     *FOREIGN,
     *MIGRATE,
     *LIMITS,
+    *FRONT,
 ]

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from rlhf_suite.config.launch import LaunchConfig
-from rlhf_suite.errors import UserError
+from rlhf_suite.config.plan import Machine
 from rlhf_suite.launch.environment import cpu_count, device_kind, gpu_count, limited_rights, runtime_env
+from rlhf_suite.launch.ray_cluster import machine
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,2,5", 3), ("GPU-a,GPU-b", 2)])
@@ -25,11 +26,13 @@ def test_auto_takes_the_gpu_when_there_is_one(monkeypatch):
     assert device_kind(LaunchConfig()) == "cpu"
 
 
-def test_cuda_without_a_gpu_is_an_error_unless_the_cluster_is_elsewhere(monkeypatch):
+def test_gpus_that_are_asked_for_where_there_are_none_are_those_of_another_machine(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=r"launch\.device=cuda.*launch\.device=cpu"):
-        device_kind(LaunchConfig(device="cuda"))
-    assert device_kind(LaunchConfig(device="cuda", ray_address="head:6379")) == "cuda"
+    assert machine(LaunchConfig(device="cuda")) == Machine("cuda", None)
+    assert machine(LaunchConfig(device="cpu")) == Machine("cpu", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert machine(LaunchConfig(device="cuda")) == Machine("cuda", 2)
+    assert machine(LaunchConfig(device="cuda", ray_address="head:6379")) == Machine("cuda", None)
 
 
 def test_cpu_profile_has_one_sleeping_thread_and_no_gpu(monkeypatch):

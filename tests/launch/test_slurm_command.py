@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rlhf_suite.cli import main
-from rlhf_suite.errors import RunError
 from rlhf_suite.sweeps.slurm_jobs import Command
 
 PRINTS = ["task=sft", "actor.model_name_or_path=builtin:tiny", "data.dataset=builtin:reverse", "--cfg", "job"]
@@ -21,8 +20,11 @@ def test_a_job_that_was_queued_again_continues_its_run(monkeypatch, capfd, resta
 
 
 def test_a_job_that_fails_is_a_failure_for_slurm(capfd):
-    with pytest.raises(RunError, match="exit code 2"):
+    """By its exit code: an exception would be printed by submitit, with a traceback below the reason."""
+    with pytest.raises(SystemExit) as end:
         Command(["task=nothing"], main)()
+    assert end.value.code == 2
+    assert "1 problem in the configuration" in capfd.readouterr().err
 
 
 def test_a_tool_without_a_state_starts_again():

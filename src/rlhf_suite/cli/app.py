@@ -127,6 +127,17 @@ def checked(line: CommandLine) -> int:
         from rlhf_suite.cli.explain import explain
 
         return explain(line, found)
+    return begin(line, found)
+
+
+def begin(line: CommandLine, found: Preflight) -> int:
+    """Sweep or run if the devices are there; say which of them stay idle."""
+    from rlhf_suite.preflight.devices import device_problems, devices_of, remarks
+
+    if problems := device_problems(found):
+        return refuse(problems)
+    for remark in dict.fromkeys(each for run in found.runs for each in remarks(run, devices_of(run, found))):
+        say(remark)
     return sweep(line, found) if found.is_sweep else single(line, found)
 
 

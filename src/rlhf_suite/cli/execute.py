@@ -136,7 +136,11 @@ def stage(folder: Path, parent: int) -> int:
     from rlhf_suite.launch.processes import kill_with_parent
 
     kill_with_parent(parent)
-    return execute(load(folder / "config.yaml"), folder, lambda message, code: code)
+    try:
+        run = load(RunFolder(folder).config)
+    except UserError as error:
+        return tell(str(error), 2)
+    return execute(run, folder, lambda message, code: code)
 
 
 if __name__ == "__main__":

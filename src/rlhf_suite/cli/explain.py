@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -14,8 +15,9 @@ from rlhf_suite.composition.presets import preset_keys
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
+from rlhf_suite.config.problems import report
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
-from rlhf_suite.launch.ray_cluster import machine
+from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
 from rlhf_suite.preflight.jobs import Preflight
 
 Rows = Iterator[tuple[str, ...]]
@@ -25,8 +27,9 @@ def explain(line: CommandLine, found: Preflight) -> int:
     """Print tables about the run, or about the first one of a sweep."""
     console = Console()
     run = found.runs[0]
+    devices = devices_of(run, found)
     if isinstance(run, PlannedRun):
-        plan = resolve(run, machine(run.launch))
+        plan = resolve(run, devices.machine)
         if isinstance(run, AnyTrainedRun):
             show(console, "Batches", ("what", "how", "number"), batches(run, plan))
         show(console, "Placement", ("devices", "models and engines", "number"), placement(plan))
@@ -34,9 +37,12 @@ def explain(line: CommandLine, found: Preflight) -> int:
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
-    if found.first_of_several:
-        console.print(found.first_of_several)
-    return 0
+    for remark in (*remarks(run, devices), found.first_of_several):
+        console.print(remark, end="\n" if remark else "")
+    problems = [] if no_gpu_here(run, devices) else device_problems(found)
+    if problems:
+        print(report(problems), file=sys.stderr)
+    return 2 if problems else 0
 
 
 def show(console: Console, title: str, columns: tuple[str, ...], rows: Rows) -> None:

@@ -55,9 +55,11 @@ def ray_cluster(config: LaunchConfig, folder: Path, slots: int) -> Iterator[None
 
 
 def machine(config: LaunchConfig) -> Machine:
-    """Return what is known of the devices of the cluster that `ray_cluster` makes."""
-    is_here = config.ray_address is None and slurm.allocation() is None
-    return Machine(device_kind(config), gpu_count() if is_here else None)
+    """Return what is known of the devices of the cluster that `ray_cluster` makes. GPUs that are asked for where there
+    are none are those of another machine."""
+    device, count = device_kind(config), gpu_count()
+    is_here = config.ray_address is None and slurm.allocation() is None and (device == "cpu" or count > 0)
+    return Machine(device, count if is_here else None)
 
 
 def _num_cpus(config: LaunchConfig, device: str, slots: int) -> int:

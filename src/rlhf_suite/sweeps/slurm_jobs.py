@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_suite.config.runs import TASKS, ResumableRun
-from rlhf_suite.errors import RunError, UserError
+from rlhf_suite.errors import UserError
 from rlhf_suite.launch.actor_log import tail_lines
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.tracking.sweep_folder import Job, Sweep
@@ -47,16 +47,14 @@ class Command:
         A job that was cancelled ends without it.
 
         Raises:
-            RunError: the run failed. Slurm then records the job as failed.
+            SystemExit: the run failed, and has said why. Slurm records the job as failed, with this exit code.
         """
         restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
         code = self.main([*self.words, *(["ckpt.load_enable=true"] if restarted and self.can_resume() else [])])
         if code == 128 + signal.SIGUSR2 or (code == 128 + signal.SIGTERM and is_preempted()):
             signal.raise_signal(signal.SIGUSR2)
-        if code < 0:  # the exit code of that handler, if the signal came before the run could act upon it
+        if code:  # below 0: that of the handler, if the signal came before the run could act upon it
             sys.exit(code)
-        if code:
-            raise RunError(f"exit code {code}")
 
     def can_resume(self) -> bool:
         """Return whether the task can continue from a saved state. A tool such as merge_lora starts again."""

@@ -1,0 +1,59 @@
+"""Mistakes in what a user reads first: devices, secrets, pages, names."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+DEVICES = ("tests/config/test_devices.py",)
+
+FRONT = [
+    Mutation(
+        "a run starts on GPUs that are not here",
+        "preflight/devices.py",
+        "    if no_gpu_here(run, devices):\n        fix",
+        "    if False:\n        fix",
+        DEVICES,
+    ),
+    Mutation(
+        "a run for more GPUs than there are starts",
+        "preflight/devices.py",
+        "placement.num_devices > devices.num_gpus:",
+        "placement.num_devices > 9 * devices.num_gpus:",
+        DEVICES,
+    ),
+    Mutation(
+        "idle GPUs are not said",
+        "preflight/devices.py",
+        "elif used < devices.num_gpus:",
+        "elif used < devices.num_gpus - 5:",
+        DEVICES,
+    ),
+    Mutation(
+        "a job of a sweep is taken to have all GPUs of the machine",
+        "preflight/devices.py",
+        "if limit is not None and here.num_gpus:",
+        "if limit is None and here.num_gpus:",
+        DEVICES,
+    ),
+    Mutation(
+        "a machine that is not here is planned as one without GPUs",
+        "launch/ray_cluster.py",
+        ' and (device == "cpu" or count > 0)',
+        "",
+        ("tests/launch/test_environment.py",),
+    ),
+    Mutation(
+        "the damaged configuration of a stage is a traceback",
+        "cli/execute.py",
+        "        run = load(RunFolder(folder).config)\n    except UserError as error:",
+        "        run = load(RunFolder(folder).config)\n    except KeyError as error:",
+        DEVICES,
+    ),
+    Mutation(
+        "a job of Slurm that fails ends as one that succeeded",
+        "sweeps/slurm_jobs.py",
+        "        if code:  # below 0",
+        "        if code < 0:  # below 0",
+        ("tests/launch/test_slurm_command.py",),
+    ),
+]
