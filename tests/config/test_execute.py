@@ -60,7 +60,6 @@ def test_a_run_leaves_its_configuration_and_its_metrics(ends, tmp_path):
     [
         (UserError("data.dataset: no rows"), 2, "data.dataset: no rows"),
         (RunError("actor-0 died while training"), 1, "actor-0 died while training"),
-        (KeyboardInterrupt(), 130, "no checkpoint was saved (ckpt.save_steps=-1), so it cannot be continued"),
         (KeyError("loss"), 1, "error.log"),
     ],
 )
@@ -84,6 +83,13 @@ def test_the_traceback_of_an_unexpected_error_is_kept(ends, tmp_path):
 def test_an_expected_error_leaves_no_error_log(ends, tmp_path):
     ends(RunError("x"))
     assert not (tmp_path / "error.log").exists()
+
+
+def test_an_interrupted_run_is_stopped_and_has_not_failed(ends, tmp_path, capsys):
+    assert ends(KeyboardInterrupt()) == 130
+    assert "no checkpoint was saved (ckpt.save_steps=-1), so it cannot be continued" in capsys.readouterr().err
+    status = RunFolder(tmp_path).status()
+    assert (status["state"], status["error"]) == ("stopped", "interrupted")
 
 
 def test_an_interrupted_run_that_cannot_be_resumed_does_not_offer_it(ends, capsys):

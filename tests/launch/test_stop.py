@@ -162,3 +162,15 @@ def test_a_thread_that_never_ends_does_not_hold_a_process_that_has_failed():
         "threading.Thread(target=threading.Event().wait).start(); stop.leave(3); raise SystemExit(3)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
+
+
+def test_a_signal_behind_the_end_shows_no_traceback_of_what_cleans_up():
+    code = """if True:
+        import atexit, os, signal, sys
+        from rlhf_suite.launch.stop import SIGNALS, leave
+        atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, *SIGNALS)])
+        leave(1)
+        sys.exit(1)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")

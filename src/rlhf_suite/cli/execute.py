@@ -109,6 +109,9 @@ def train(run: Run, folder: Path) -> None:
     except Stopped as stop:
         record.mark_stopped(str(stop))
         raise
+    except KeyboardInterrupt:
+        record.mark_stopped("interrupted")
+        raise
     except BaseException as error:
         record.mark_failed(error)
         raise

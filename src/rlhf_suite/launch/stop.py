@@ -190,8 +190,11 @@ def passed_on() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """Take note that this process is over. Threads that a library or the user's code has left do not hold it: the
-    interpreter would wait for them without a limit."""
+    """Take note that this process is over, in its main thread. Threads that a library or the user's code has left do
+    not hold it: the interpreter would wait for them without a limit. A signal that arrives now has nothing left to
+    end: Python's own handler would show a traceback of whatever cleans up."""
+    for number in (signal.SIGINT, *SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
 
     def end() -> None:
         time.sleep(LEAVE_S)
