@@ -136,4 +136,25 @@ FAILURES: list[Mutation] = [
         "        for record in ():\n",
         SIGNALS,
     ),
+    Mutation(
+        "a signal behind the cluster of Ray kills a run that is writing its last files",
+        "launch/ray_cluster.py",
+        "    with signals_blocked():\n        ray.shutdown()",
+        "    if True:\n        ray.shutdown()",
+        ("tests/launch/test_ray_cluster.py", "-k", "behind_a_cluster"),
+    ),
+    Mutation(
+        "an interrupted run has failed",
+        "cli/execute.py",
+        'record.mark_stopped("interrupted")',
+        'record.mark_failed("interrupted")',
+        ("tests/config/test_execute.py",),
+    ),
+    Mutation(
+        "a signal shows a traceback of what cleans up",
+        "launch/stop.py",
+        "signal.signal(number, signal.SIG_IGN)",
+        "pass",
+        ("tests/launch/test_stop.py",),
+    ),
 ]

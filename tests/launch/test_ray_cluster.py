@@ -17,6 +17,7 @@ from rlhf_suite.config.launch import LaunchConfig
 from rlhf_suite.errors import RunError
 from rlhf_suite.launch.environment import cpu_count
 from rlhf_suite.launch.ray_cluster import _num_cpus, ray_cluster, resolved
+from rlhf_suite.launch.stop import SIGNALS
 
 CONFIG = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
 
@@ -68,6 +69,30 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen, Path, str]:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder)], stdout=subprocess.PIPE, text=True)
     session, address = driver.stdout.readline().split()
     return driver, Path(session), address
+
+
+def test_signals_are_handled_behind_a_cluster_as_before_it(tmp_path):
+    """Ray leaves SIGTERM to the system, which ends a process that is still writing its last files."""
+    code = """if True:
+        import os, signal, sys
+        from pathlib import Path
+        from rlhf_suite.config.launch import LaunchConfig
+        from rlhf_suite.launch.ray_cluster import ray_cluster
+        from rlhf_suite.launch.stop import SIGNALS, Stopped, stoppable
+        config = LaunchConfig(device="cpu", num_cpus=1, object_store_mb=80)
+        for number in SIGNALS:
+            try:
+                with stoppable():
+                    with ray_cluster(config, Path(sys.argv[1]), slots=1):
+                        pass
+                    os.kill(os.getpid(), number)
+                    signal.pause()
+            except Stopped as stop:
+                print(stop)
+    """
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    said = [f"stopped by {number.name}" for number in SIGNALS]
+    assert ended.stdout.splitlines() == said, (ended.returncode, ended.stderr)
 
 
 def test_nothing_is_left_of_a_private_cluster(tmp_path):

@@ -124,7 +124,6 @@ def _left(place: Session) -> Iterator[None]:
 
     Ray itself would send SIGTERM to each daemon, which blocks this signal (`signals_blocked`), and wait for a second.
     """
-    import ray
     from ray._private import worker
 
     try:
@@ -132,7 +131,7 @@ def _left(place: Session) -> Iterator[None]:
     finally:
         place.leave()
         node, worker._global_node = worker._global_node, None
-        ray.shutdown()
+        _disconnect()
         if node is not None:
             node.kill_all_processes(check_alive=False, allow_graceful=False)
 
@@ -215,9 +214,16 @@ def _loopback() -> Iterator[None]:
 @contextmanager
 def _shutdown() -> Iterator[None]:
     """Disconnect from Ray after the block."""
-    import ray
-
     try:
         yield
     finally:
+        _disconnect()
+
+
+def _disconnect() -> None:
+    """Disconnect from Ray. It gives SIGTERM back to the system, below Python, so that the next one would kill the
+    process in the middle of its last writes: `signals_blocked` has our handler again at its end."""
+    import ray
+
+    with signals_blocked():
         ray.shutdown()
