@@ -32,9 +32,19 @@ def printable(text: str, limit: int = LIMIT, keep_lines: bool = False) -> str:
 def describe(error: BaseException) -> str:
     """Return what an exception says, and where the code of the user was, as `file.py:12: KeyError: 'x'`: its innermost
     line outside of libraries and the suite, if there is one."""
+    where = line_of_user(error)
+    return printable(f"{where}: {what_of(error)}" if where else what_of(error), keep_lines=True)
+
+
+def what_of(error: BaseException) -> str:
+    """Return the kind of an exception and what it says."""
+    return f"{type(error).__name__}: {error}"
+
+
+def line_of_user(error: BaseException) -> str:
+    """Return where the code of the user was when an exception was raised, as `file.py:12`; empty if nowhere."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(Path(frame.filename))]
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-    return printable(f"{where}{type(error).__name__}: {error}", keep_lines=True)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def is_of_user(file: Path) -> bool:

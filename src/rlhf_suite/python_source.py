@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlhf_suite.errors import UserError
+from rlhf_suite.foreign_text import line_of_user, printable, what_of
 
 SOURCE = Path(__file__).parent
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
@@ -130,3 +131,14 @@ def import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def import_failure(name: str, error: BaseException) -> SourceError:
+    """Return what to say of a user's file or function, called `name`, that cannot be imported."""
+    where, fix = line_of_user(error), "correct it"
+    if isinstance(error, ModuleNotFoundError):
+        fix = f"install {error.name} in the environment of the run, or put its folder on PYTHONPATH"
+    elif isinstance(error, SystemExit):
+        fix = 'a file that is imported must not end the process: put that below if __name__ == "__main__":'
+    what = f"{name}: importing it raised {printable(what_of(error), keep_lines=True)}"
+    return SourceError(what + (f" ({where})" if where else ""), fix)

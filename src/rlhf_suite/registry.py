@@ -33,6 +33,7 @@ from rlhf_suite.python_source import (
     SourceError,
     bound_names,
     functions,
+    import_failure,
     import_file,
     module_file,
     parsed,
@@ -148,8 +149,8 @@ class Kind:
         try:
             module = import_file(Path(place).resolve()) if place.endswith(".py") else importlib.import_module(place)
             found: Callable[..., Any] = getattr(module, attribute)
-        except Exception as error:
-            raise SourceError(f"{name}: importing it raised {type(error).__name__}: {error}", "correct it") from error
+        except (Exception, SystemExit) as error:
+            raise import_failure(name, error) from error
         return found
 
     def _in_file(self, name: str, path: Path, function: str) -> Declaration:

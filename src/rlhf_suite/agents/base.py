@@ -19,16 +19,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlhf_suite.data.images import Image
 from rlhf_suite.data.messages import Message
-from rlhf_suite.data.text_encoders import Prompt
-from rlhf_suite.data.trajectory import Trajectory
 from rlhf_suite.rewards.base import Outcome
+
+if TYPE_CHECKING:  # a user's file that imports this one is tried before a run, which must not import torch for that
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rlhf_suite.data.images import Image
+    from rlhf_suite.data.text_encoders import Prompt
+    from rlhf_suite.data.trajectory import Trajectory
 
 Schema = dict[str, Any]  # a tool, as chat templates describe it: {"type": "function", "function": {"name": ...}}
 # Why an episode ended: the environment or the model was finished; no room for another token, or a turn after which the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.bridge import Bridge
@@ -12,14 +11,14 @@ from rlhf_suite.agents.compat import GymnasiumEnvironment, SkyRLEnvironment, TRL
 from rlhf_suite.agents.endpoint import EndpointAgent, Sessions
 from rlhf_suite.agents.environment import EnvironmentAgent, called, constructed
 from rlhf_suite.agents.episodes import Agent, AgentsByDatasource, Episodes, SingleTurnAgent
-from rlhf_suite.agents.mcp_tools import McpServer
 from rlhf_suite.agents.openenv import OpenEnvEnvironment
-from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment, class_of_executor, class_of_step
+from rlhf_suite.agents.openrlhf import OpenRLHFEnvironment
+from rlhf_suite.agents.own_files import imported, tool_environment, tools_of
 from rlhf_suite.agents.parsing import TurnReader
 from rlhf_suite.agents.python_tool import PROGRAMS, FenceAgent, PythonEnvironment, jailed
 from rlhf_suite.agents.sandbox_fusion import remote
 from rlhf_suite.agents.session import Limits, Policy, Shared
-from rlhf_suite.agents.tools import MCP, EnvironmentWithTools, FunctionTools, ToolEnvironment, ToolSource
+from rlhf_suite.agents.tools import EnvironmentWithTools
 from rlhf_suite.config.agent import AgentConfig, ChosenAgent, agents_of
 from rlhf_suite.config.agent_file import (
     GYMNASIUM,
@@ -29,11 +28,8 @@ from rlhf_suite.config.agent_file import (
     OURS,
     RAW,
     SKYRL,
-    TOOLS,
     TRL,
-    Export,
     export_of,
-    has_tools,
     has_tools_beside,
 )
 from rlhf_suite.config.reward import has_source
@@ -41,9 +37,7 @@ from rlhf_suite.config.runs import PPORun
 from rlhf_suite.data.images import ImageReader
 from rlhf_suite.errors import UserError
 from rlhf_suite.launch.loop_thread import LoopThread
-from rlhf_suite.python_source import import_file
 from rlhf_suite.rewards.base import Choice
-from rlhf_suite.rewards.openrlhf_names import offer_openrlhf
 from rlhf_suite.sandbox.process import SandboxError
 
 if TYPE_CHECKING:
@@ -90,21 +84,6 @@ def maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
     return beside, None
 
 
-def tool_environment(sources: Sequence[ToolSource], config: AgentConfig) -> ToolEnvironment:
-    """Return the tools of an episode as an environment."""
-    return ToolEnvironment([each.of_episode() for each in sources], config.tool_timeout_s)
-
-
-def tools_of(chosen: ChosenAgent) -> list[ToolSource]:
-    """Return the tools of an agent: those of MCP servers, and those of its file."""
-    config = chosen.config
-    names, is_shared = (name.removeprefix(MCP).strip() for name in config.tools), config.mcp_sessions == "process"
-    sources: list[ToolSource] = [McpServer(name, is_shared) for name in names]
-    if chosen.file is not None and has_tools(chosen.file):
-        sources.append(FunctionTools(imported(chosen, Export(TOOLS, TOOLS))))
-    return sources
-
-
 def environment_maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | None]:
     """Return what makes the environment of an episode without other tools, and the limit of each of its answers."""
     config = chosen.config
@@ -124,20 +103,6 @@ def environment_maker(chosen: ChosenAgent) -> tuple[Callable[[], Any], float | N
         GYMNASIUM: GymnasiumEnvironment,
     }
     return partial(adapters[export.form], cls), config.tool_timeout_s
-
-
-def imported(chosen: ChosenAgent, export: Export | None = None) -> Any:
-    """Import the user's file of an agent, and return what it has for agents, or `export` of it."""
-    assert chosen.file is not None
-    export = export or export_of(chosen.file)
-    offer_openrlhf()
-    try:
-        found = getattr(import_file(Path(chosen.file).expanduser().resolve()), export.name)
-        kinds = {OPENRLHF_EXECUTOR: class_of_executor, OPENRLHF_STEP: class_of_step}
-        return kinds[export.form](found) if export.form in kinds else found
-    except Exception as error:
-        what = f"{chosen.file_flag}={chosen.file}: importing it raised {type(error).__name__}: {error}; correct it"
-        raise UserError(what) from error
 
 
 def make_episodes(

@@ -14,13 +14,15 @@ from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 from rlhf_suite.agents.base import Environment, Episode, Start, Status, Step, Task, Turn
-from rlhf_suite.agents.session import Session
 from rlhf_suite.foreign_text import describe, printable
 from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, Scored
 from rlhf_suite.waits import in_coroutine, in_thread, runs, waiting
+
+if TYPE_CHECKING:
+    from rlhf_suite.agents.session import Session
 
 T = TypeVar("T", Start, Step)
 CLOSE_TIMEOUT_S = 10.0  # an environment that does not close in this time is left to itself

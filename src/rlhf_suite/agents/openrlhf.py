@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
 from rlhf_suite.agents.compat import number, reward_of
 from rlhf_suite.agents.environment import EnvironmentFailure, called, constructed
-from rlhf_suite.agents.session import Session
+
+if TYPE_CHECKING:
+    from rlhf_suite.agents.session import Session
 
 # What OpenRLHF passes as sampling_params, as vLLM calls it, and the flags that set it here.
 FLAGS = {

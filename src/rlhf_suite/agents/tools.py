@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rlhf_suite.agents.base import Environment, Schema, Start, Step, Task, ToolCall, Turn
 from rlhf_suite.agents.environment import EnvironmentFailure, asked, called, checked
 from rlhf_suite.data.messages import Message
-from rlhf_suite.errors import UserError
+from rlhf_suite.python_source import SourceError
 from rlhf_suite.waits import waiting
 
 MCP = "mcp:"  # before the command or the URL of a server in agent.tools
@@ -213,7 +213,7 @@ def schema_of(function: Callable[..., Any]) -> Schema:
     """Return the description of a function, from its type hints and its docstring (Google style, with Args).
 
     Raises:
-        UserError: they do not describe all of its arguments.
+        SourceError: they do not describe all of its arguments.
     """
     from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -223,10 +223,9 @@ def schema_of(function: Callable[..., Any]) -> Schema:
     except (DocstringParsingException, TypeHintParsingException) as error:
         code = getattr(function, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
-        raise UserError(
-            f"{where}: the tool {function.__name__} cannot be described to the model: {error} Give each argument a "
-            "type hint, and a line in the docstring below Args:"
-        ) from error
+        what = f"{where}: the tool {function.__name__} cannot be described to the model: {error}"
+        fix = "give it a docstring, and each argument a type hint and a line in the docstring below Args:"
+        raise SourceError(what, fix) from error
     schema["function"].pop("return", None)  # templates show all of a schema, and some models know no such key
     return schema
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -166,6 +167,8 @@ def single(line: CommandLine, found: Preflight) -> int:
             say(place.note)
         if found.is_submitted:  # the machine that it will run on is not known yet
             return launched(line, found, place.folder, f"Run folder: {place.folder.absolute()}")
+        for name, value in found.hydra.job.env_set.items():
+            os.environ[str(name)] = str(value)  # the user's code may read it, in a trial too
         if problems := inspect(found.runs, place.folder):
             place.give_up()
             return refuse(problems)

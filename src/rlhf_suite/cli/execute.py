@@ -33,8 +33,6 @@ MESSAGE_LIMIT, TRACEBACK_LIMIT = 20_000, 1_000_000  # characters of the last mes
 
 def run_with(run: Run, folder: Path, hydra: DictConfig, origins: Mapping[str, str]) -> int:
     """Execute a run in its folder, as Hydra's settings say; return the exit code. `origins` says who set which flag."""
-    for name, value in hydra.job.env_set.items():
-        os.environ[str(name)] = str(value)
     with read_write(hydra), open_dict(hydra):
         hydra.runtime.output_dir = str(folder.absolute())
     configure_log(hydra.job_logging, hydra.verbose)

@@ -2,7 +2,8 @@
 
 The rules in `config` compare flags with flags. An inspection compares a flag with the world: whether a file
 exists and can be read, whether a folder can be written, whether a server answers. Each file here inspects one subject.
-An inspection must take well under a second and import nothing heavy.
+An inspection must take well under a second and import nothing heavy. What the user wrote is run at the end, in a
+process of its own, where nothing else is wrong (`own_code`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rlhf_suite.preflight.inspections.hub import hub_names_exist
 from rlhf_suite.preflight.inspections.machine import commands_of_tools_exist, machine
 from rlhf_suite.preflight.inspections.models import models_fit, reward_model_reads_the_policy
 from rlhf_suite.preflight.inspections.outputs import OUTPUTS, resume_fits
+from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
 from rlhf_suite.preflight.inspections.replay import replay_fits
 from rlhf_suite.preflight.inspections.rewards import REWARDS
 
@@ -39,5 +41,8 @@ INSPECTIONS: tuple[Inspection, ...] = (
 
 
 def inspect(runs: Iterable[Run], folder: Path | None = None) -> list[Problem]:
-    """Return every problem that the inspections find in these runs, without repetitions."""
-    return distinct(problem for run in runs for inspection in INSPECTIONS for problem in inspection(run, folder))
+    """Return every problem that the inspections find in these runs, without repetitions; if there is none, those of the
+    user's own code."""
+    asked = [*runs]
+    found = distinct(problem for run in asked for inspection in INSPECTIONS for problem in inspection(run, folder))
+    return found or distinct(problem for run in asked for problem in own_code_can_be_used(run, folder))

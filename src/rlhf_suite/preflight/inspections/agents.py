@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_suite.config.agent import ChosenAgent, agents_of
-from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of, methods
+from rlhf_suite.config.agent_file import OPENRLHF, TRL, export_of, methods
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
 from rlhf_suite.launch.slurm import is_first_node
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
+from rlhf_suite.preflight.trial import NEEDED
 from rlhf_suite.python_source import SourceError, parsed
 
-NEEDED = {OURS: ("reset", "step"), OPENRLHF: ("step",), SKYRL: ("init", "step")}
 GIVEN = {"self", "prompt", "label", "datasource"}  # what reset of TRL gets beside data.reward_columns
 CONNECT_S = 2.0
 

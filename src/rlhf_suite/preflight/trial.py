@@ -1,0 +1,138 @@
+"""The trial of a run's own code: what the user wrote is imported, and servers of tools start, before all else does.
+
+`python -m rlhf_suite.preflight.trial <file descriptor> <parent pid>` is a process of its own, which
+`inspections.own_code` starts and ends. It reads `Piece`s from standard input, tries one after the other, and writes a
+line of JSON to the file for each: what is wrong and the remedy, or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from rlhf_suite.config.agent import ChosenAgent
+from rlhf_suite.config.agent_file import OPENRLHF, OURS, SKYRL, TRL, export_of
+from rlhf_suite.foreign_text import what_of
+from rlhf_suite.python_source import SourceError, import_failure
+from rlhf_suite.registry import KINDS
+
+NEEDED = {OURS: ("reset", "step"), OPENRLHF: ("step",), SKYRL: ("init", "step")}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run's own code: the flag that names it, and what tries it."""
+
+    key: str
+    attempt: Callable[[], None]
+    limit_s: float
+    must_end: bool = False  # a longer trial is a problem: the run would not wait longer either
+
+
+def algorithm(kind: str, name: str) -> None:
+    """Import a function of the user's that stands for an algorithm."""
+    KINDS[kind].load(name)
+
+
+def reward_file(name: str) -> None:
+    """Import a reward file, as the reward process does."""
+    from rlhf_suite.rewards.file import make_scorer
+    from rlhf_suite.rewards.worker import limit_memory
+
+    limit_memory(is_rule=False)
+    try:
+        make_scorer(name)
+    except (Exception, SystemExit) as error:
+        raise import_failure(name, error) from error
+
+
+def agent_file(chosen: ChosenAgent) -> None:
+    """Import the file of an agent, and look at the class or the functions that it has."""
+    from rlhf_suite.agents.compat import takes
+    from rlhf_suite.agents.own_files import imported
+    from rlhf_suite.agents.tools import schema_of
+
+    assert chosen.file is not None
+    if chosen.config.kind == "tools":  # their descriptions are asked for by `tools`
+        return
+    export, found = export_of(chosen.file), imported(chosen)
+    if chosen.config.kind == "endpoint":
+        return
+    where = f"{chosen.file}: {export.name} ({export.form})"
+    missing = [name for name in NEEDED.get(export.form, ()) if inspect.isclass(found) and not hasattr(found, name)]
+    if missing:
+        raise SourceError(f"{where} has no {' and no '.join(missing)}", "define it (docs/agents.md)")
+    given: dict[str, Any] = {"extras": {}} if export.form == SKYRL and takes(found, "extras") else {}
+    if (needed := arguments_without_value(found, given)) is not None:
+        raise SourceError(f"{where} is made without arguments, and {needed}", "give them default values")
+    for name, function in vars(found).items() if export.form == TRL else ():
+        if inspect.isfunction(function) and not name.startswith("_") and name not in ("reset", "get_reward"):
+            schema_of(MethodType(function, found))
+
+
+def arguments_without_value(made: Any, given: dict[str, Any]) -> str | None:
+    """Return what the arguments lack with which a class of the user's is called; None if they fit or are not known."""
+    try:
+        signature = inspect.signature(made)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def tools(chosen: ChosenAgent) -> None:
+    """Ask all tools of an agent for their descriptions, as its first episode would: those of its file, and those of its
+    MCP servers, which start for that and end again."""
+    from rlhf_suite.agents.base import Task
+    from rlhf_suite.agents.environment import EnvironmentFailure
+    from rlhf_suite.agents.own_files import tool_environment, tools_of
+
+    async def ask() -> None:
+        environment = tool_environment(tools_of(chosen), chosen.config)
+        try:
+            await environment.reset(Task((), ""))
+        except EnvironmentFailure as error:  # of a server
+            raise SourceError(error.reason, "start it by hand to see what it lacks, or correct agent.tools") from error
+        finally:
+            await environment.close()
+
+    asyncio.run(ask())
+
+
+def problem_of(piece: Piece) -> list[str]:
+    """Try a piece. Return what is wrong and the remedy; nothing if it can be used."""
+    try:
+        piece.attempt()
+    except SourceError as error:
+        return [error.what.removeprefix(f"{piece.key}="), error.fix]
+    except (Exception, SystemExit) as error:
+        return [what_of(error), "correct it (docs/own_code.md, docs/agents.md)"]
+    return []
+
+
+def main(report: int, parent: int) -> None:
+    """Try all pieces, and end at once: threads that user code has begun do not matter."""
+    from rlhf_suite.launch.processes import kill_with_parent
+
+    kill_with_parent(parent)
+    path, pieces = pickle.load(sys.stdin.buffer)
+    sys.path[:] = path
+    for piece in pieces:
+        os.write(report, json.dumps(problem_of(piece)).encode() + b"\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

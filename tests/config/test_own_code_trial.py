@@ -1,0 +1,182 @@
+"""What a run's user wrote is tried in a process of its own before anything starts: files that cannot be imported, tools
+that cannot be described, servers of tools that die."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_suite.cli.app import main
+from rlhf_suite.composition.arguments import parse
+from rlhf_suite.config.problems import Problem
+from rlhf_suite.polling import poll_until
+from rlhf_suite.preflight.inspections import own_code
+from rlhf_suite.preflight.inspections.own_code import own_code_can_be_used
+from rlhf_suite.preflight.jobs import preflight
+
+pytestmark = pytest.mark.stack  # it starts processes
+
+TEMPLATE = Path(__file__).parents[2] / "experiments" / "agents" / "tools.jinja"
+CHAT = f"data.apply_chat_template=true data.tokenizer_chat_template={TEMPLATE}"
+AGENT, FILE = f"task=ppo demo=ppo {CHAT} agent.kind=", "train.agent_func_path=mine.py"
+WHERE = {
+    "estimator": ("task=ppo demo=ppo algo.advantage.estimator=mine.py:mine", "algo.advantage.estimator"),
+    "filter": ("task=ppo demo=ppo algo.group_filter=mine.py:mine", "algo.group_filter"),
+    "rule": ("task=ppo demo=ppo reward.rule=mine.py:mine", "reward.rule"),
+    "reward": ("task=ppo demo=ppo reward.rule=null reward.remote_url=mine.py", "reward.remote_url"),
+    "rows": ("task=sft demo=sft data.row_format=mine.py:mine", "data.row_format"),
+    "environment": (f"{AGENT}environment {FILE} reward.rule=null", "train.agent_func_path"),
+    "tools": (f"{AGENT}tools {FILE}", "train.agent_func_path"),
+    "endpoint": (f"{AGENT}endpoint {FILE} reward.rule=null algo.advantage.estimator=rloo", "train.agent_func_path"),
+}
+DEFINES = {
+    "estimator": "def mine(inputs, config): ...",
+    "filter": "def mine(group): ...",
+    "rule": "def mine(row, config): ...",
+    "reward": "def reward_func(queries, prompts, labels): ...",
+    "rows": "def mine(row): ...",
+    "environment": "class Environment:\n    def reset(self, task): ...\n    def step(self, turn): ...",
+    "tools": 'def add(a: int) -> int:\n    """Add.\n\n    Args:\n        a: a number.\n    """\ntools = [add]',
+    "endpoint": "def run_agent(task, base_url, api_key): ...",
+}
+GAME = "class Game:\n    def reset(self, **row): ...\n    def guess(self, n: int) -> str:\n        {doc}\n"
+DOC = '"""Guess.\n\n        Args:\n            n: a number.\n        """'
+
+
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """Tries the file mine.py with this text for a command line, and returns the problems of that."""
+    monkeypatch.chdir(tmp_path)
+
+    def tried(line: str, text: str) -> list[Problem]:
+        Path("mine.py").write_text(text)
+        found = preflight(parse(shlex.split(line)))
+        assert found.problems == []
+        return [*own_code_can_be_used(found.runs[0], tmp_path)]
+
+    return tried
+
+
+@pytest.mark.parametrize("part", WHERE)
+def test_a_file_that_imports_what_is_not_there_is_named_with_its_line(tried, part):
+    line, key = WHERE[part]
+    assert tried(line, DEFINES[part]) == []
+    (problem,) = {*tried(line, f"import os\nimport nowhere_to_be_found\n{DEFINES[part]}")}
+    assert problem.key == key
+    assert "mine.py" in problem.what and problem.what.endswith(
+        "importing it raised ModuleNotFoundError: No module named 'nowhere_to_be_found' (mine.py:2)"
+    )
+    assert problem.fix.startswith("install nowhere_to_be_found")
+
+
+def test_a_mistake_in_a_module_beside_the_file_is_named_with_its_own_line(tried):
+    Path("helper.py").write_text("x = 1\nfrom os import no_such_name\n")
+    line, _ = WHERE["environment"]
+    (problem,) = tried(line, f"import helper\n{DEFINES['environment']}")
+    assert "cannot import name 'no_such_name'" in problem.what and problem.what.endswith("(helper.py:2)")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import argparse\nargparse.ArgumentParser().parse_args(['--what'])", "importing it raised SystemExit: 2"),
+        ("import os\nprint('my last words', flush=True)\nos._exit(3)", "(exit code 3); it last said: my last words"),
+        ("import os\nos.kill(os.getpid(), 11)", "importing it ended the process (SIGSEGV)"),
+    ],
+)
+def test_a_file_that_ends_the_process_is_found(tried, text, what):
+    line, _ = WHERE["environment"]
+    (problem,) = tried(line, f"{text}\n{DEFINES['environment']}")
+    assert what in problem.what
+
+
+BARE = (
+    "class Environment:\n    def __init__(self, n): ...\n    def reset(self, task): ...\n    def step(self, turn): ..."
+)
+DERIVED = "class Base:\n    def reset(self, task): ...\nclass Environment(Base): ..."
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (BARE, "is made without arguments, and missing a required argument: 'n'"),
+        (DERIVED, "Environment (environment) has no step"),
+        (GAME.format(doc="pass"), "mine.py:3: the tool guess cannot be described to the model"),
+    ],
+    ids=("arguments", "derived", "trl"),
+)
+def test_a_class_that_no_episode_could_use_is_found(tried, text, what):
+    line, _ = WHERE["environment"]
+    (problem,) = tried(line, text)
+    assert what in problem.what
+    assert tried(line, GAME.format(doc=DOC)) == []
+
+
+def test_a_class_that_is_made_in_a_coroutine_is_fine(tried):
+    line, _ = WHERE["environment"]
+    assert tried(line, f"{DEFINES['environment']}\n    async def __init__(self, *arguments, **named): ...") == []
+
+
+def test_a_tool_without_a_docstring_is_named_with_its_line(tried):
+    line, key = WHERE["tools"]
+    (problem,) = tried(line, "def add(a: int) -> int:\n    return a\ntools = [add]")
+    assert problem.key == key and problem.fix.startswith("give it a docstring")
+    assert "mine.py:1: the tool add cannot be described to the model" in problem.what
+
+
+def test_a_server_of_tools_that_dies_is_shown_with_what_it_said(tried):
+    server = 'import sys\nprint("loading the tools", file=sys.stderr)\nimport nowhere_to_be_found\n'
+    (problem,) = tried(f"{AGENT}tools 'agent.tools=[\"mcp:{sys.executable} mine.py\"]'", server)
+    assert problem.key == "agent.tools" and f"{sys.executable} mine.py does not answer" in problem.what
+    assert "loading the tools" in problem.what and "No module named 'nowhere_to_be_found'" in problem.what
+
+
+def test_a_tool_that_a_server_has_too_is_found(tried):
+    server = Path(__file__).parents[1] / "agents" / "mcp_server.py"
+    line = f"{AGENT}tools 'agent.tools=[\"mcp:{sys.executable} {server}\"]'"
+    assert tried(line, "") == []
+    (problem,) = tried(f"{line} {FILE}", DEFINES["tools"])
+    assert "two tools are called add" in problem.what
+
+
+def test_a_file_that_takes_long_is_left_to_the_run(tried, monkeypatch):
+    monkeypatch.setattr(own_code, "IMPORT_S", 2.0)
+    line, _ = WHERE["environment"]
+    assert tried(line, f"import threading\nthreading.Event().wait()\n{DEFINES['environment']}") == []
+
+
+def test_a_server_that_never_answers_is_a_problem(tried, monkeypatch):
+    monkeypatch.setattr(own_code, "IMPORT_S", 1.0)
+    monkeypatch.setattr(own_code, "SERVER_S", 1.0)
+    (problem,) = tried(f"{AGENT}tools 'agent.tools=[\"mcp:sleep infinity\"]'", "")
+    assert problem.key == "agent.tools" and "asking its servers took longer than 2 s" in problem.what
+
+
+def test_nothing_that_a_file_starts_outlives_the_trial(tried):
+    line, _ = WHERE["environment"]
+    starts = "import subprocess\nchild = subprocess.Popen(['sleep', 'infinity'])\n"
+    says = "with open('child', 'w') as file:\n    file.write(str(child.pid))\n"
+    assert tried(line, starts + says + DEFINES["environment"]) == []
+    child = Path("/proc") / Path("child").read_text() / "cmdline"
+    assert poll_until(lambda: not child.exists() or not child.read_bytes(), 60, 0.1)
+
+
+def test_nothing_is_tried_where_the_run_does_not_start(tried):
+    line, _ = WHERE["reward"]
+    assert tried(line, "import nowhere_to_be_found\ndef reward_func(queries, prompts, labels): ...") != []
+    (run,) = preflight(parse(shlex.split(line))).runs
+    assert [*own_code_can_be_used(run, None)] == []
+
+
+def test_variables_that_hydra_sets_are_there_in_the_trial(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"import os\nos.environ['OF_THE_JOB']\nimport nowhere_to_be_found\n{DEFINES['reward']}")
+    monkeypatch.setenv("OF_THE_JOB", "")  # so that it is gone afterwards
+    monkeypatch.delenv("OF_THE_JOB")
+    words = [*shlex.split(WHERE["reward"][0]), "+hydra.job.env_set.OF_THE_JOB=yes", "run_dir=here"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "1 problem" in said and "No module named 'nowhere_to_be_found'" in said
