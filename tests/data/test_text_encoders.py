@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_suite.config.data import SFTDataConfig
-from rlhf_suite.data.row import Row, RowError
-from rlhf_suite.data.text_encoders import ConversationEncoder
+from rlhf_suite.config.data import PromptDataConfig, SFTDataConfig
+from rlhf_suite.data.encode import encode_rows
+from rlhf_suite.data.messages import UNNAMED
+from rlhf_suite.data.row import BadRows, Row, RowError
+from rlhf_suite.data.text_encoders import ConversationEncoder, PromptEncoder
 from rlhf_suite.errors import UserError
 
 
@@ -281,6 +283,29 @@ def test_an_assistant_message_with_only_tool_calls_is_a_response(tokenizer):
     chat = [user("a"), assistant(None, tool_calls=[{"name": "add"}])]
     example = ConversationEncoder(tokenizer, chat_config()).encode(row(input=chat))
     assert trained_pieces(tokenizer, example) == ["[{'name': 'add'}]\n<|im_end|>"]
+
+
+@pytest.mark.parametrize("multiturn", [False, True])
+def test_calls_of_tools_that_no_prompt_names_are_said_in_one_line(tokenizer, multiturn):
+    """A model that is trained so learns to call what later prompts do not offer, or offer otherwise."""
+    tokenizer.chat_template = (
+        "{{ tools }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] or "
+        "message['tool_calls'] }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    calls = assistant(None, tool_calls=[{"name": "add"}])
+    rows = [
+        row(input=[user("a"), calls, user("b"), calls]),
+        row(input=[user("a"), calls], tools=[{"name": "add"}]),
+        row(input=[user("a"), assistant("b")]),
+    ]
+    for key, count in ((None, 2), ("tools", 1)):
+        bad = BadRows("stop")
+        encoder = ConversationEncoder(tokenizer, chat_config(multiturn=multiturn, tools_key=key))
+        assert len([*encode_rows(encoder, rows, bad)]) == 3
+        assert bad.noted == {UNNAMED: count} and "data.tools_key" in bad.summary()
+    prompts = PromptEncoder(tokenizer, PromptDataConfig(apply_chat_template=True))
+    assert prompts.encode(row(input=[user("a"), calls, user("b")])).notes == (UNNAMED,)
+    assert prompts.encode(row(input=[user("a")])).notes == ()
 
 
 @pytest.mark.parametrize(

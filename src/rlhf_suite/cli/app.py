@@ -188,7 +188,7 @@ def run_in(folder: Path, line: CommandLine, found: Preflight) -> int:
     try:
         log = recorded(folder / "run.log") if is_first_node() else contextlib.nullcontext()
         with working_in(folder, run), log:
-            say(f"Run folder: {folder.absolute()}")
+            say("\n".join([f"Run folder: {folder.absolute()}", *found.notes]))
             setters = {key: who for key, _, _, who in origins(run, line, found)}
             return run_with(run, folder, found.hydra, setters)
     except InUse as error:

@@ -16,6 +16,7 @@ from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import number_of, spelled
 from rlhf_suite.config.plan import ACTOR, Plan, PlannedRun, Role, WorkerPlan, resolve
 from rlhf_suite.config.problems import report
+from rlhf_suite.config.prompt_format import FILE
 from rlhf_suite.config.runs import TASKS, AnyTrainedRun, PPORun, Run
 from rlhf_suite.preflight.devices import device_problems, devices_of, no_gpu_here, remarks
 from rlhf_suite.preflight.jobs import Preflight
@@ -37,8 +38,8 @@ def explain(line: CommandLine, found: Preflight) -> int:
     show(
         console, "Values that differ from the defaults", ("flag", "value", "default", "from"), origins(run, line, found)
     )
-    for remark in (*remarks(run, devices), found.first_of_several):
-        console.print(remark, end="\n" if remark else "")
+    for remark in (*found.notes, *remarks(run, devices), found.first_of_several):
+        console.print(Text(remark), end="\n" if remark else "")
     problems = [] if no_gpu_here(run, devices) else device_problems(found)
     if problems:
         print(report(problems), file=sys.stderr)
@@ -171,6 +172,8 @@ def origins(run: Run, line: CommandLine, found: Preflight) -> Rows:
 
 
 def origin(key: str, found: Preflight, sources: list[tuple[str, set[str]]]) -> str:
+    if key in found.adopted:
+        return f"{FILE} of the model"
     if any(key == given or key.startswith(f"{given}.") for given in found.given):
         return "command line"
     return next((name for name, keys in sources if key in keys), "command line")

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_suite.data.batch import Example, Group
 from rlhf_suite.data.row import BadRows, LeftOut, Row, RowError
+from rlhf_suite.data.text_encoders import Prompt
 from rlhf_suite.registry import row_format
 from rlhf_suite.waits import result as waited_for
 
@@ -89,8 +90,9 @@ def encode_rows(
 
 def _notes(items: Sequence[object]) -> Iterable[tuple[str, str]]:
     """Return (where, note) for each way in which the items differ from their row, each change once."""
-    found = [item for item in items if isinstance(item, Example | Group)]
-    cuts = [(item.where, "cut off at data.max_len") for item in found if item.truncated]
+    found = [item for item in items if isinstance(item, Example | Group | Prompt)]
+    cut = [item for item in found if not isinstance(item, Prompt) and item.truncated]
+    cuts = [(item.where, "cut off at data.max_len") for item in cut]
     return dict.fromkeys([*cuts, *((item.where, note) for item in found for note in item.notes)])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rlhf_suite.data.row import Row, RowError, required
 
 Message = dict[str, Any]
+UNNAMED = "calls of tools that no prompt names: data.tools_key=<column> gives the template their descriptions"
 
 # The values of "from" in ShareGPT conversations, and the role that each means.
 SHAREGPT_ROLES = {
@@ -88,6 +89,11 @@ def called_functions(message: Message) -> list[str]:
     """Return the names of the functions that a message calls."""
     calls = message.get("tool_calls") or []
     return [call.get("function", call)["name"] for call in calls]
+
+
+def calls_unnamed(messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, ...]:
+    """Return a note on a conversation that calls functions which no prompt names."""
+    return (UNNAMED,) if not tools and any(message.get("tool_calls") for message in messages) else ()
 
 
 def tools_of(row: Row, tools_key: str | None) -> list[Any] | None:

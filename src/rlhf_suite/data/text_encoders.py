@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,15 @@ from rlhf_suite.config.data import (
 )
 from rlhf_suite.data.batch import Example
 from rlhf_suite.data.images import Image, ImageReader, expanded, num_places, row_images, with_places
-from rlhf_suite.data.messages import Message, check_response, last_response, messages_in, messages_of, tools_of
+from rlhf_suite.data.messages import (
+    Message,
+    calls_unnamed,
+    check_response,
+    last_response,
+    messages_in,
+    messages_of,
+    tools_of,
+)
 from rlhf_suite.data.render import (
     RewardText,
     begin_ids,
@@ -63,6 +71,7 @@ class Prompt:
     columns: str = "{}"  # further columns for the reward, as a JSON object
     chat: str = "{}"  # a JSON object: messages and tools that the template rendered, if the encoder keeps them
     images: tuple[Image, ...] | None = None  # in the order of their tokens; None: its data has no images
+    notes: tuple[str, ...] = field(default=(), compare=False)  # for the log, not stored
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,10 @@ class ConversationEncoder:
             check_response(message, row)
         if not prompt:
             raise RowError(row.where, "the prompt is empty")
-        return self.template.turn(prompt, response, row, tools_of(row, self.config.tools_key)), images
+        tools = tools_of(row, self.config.tools_key)
+        turn = self.template.turn(prompt, response, row, tools)
+        notes = (*turn.notes, *calls_unnamed([*prompt, *response], tools))
+        return replace(turn, notes=notes), images
 
     def _with_images(self, messages: list[Message], row: Row) -> tuple[list[Message], list[bytes]]:
         """Return messages with the places of their images, and the images of the row."""
@@ -175,6 +187,7 @@ class ConversationEncoder:
             check_response(messages[place], row)
         turns = [self.template.turn(messages[:place], [messages[place]], row, tools) for place in places]
         seen = [sum(map(num_places, messages[:place])) for place in places]  # images before each response
+        turns[0] = replace(turns[0], notes=(*turns[0].notes, *calls_unnamed(messages, tools)))
         grows = all(later.prompt.startswith(turn.prompt + turn.response) for turn, later in pairwise(turns))
         return self._example(turns, seen, images, row) if grows else self._each_alone(turns, seen, images, row)
 
@@ -288,7 +301,7 @@ class PromptEncoder:
         columns = columns_text(row, self.config.reward_columns)
         chat = json.dumps({"messages": messages, "tools": tools}, default=str) if self.keeps_chat and messages else "{}"
         source = "default" if source is None else str(source)
-        return Prompt(ids, text, label, source, row.where, columns, chat, images)
+        return Prompt(ids, text, label, source, row.where, columns, chat, images, calls_unnamed(messages, tools))
 
     def _plain(self, row: Row) -> str:
         """Return the prompt text, without a chat template."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from rlhf_suite.config import prompt_format
 from rlhf_suite.config.launch import trusts_code
 from rlhf_suite.errors import UserError
 from rlhf_suite.models.load import DTYPES, list_tensors, loading, model_folder, quiet_transformers, tokenizer_of
@@ -87,7 +88,8 @@ def merge_lora(base: str, adapter: Adapter, output: Path, dtype: str | None, log
         adapter.path / "tokenizer_config.json"
     ).exists()  # its tokenizer may have more tokens than that of the base
     tokenizer = tokenizer_of(str(adapter.path) if trained_with else folder, base, BASE)
-    parts = FolderParts(model, tokenizer, dtype=own if dtype is None else DTYPES[dtype])
+    prompts = prompt_format.read(adapter.path) or prompt_format.read(Path(folder))
+    parts = FolderParts(model, tokenizer, dtype=own if dtype is None else DTYPES[dtype], prompts=prompts)
     for said in rehearse(parts):
         log(said)
     if changed_ties(model):

@@ -22,6 +22,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
+from rlhf_suite.config.prompt_format import FILE as PROMPTS
+from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.disk import disk_reason, written_aside
 from rlhf_suite.models.forward import LanguageModel, ScalarModel
 from rlhf_suite.models.load import Tokenizer, padding_token
@@ -58,16 +60,20 @@ class FolderParts:
     dropout_off: Mapping[str, float] = field(default_factory=dict)  # rates that were switched off after loading
     processor: Any = None
     extras: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
+    prompts: PromptFormat | None = None  # that it was trained on
     dtype: torch.dtype | None = None  # of the weights; None: that of the model
 
     def __post_init__(self) -> None:
         self.tokenizer, self.rows = padded(self.tokenizer, num_rows(self.model), scores=self.scores)
 
     @classmethod
-    def of(cls, model: LanguageModel | ScalarModel, tokenizer: Tokenizer) -> FolderParts:
+    def of(
+        cls, model: LanguageModel | ScalarModel, tokenizer: Tokenizer, prompts: PromptFormat | None = None
+    ) -> FolderParts:
         """Return the parts of a model of a run."""
         vision = model.vision if isinstance(model, LanguageModel) else None
-        return cls(model.model, tokenizer, model.dropout_off, None if vision is None else vision.processor)
+        processor = None if vision is None else vision.processor
+        return cls(model.model, tokenizer, model.dropout_off, processor, prompts=prompts)
 
     @property
     def scores(self) -> bool:
@@ -92,6 +98,8 @@ class FolderParts:
         if self.processor is not None:
             yield Part("the image processor", self.processor.save_pretrained, f"copy its files from {base}")
         yield Part("the tokenizer", self.tokenizer.save_pretrained, f"copy its files from {base}")
+        if self.prompts is not None:
+            yield Part(PROMPTS, self.prompts.write, f"write {self.prompts} on command lines that use the model")
 
     def write_config(self, folder: Path) -> None:
         """Write the configuration, and the code that the model came with (launch.trust_remote_code)."""
@@ -146,6 +154,7 @@ def save_hf(
     *,
     state_dict: dict[str, Tensor] | None = None,
     extras: Extras = dict,
+    prompts: PromptFormat | None = None,
 ) -> list[str]:
     """Write a model folder, with adapters merged into the weights. Return a sentence for each part that it lacks.
 
@@ -153,7 +162,7 @@ def save_hf(
     when the weights are written, and returns further entries of config.json, as plain JSON values.
     """
     weights = weights_on_cpu(model) if state_dict is None else state_dict
-    return save_folder(FolderParts.of(model, tokenizer), weights, path, extras)
+    return save_folder(FolderParts.of(model, tokenizer, prompts), weights, path, extras)
 
 
 def save_folder(parts: FolderParts, weights: dict[str, Tensor], path: Path, extras: Extras = dict) -> list[str]:
@@ -180,7 +189,7 @@ def attempted(what: str, remedy: str, folder: Path, problems: list[str]) -> Iter
 
 def save_adapter(
     model: LanguageModel | ScalarModel, tokenizer: Tokenizer, path: Path, *, gather: Gather = whole,
-    is_main: bool = True,
+    is_main: bool = True, prompts: PromptFormat | None = None,
 ) -> list[str]:  # fmt: skip
     """Write only the LoRA adapter, in peft's format. Under ZeRO-3 every rank calls this and the main rank writes.
     Return a sentence for each part that the folder lacks."""
@@ -202,6 +211,9 @@ def save_adapter(
         for name, part in (("adapter_config.json", config), ("the tokenizer", tokenizer)):
             with attempted(f"{name} of the adapter", "the merged model has all of it", folder, problems):
                 part.save_pretrained(folder)
+        if prompts is not None:
+            with attempted(f"{PROMPTS} of the adapter", "the merged model has it", folder, problems):
+                prompts.write(folder)
     return problems
 
 

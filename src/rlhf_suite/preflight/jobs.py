@@ -30,6 +30,7 @@ from rlhf_suite.config.plan import PlannedRun, is_on_ray, roles
 from rlhf_suite.config.problems import Problem, distinct
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, leaves, to_run
+from rlhf_suite.preflight.trained_prompts import as_trained
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Preflight:
     given: frozenset[str] = frozenset()  # keys set on the command line
     chosen: frozenset[str] = frozenset()  # groups of which the command line chooses a preset
     presets: dict[str, str | list[str]] = field(default_factory=dict)  # of the first job, by group
+    notes: list[str] = field(default_factory=list)  # what a run says before it begins
+    adopted: set[str] = field(default_factory=set)  # flags that a run takes from the folder of its model
     demo: str | None = None  # the preset that stands in for a command line without a model
     # The last job as Hydra shows it, interpolations and all, and its settings of Hydra.
     config: DictConfig = field(default_factory=partial(DictConfig, {}))
@@ -182,11 +185,24 @@ def check_job(
     result.jobs.append((words, split_off_hydra(config, words, result)))
     run, problems = to_run(result.config)
     result.problems += [*filter(None, mistakes), *problems]
+    if not result.problems:
+        run = with_trained_prompts(run, {key for key, _ in flattened(values.values(), flags)}, result)
     if with_rules:
         # In a sweep a flag may matter to some jobs only.
         rules = check(run, () if result.is_sweep or result.is_job else result.given)
         result.problems += [each for each in rules if not is_reported(each.key, result.problems)]
     result.runs.append(run)
+
+
+def with_trained_prompts(run: Run, given: set[str], result: Preflight) -> Run:
+    """Return the run with the prompts that its model was trained on, where nobody has chosen others."""
+    found = as_trained(run, given)
+    for key, value in found.values.items():
+        OmegaConf.update(result.config, key, value)
+    result.adopted |= {*found.values}
+    result.notes += [note for note in found.notes if note not in result.notes]
+    result.problems += found.problems
+    return found.run
 
 
 def split_off_hydra(config: DictConfig, words: list[str], result: Preflight) -> str:

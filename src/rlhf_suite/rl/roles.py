@@ -16,6 +16,7 @@ from rlhf_suite.config.data import PromptDataConfig
 from rlhf_suite.config.ds import RLDeepSpeedConfig
 from rlhf_suite.config.models import CriticConfig, PolicyConfig, TrainedModelConfig
 from rlhf_suite.config.plan import ModelPlan
+from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.config.rollout import RolloutConfig
 from rlhf_suite.config.train import RLTrainConfig
 from rlhf_suite.data.batch import TokenBatch, take
@@ -147,6 +148,7 @@ class TrainedRole(Role, TrainedWorker):
     ) -> None:
         super().__init__(rank, settings)
         self.tokenizer = load_tokenizer(settings.tokenizer, settings.data)
+        self.prompts = PromptFormat.of(settings.data)
         seed = settings.train.seed
         self.model = load_trained(model, section, settings.ds, self.world, total_steps=total_steps, seed=seed)
         if settings.ds.enable_sleep:

@@ -9,20 +9,27 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.models.save import Extras, save_hf
 from rlhf_suite.models.weights import weights_on_cpu
 from rlhf_suite.train.strategy import TrainedModel
 
 
 def export(
-    model: TrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, extras: Extras = dict
-) -> list[str]:  # fmt: skip
+    model: TrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    extras: Extras = dict,
+    prompts: PromptFormat | None = None,
+) -> list[str]:
     """Write the model, LoRA adapters merged into its weights. Every rank calls it, and every rank computes `extras`
     (those of `save_hf`). Return a sentence for each part that the folder lacks."""
     main, once = model.world.is_main, Once(extras)
     weights = weights_on_cpu(model.module, model.gathered, keep=main)
     try:
-        return save_hf(model.module, tokenizer, path, state_dict=weights, extras=once) if main else []
+        if not main:
+            return []
+        return save_hf(model.module, tokenizer, path, state_dict=weights, extras=once, prompts=prompts)
     finally:  # the ranks stay together, whatever the main one could not write
         with suppress(Exception):
             once()

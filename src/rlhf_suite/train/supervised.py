@@ -12,6 +12,7 @@ import torch
 from rlhf_suite.config.data import SFTDataConfig
 from rlhf_suite.config.models import TextActorConfig
 from rlhf_suite.config.plan import ACTOR, WorkerPlan, actor_path
+from rlhf_suite.config.prompt_format import format_of
 from rlhf_suite.config.runs import SupervisedRun
 from rlhf_suite.data.batch import Item
 from rlhf_suite.data.packing import PackedRows
@@ -62,7 +63,7 @@ class SupervisedWorker(TrainedWorker):
         self.config, self.plan, self.data = config, plan, data
         self.loader = StepLoader(data.train, config.train, world)
         self.tokenizer = load_tokenizer(plan.models[ACTOR].path, config.data)
-        self.task = make_task(config, self.tokenizer)
+        self.task, self.prompts = make_task(config, self.tokenizer), format_of(config)
         self.model = load_trained(
             plan.models[ACTOR],
             config.actor,
@@ -111,7 +112,7 @@ class SupervisedWorker(TrainedWorker):
 
     def export(self, path: Path) -> list[str]:
         """Write the model in HF format, with what its task adds to config.json."""
-        return export(self.model, self.tokenizer, path, self.extras)
+        return export(self.model, self.tokenizer, path, self.extras, self.prompts)
 
     def extras(self) -> dict[str, Any]:
         """Return what config.json says beside the architecture."""

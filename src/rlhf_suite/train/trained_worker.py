@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_suite.config.prompt_format import PromptFormat
 from rlhf_suite.distributed.group import ModelGroup
 from rlhf_suite.distributed.worker import Worker
 from rlhf_suite.models.rehearsal import rehearse
@@ -23,6 +24,7 @@ class TrainedWorker(Worker):
 
     model: TrainedModel
     tokenizer: PreTrainedTokenizerBase
+    prompts: PromptFormat | None = None  # that the model is trained on
 
     def save_state(self, folder: Path, with_optimizer: bool) -> None:
         """Write the part of this rank in a checkpoint."""
@@ -41,18 +43,20 @@ class TrainedWorker(Worker):
         world, module = self.model.world, self.model.module
         if not world.is_main:
             return []
-        return rehearse(FolderParts.of(module, self.tokenizer), whole=world.mesh.tensor == 1)
+        return rehearse(FolderParts.of(module, self.tokenizer, self.prompts), whole=world.mesh.tensor == 1)
 
     def export(self, path: Path) -> list[str]:
         """Write the model in HF format: every rank gathers, and rank 0 writes. Return a sentence for each part that the
         folder lacks."""
-        return export(self.model, self.tokenizer, path)
+        return export(self.model, self.tokenizer, path, prompts=self.prompts)
 
     def export_adapter(self, path: Path) -> list[str]:
         """Write the LoRA adapter alone, in the format of peft. Return as `export`."""
-        model = self.model
+        model, is_main = self.model, self.model.world.is_main
         try:
-            return save_adapter(model.module, self.tokenizer, path, gather=model.gathered, is_main=model.world.is_main)
+            return save_adapter(
+                model.module, self.tokenizer, path, gather=model.gathered, is_main=is_main, prompts=self.prompts
+            )
         finally:
             model.world.barrier()
 
