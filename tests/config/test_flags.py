@@ -7,7 +7,7 @@ from pathlib import Path
 from rlhf_suite import config
 from rlhf_suite.config.check import run_type
 from rlhf_suite.config.flags import declared, walk
-from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed
+from rlhf_suite.config.names import MOVED, RENAMED, flags_of, renamed, unread
 from rlhf_suite.config.problems import RULES
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.config.validate import value_problems
@@ -53,6 +53,22 @@ def test_help_says_when_a_flag_is_read():
         "Read when logger.wandb.enable=true or logger.tensorboard_dir is set"
     )
     assert "prompt_key" not in flags_of("sft")["data.turn_markers"].help, "task=sft has no data.prompt_key"
+
+
+def test_a_run_does_not_read_the_flags_of_models_that_it_lacks():
+    """In a task with an entry for each dataset too: `reward.sources.<name>.rule`."""
+    models = {key for key in flags_of("ppo") if key.startswith(("critic.", "teacher."))}
+    assert models <= unread("ppo", {"algo.advantage.estimator": "rloo"})
+    with_critic = unread("ppo", {"algo.advantage.estimator": "gae"})
+    assert "critic.adam.lr" not in with_critic and "teacher.model_name_or_path" in with_critic
+    assert "teacher.model_name_or_path" not in unread("ppo", {"algo.distill.coef": 0.5})
+    boxed = "reward.rules.math_boxed"
+    assert boxed in unread("ppo", {}) and boxed not in unread("ppo", {"reward.sources.sums.rule": "math"})
+
+
+def test_flags_count_as_read_where_a_value_has_a_wrong_type():
+    assert "ds.lora.alpha" in unread("sft", {"ds.lora.rank": 0})
+    assert "ds.lora.alpha" not in unread("sft", {"ds.lora.rank": ["many"]})
 
 
 def test_no_flag_bears_a_name_that_was_renamed_away():

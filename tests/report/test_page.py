@@ -177,6 +177,18 @@ def test_a_url_is_shown_without_its_password(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("estimator", "has_critic"), [("rloo", False), ("gae", True)])
+def test_flags_of_models_that_the_run_lacks_are_not_shown(estimator, has_critic, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    saved = {"task": "ppo", "algo": {"advantage": {"estimator": estimator}}, "critic": {"adam": {"lr": 0.1}}}
+    folder.config.write_text(json.dumps(saved))
+    html.write_report([tmp_path])
+    (run,) = Page(tmp_path / "report.html").runs
+    assert ("critic.adam.lr" in {key for key, *_ in run["config"]}) == has_critic
+    assert run["unread"] == (0 if has_critic else 1)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
+from typing import Any
 
-from rlhf_suite.config.flags import FlagInfo, walk
+from rlhf_suite.config.flags import FlagInfo, When, all_values, walk
 from rlhf_suite.config.formatting import did_you_mean
 from rlhf_suite.config.old_names import BECOMES, GONE, HINTS, MOVED, NOTHING, RENAMED
 from rlhf_suite.config.problems import Problem
@@ -19,6 +20,24 @@ def flags_of(task: str | None) -> dict[str, FlagInfo]:
     """Return the flags of a task by key, in the order of their declaration; None: those of all tasks together."""
     tasks = [task] if task else list(TASKS)
     return {info.key: info for name in tasks for info in walk(TASKS[name])}
+
+
+def unread(task: str, values: Mapping[str, Any]) -> set[str]:
+    """Return the flags that a run of a task with these values does not read, such as those of models that it lacks.
+
+    A flag without a value has its default. The values may be those of a damaged file: a condition that cannot be judged
+    is met.
+    """
+    known = all_values(TASKS[task]()) | {**values}
+    return {key for key, info in flags_of(task).items() if not all(may_hold(each, known) for each in info.meta.when)}
+
+
+def may_hold(condition: When, values: Mapping[str, Any]) -> bool:
+    """Return whether a condition is met, or cannot be judged because a value has a wrong type."""
+    try:
+        return condition.holds(values)
+    except (TypeError, ValueError, AttributeError):
+        return True
 
 
 def renamed(key: str, known: Collection[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_suite.config.flags import all_values
 from rlhf_suite.config.formatting import spelled
+from rlhf_suite.config.names import unread
 from rlhf_suite.config.record import saved_values
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import UserError
@@ -42,6 +43,7 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         raise UserError(f"{folder.path} is not the folder of a run: it has no {folder.status_file.name}")
     found = series(folder.metrics)
     values = config_values(folder)
+    idle = unread_flags(values)
     return {
         "name": printable(name),
         "folder": printable(str(folder.path.resolve())),
@@ -53,7 +55,8 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         "metrics": {printable(metric): curve(points, room.points) for metric, points in found.items()},
         "clock": curve(clock(folder), room.points),
         "timeline": timeline(folder),
-        "config": config_rows(folder, values),
+        "config": config_rows(folder, values, idle),
+        "unread": len(idle),
         "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
     }
 
@@ -124,8 +127,15 @@ def config_values(folder: RunFolder) -> dict[str, Any]:
     return saved_values(folder.config) if folder.config.exists() else {}
 
 
-def config_rows(folder: RunFolder, values: dict[str, Any]) -> list[list[str]]:
-    """Return of each flag: name, value, default and who set it; "" for a default or a setter that is not known."""
+def unread_flags(values: dict[str, Any]) -> set[str]:
+    """Return the flags of a run that it does not read; none of a task that this version does not have."""
+    task = str(values.get("task"))
+    return unread(task, values) & values.keys() if task in TASKS else set()
+
+
+def config_rows(folder: RunFolder, values: dict[str, Any], idle: set[str]) -> list[list[str]]:
+    """Return of each flag but the `idle` ones: name, value, default and who set it; "" for a default or a setter that
+    is not known."""
     task = TASKS.get(str(values.get("task")))
     defaults = {} if task is None else all_values(task())
     origins = read_table(folder.origins, {}) if folder.origins.exists() else {}
@@ -140,6 +150,7 @@ def config_rows(folder: RunFolder, values: dict[str, Any]) -> list[list[str]]:
             )
         ]
         for key, value in values.items()
+        if key not in idle
     ]
 
 
