@@ -9,13 +9,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ("flags.md", "mutations.md")  # test_docs.py and tests/benchmarks/test_mutations.py check these
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 FOLDERS = ("src", "tests", "docs", "conf", "benchmarks", "experiments", "docker")
 # `path/to/` and `presets/` stand for folders of the reader.
 FILE = re.compile(r"(?<![\w/.<-])(?!path/to/|presets/)((?:\w+/)+\w+\.(?:py|md|yaml|svg|png))\b")
 TEST = re.compile(r"`(test_\w+)`")
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def files() -> set[str]:
@@ -36,7 +43,17 @@ def test_the_files_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_links_of_a_page_lead_somewhere(page):
-    assert [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()] == []
+    links = LINK.findall(BLOCK.sub("", page.read_text()))
+    assert [file for file, _ in links if not (page.parent / file).exists()] == []
+    assert [
+        f"{file}#{part}" for file, part in links if part and part not in parts(page.parent / (file or page.name))
+    ] == []
+
+
+def parts(page: Path) -> set[str]:
+    """The names by which links lead to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_tests_that_pages_name_exist():
