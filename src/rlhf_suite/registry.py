@@ -21,12 +21,13 @@ import ast
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlhf_suite.errors import UserError
 from rlhf_suite.python_source import (
     SOURCE,
     FunctionDef,
@@ -153,6 +154,13 @@ class Kind:
             raise import_failure(name, error) from error
         return found
 
+    def wrong_result(self, name: str, result: object, wanted: str) -> UserError:
+        """Return the error of a function of this kind that returned something else than `wanted`."""
+        declared = self.declared(name)
+        where = f"{declared.file}:{declared.line}: " if declared.file is not None else ""
+        what = f"{where}{declared.function} returned {described(result)}, as {self.title} {name}"
+        return UserError(f"{what}; return {wanted} (docs/own_code.md)")
+
     def _in_file(self, name: str, path: Path, function: str) -> Declaration:
         tree = parsed(path)
         node = next((each for each in functions(tree) if each.name == function), None)
@@ -211,6 +219,17 @@ KINDS = {
         *(reward_rule, step_aggregate, dataset, row_format, group_filter, prompt_filter, tool_parser),
     )
 }
+
+
+def described(value: object) -> str:
+    """Return what a value is: its type, and its shape or those of its fields."""
+    name, shape = type(value).__name__, getattr(value, "shape", None)
+    if shape is not None:
+        return f"{name} of shape {[*shape]}"
+    if is_dataclass(value):
+        parts = (f"{field.name}: {described(getattr(value, field.name))}" for field in fields(value))
+        return f"{name} ({', '.join(parts)})"
+    return name
 
 
 def is_own(name: str) -> bool:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
+def is_like(value: object, tensor: Tensor) -> bool:
+    """Return whether a value is a tensor with the shape of another one."""
+    return isinstance(value, Tensor) and value.shape == tensor.shape
+
+
 def same_shape(*tensors: Tensor, dims: int = 1) -> None:
     """Assert that all tensors have one shape of `dims` dimensions: broadcasting would hide a mistake."""
     shapes = [tuple(each.shape) for each in tensors]

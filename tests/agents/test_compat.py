@@ -53,6 +53,44 @@ def test_an_agent_file_of_openrlhf(tokenizer, written):
     assert episode.ledgers[0].turn_rewards.sum() == pytest.approx(0.5)
 
 
+HOLDER = """
+from rlhf_suite.agents.base import Start
+from rlhf_suite.agents.build import maker
+from rlhf_suite.config.agent import AgentConfig, agents_of
+
+MAKE = maker(agents_of(AgentConfig(kind="environment"), INNER)[0])[0]
+
+class Environment:
+    async def reset(self, task):
+        self.inner = MAKE()
+        return await self.inner.reset(task) if RESETS else Start()
+    async def step(self, turn):
+        return await self.inner.step(turn)
+    async def close(self):
+        await self.inner.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "resets", "problem"),
+    [
+        ("openrlhf", True, "class AgentInstance has no session to read turns by: define take_session"),
+        ("openrlhf", False, "class AgentInstance got a turn before its reset was called"),
+        ("skyrl", False, "got a turn before its reset was called"),
+        ("gymnasium", False, "got a turn before its reset was called"),
+    ],
+)
+def test_an_environment_inside_of_another_one_says_what_the_other_leaves_out(
+    tokenizer, written, tmp_path, form, resets, problem
+):
+    inner = tmp_path / "inner.py"
+    inner.write_text(FILES[form])
+    text = HOLDER.replace("INNER", repr(str(inner))).replace("RESETS", str(resets))
+    episode, _ = play(tokenizer, written(text), ["a"], "4", text=form == "openrlhf")
+    assert isinstance(episode.outcome, RewardFailure)
+    assert str(inner) in episode.outcome.reason and problem in episode.outcome.reason
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

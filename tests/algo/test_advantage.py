@@ -432,7 +432,7 @@ def test_an_own_estimator_that_returns_another_shape_is_told_so(tmp_path):
         "from rlhf_suite.algo.advantage import Credit\n"
         "def padded(inputs, config):\n    return Credit(inputs.kl_penalty[None], inputs.kl_penalty[None])\n"
     )
-    with pytest.raises(UserError, match=r"mine.py:padded returned .* \(1, 3\).* each of the 3 tokens"):
+    with pytest.raises(UserError, match=r"mine.py:2: padded returned .* \[1, 3\].* each of the 3 tokens"):
         run(f"{file}:padded", inputs([1.0], [3]))
 
 

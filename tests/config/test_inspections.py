@@ -15,6 +15,7 @@ from pyarrow.parquet import write_table
 from rlhf_suite.composition.arguments import parse
 from rlhf_suite.preflight.inspections import hub as hub_inspection
 from rlhf_suite.preflight.inspections import inspect
+from rlhf_suite.preflight.inspections.model_files import head_sizes_on_cpu
 from rlhf_suite.preflight.inspections.network import first_hop, unreachable
 from rlhf_suite.preflight.jobs import preflight
 
@@ -489,3 +490,31 @@ def test_a_metric_without_a_better_side_is_refused_with_those_that_have_one():
 def test_a_metric_that_is_measured_is_accepted(name):
     line = RULE + "actor.model_name_or_path=x eval.dataset=builtin:reverse eval.steps=1 ckpt.best_metric_key="
     assert preflight(parse(shlex.split(line + name))).problems == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"head_dim": 24}, 24),
+        ({"head_dim": 64}, None),
+        ({"hidden_size": 96, "num_attention_heads": 4}, None),  # qwen3 has 128 where nothing is said
+        ({"model_type": "llama", "hidden_size": 96, "num_attention_heads": 4}, 24),
+        ({"model_type": "llama", "hidden_size": 96, "num_attention_heads": 3}, None),
+        ({"model_type": "gpt2", "n_embd": 96, "n_head": 2}, 48),
+        ({"text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8}}, None),
+        ({"head_dim": 24, "kv_lora_rank": 512}, None),
+    ],
+)
+def test_attention_heads_without_kernels_on_the_cpu_are_told_before_the_start(model, tmp_path, settings, size):
+    path, folder = model(**settings), tmp_path / "run"
+    line = f"{PPO}reward.rule=exact_match rollout.max_new_tokens=64 data.max_len=256 actor.model_name_or_path={path} "
+    assert found(line + "launch.device=cpu") == [], "which machine it will be is not known yet"
+    said = [text for _, text in found(line + "launch.device=cpu", folder)]
+    assert [f"have {size} dimensions" in each for each in said] == ([True] if size else [])
+    sft = f"task=sft data.dataset=builtin:reverse data.max_len=256 actor.model_name_or_path={path}"
+    assert found(sft, folder) == []
+
+
+def test_the_sizes_of_heads_are_those_of_vllm():
+    vllm = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
+    assert list(head_sizes_on_cpu()) == vllm.CPUAttentionBackend.get_supported_head_sizes()

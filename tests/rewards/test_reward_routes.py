@@ -12,7 +12,7 @@ from reward_server import RewardServer
 from rlhf_suite.config.reward import HttpConfig, NamedSourceConfig, RewardConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.rewards.base import RewardFailure, Sample, Scored
-from rlhf_suite.rewards.sources import Rewards, check_routes
+from rlhf_suite.rewards.sources import Rewards, check_labels, check_routes
 
 pytestmark = pytest.mark.stack
 MATH = ("math/unreadable", "math/timed_out", "math/mean")
@@ -224,6 +224,34 @@ def test_a_row_that_nobody_scores_is_refused_before_training():
         with pytest.raises(UserError, match=rf"x.jsonl:2: its datasource '{datasource}' has no source.*gsm8k"):
             check_routes(config, [("x.jsonl:1", "gsm8k"), ("x.jsonl:2", datasource)])
     check_routes(RewardConfig(rule="math"), [("x.jsonl:1", "anything")])
+
+
+TESTED = '{"asserts": ["assert add(1, 2) == 3"]}'
+LENT = '{"asserts": ["assert is_close(add(1, 2), 3)"]}'
+
+
+def test_labels_that_cannot_judge_a_program_are_refused_before_anything_starts():
+    config = RewardConfig(rule="code")
+    check_labels(config, [("x.jsonl:1", "default", TESTED)])
+    said = r"^x.jsonl:2: reward.rule=code: .* they use is_close, which they do not define: .*\(1 of the first 2 labels"
+    with pytest.raises(UserError, match=said):
+        check_labels(config, [("x.jsonl:1", "default", TESTED), ("x.jsonl:2", "default", LENT)])
+    with pytest.raises(UserError, match=r"^x.jsonl:1: reward.rule=code: the label holds no tests"):
+        check_labels(config, [("x.jsonl:1", "default", "42")])
+    check_labels(RewardConfig(rule="exact_match"), [("x.jsonl:1", "default", LENT)])
+
+
+def test_only_labels_that_the_rule_code_reads_are_looked_at_and_only_as_many_as_may_be_bad():
+    code = NamedSourceConfig(rule="code", datasets=["programs"])
+    config = RewardConfig(sources={"a": NamedSourceConfig(rule="exact_match"), "b": code})
+    check_labels(config, [("x.jsonl:1", "words", LENT), ("x.jsonl:2", "programs", TESTED)])
+    with pytest.raises(UserError, match=r"^x.jsonl:3: reward.sources.b.rule=code: "):
+        check_labels(config, [("x.jsonl:3", "programs", LENT)])
+    config.on_error, config.max_error_rate = "drop", 0.5
+    rows = [("x.jsonl:1", "programs", TESTED), ("x.jsonl:2", "programs", LENT)]
+    check_labels(config, rows)
+    with pytest.raises(UserError, match="2 of the first 3 labels"):
+        check_labels(config, [*rows, ("x.jsonl:3", "programs", LENT)])
 
 
 def test_sources_that_are_open_are_closed_when_the_next_cannot_be_used(tmp_path):

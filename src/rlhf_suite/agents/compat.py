@@ -8,6 +8,7 @@ settings) is refused.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -73,8 +74,7 @@ class SkyRLEnvironment:
 
     async def step(self, turn: Turn) -> Step:
         """Ask for the observations that follow the text of a turn."""
-        assert self.instance is not None
-        given: Mapping[str, Any] = await called(self.instance.step, turn.text)
+        given: Mapping[str, Any] = await called(begun(self.instance, self.cls).step, turn.text)
         if given.get("postprocessed_action") not in (None, turn.text):
             raise EnvironmentFailure("the environment returned a postprocessed_action; what the model wrote is kept")
         messages = tuple(given.get("observations") or ())
@@ -101,7 +101,8 @@ class GymnasiumEnvironment:
 
     async def step(self, turn: Turn) -> Step:
         """Take the content of a turn as the action."""
-        observation, reward, terminated, truncated, _ = await called(self.instance.step, turn.content)
+        step = begun(self.instance, self.cls).step
+        observation, reward, terminated, truncated, _ = await called(step, turn.content)
         message: Message = {"role": "user", "content": text_observation(observation)}
         extra = {"agent/environment_truncated": float(truncated)}
         return Step((message,), reward=number(reward), done=bool(terminated or truncated), extra=extra)
@@ -110,6 +111,24 @@ class GymnasiumEnvironment:
         """Close the environment."""
         if self.instance is not None:
             await called(self.instance.close)
+
+
+def begun(instance: Any, cls: Any) -> Any:
+    """Return the instance of an episode.
+
+    Raises:
+        EnvironmentFailure: there is none, because another environment, which holds this one, did not reset it.
+    """
+    if instance is None:
+        fix = "call its reset in reset of the environment that holds it"
+        raise EnvironmentFailure(f"{place_of(cls)} got a turn before its reset was called: {fix}")
+    return instance
+
+
+def place_of(cls: Any) -> str:
+    """Return the file and the name of a class of the user's."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", cls.__module__)
+    return f"{file}: class {cls.__name__}"
 
 
 def with_text(messages: tuple[Message, ...], text: str) -> Iterator[Message]:

@@ -90,7 +90,9 @@ class OpenEnvEnvironment:
 
     async def answer(self, message: str) -> dict[str, Any]:
         """Return the answer to a message; of a connection that was closed, what the server said before."""
-        assert self.socket is not None, "reset comes first"
+        if self.socket is None:
+            fix = "call its reset in reset of the environment that holds it"
+            raise EnvironmentFailure(f"the environment at {self.url} got a turn before its reset was called: {fix}")
         with suppress(ConnectionClosed):
             await self.socket.send(message)
         try:

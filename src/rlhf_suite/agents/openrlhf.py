@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.agents.base import Start, Step, Task, Turn
-from rlhf_suite.agents.compat import number, reward_of
+from rlhf_suite.agents.compat import begun, number, place_of, reward_of
 from rlhf_suite.agents.environment import EnvironmentFailure, called, constructed
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ class OpenRLHFEnvironment:
 
     async def step(self, turn: Turn) -> Step:
         """Ask for the feedback to a turn."""
-        assert self.session is not None and self.instance is not None
+        instance = begun(self.instance, self.cls)
+        if self.session is None:
+            fix = "define take_session(session) in the environment that holds it, and call its take_session there"
+            raise EnvironmentFailure(f"{place_of(self.cls)} has no session to read turns by: {fix}")
         action = str(self.session.bridge.tokenizer.decode(turn.ids))
         shown, kept = sampling_params(self.session), sampling_params(self.session)
         states = {
@@ -55,7 +58,7 @@ class OpenRLHFEnvironment:
             "label": self.task.label,
             "sampling_params": shown,
         }
-        given = await called(self.instance.step, states)
+        given = await called(instance.step, states)
         check_sampling(shown, kept)
         check_sampling(given.get("sampling_params"), kept)
         feedback = str(given.get("environment_feedback") or "")

@@ -67,7 +67,7 @@ class TurnReader:
         parser: str | None = None,
         of_vllm: str | None = None,
     ) -> None:
-        self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
+        self.tokenizer, self.stop_ids, self.parser = tokenizer, frozenset(stop_ids), parser
         self.read_calls = call_reader(of_vllm, tokenizer) if parser == vllm.__name__ else None
         self.parse: Parser = plain if parser is None else tool_parser.load(parser)
         if parser == response_template.__name__:
@@ -79,6 +79,8 @@ class TurnReader:
         said = ids[:-1] if len(ids) and int(ids[-1]) in self.stop_ids else ids
         written = Written(self.decode(said, False), ids.tolist(), prompt_ids, self.tokenizer, self.read_calls)
         parsed = self.parse(written, tools)
+        if not isinstance(parsed, Parsed):
+            raise tool_parser.wrong_result(str(self.parser), parsed, "Parsed(content, calls, reasoning)")
         is_cut = generation.finish_reason == "length"
         calls = tuple(
             ToolCall(CALL_ID.format(number), call.name, call.arguments, CUT_OFF if is_cut else call.problem)

@@ -40,7 +40,7 @@ from rlhf_suite.algo.scores import ROUNDING
 from rlhf_suite.config.algo import AdvantageConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import estimator
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.shapes import is_like, same_shape
 
 WITH_TIME = estimator.that_read("gamma")
 
@@ -91,12 +91,10 @@ def assign_credit(inputs: CreditInput, config: AdvantageConfig) -> Credit:
             "whole episodes, such as algo.advantage.estimator=group_norm or rloo"
         )
     credit: Credit = estimator.load(config.estimator)(inputs, config)
-    shapes = tuple(credit.advantages.shape), tuple(credit.returns.shape)
-    if set(shapes) != {tuple(inputs.kl_penalty.shape)}:
-        raise UserError(
-            f"algo.advantage.estimator={config.estimator} returned advantages and returns of the shapes {shapes[0]} "
-            f"and {shapes[1]}; return one number for each of the {len(inputs.kl_penalty)} tokens (docs/own_code.md)"
-        )
+    numbers = (credit.advantages, credit.returns) if isinstance(credit, Credit) else (None,)
+    if not all(is_like(each, inputs.kl_penalty) for each in numbers):
+        wanted = f"Credit(advantages, returns), each one number for each of the {len(inputs.kl_penalty)} tokens"
+        raise estimator.wrong_result(config.estimator, credit, wanted)
     return credit
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_suite.config.algo import KLConfig
 from rlhf_suite.errors import UserError
 from rlhf_suite.registry import kl_estimator
+from rlhf_suite.shapes import is_like
 
 MAX_KL = 10.0
 MAX_LOG_WEIGHT = math.log(10.0)
@@ -48,6 +49,8 @@ def estimate_kl(log_probs: Tensor, reference_log_probs: Tensor, estimator: str) 
     """
     assert log_probs.shape == reference_log_probs.shape, (log_probs.shape, reference_log_probs.shape)
     kl: Tensor = kl_estimator.load(estimator)(log_probs - reference_log_probs)
+    if not is_like(kl, log_probs):
+        raise kl_estimator.wrong_result(estimator, kl, f"a tensor with the shape of log_ratio, {[*log_probs.shape]}")
     return kl.clamp(-MAX_KL, MAX_KL)
 
 

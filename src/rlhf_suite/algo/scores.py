@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -99,7 +100,12 @@ def mean(scores: Sequence[float]) -> float:
 
 def aggregated(scores: Sequence[float], name: str) -> float:
     """Return a solution's score from P(good) of each of its steps; 0 for one without steps: nothing in it is good."""
-    return float(step_aggregate.load(name)(scores)) if scores else 0.0
+    if not scores:
+        return 0.0
+    score = step_aggregate.load(name)(scores)
+    if not isinstance(score, SupportsFloat):
+        raise step_aggregate.wrong_result(name, score, "a number")
+    return float(score)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

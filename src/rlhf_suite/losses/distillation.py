@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_suite.losses.reduce import log1mexp
 from rlhf_suite.registry import divergence
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.shapes import is_like, same_shape
 
 FLOOR = -1e4  # a log-prob whose exp is 0 in any precision
 
@@ -22,6 +22,14 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
     """KL(first, second) = sum_k exp(first_k) (first_k - second_k); outcomes that a model rules out (-inf) are 0."""
     same_shape(first, second, dims=2)
     return (first.exp() * (first.clamp(min=FLOOR) - second.clamp(min=FLOOR))).sum(-1)
+
+
+def distances(name: str, teacher: Tensor, student: Tensor) -> Tensor:
+    """Return the divergence of this name at each token, [N], from log-probs [N, V]."""
+    found: Tensor = divergence.load(name)(teacher, student)
+    if not is_like(found, teacher[:, 0]):
+        raise divergence.wrong_result(name, found, f"the divergence at each of the {len(teacher)} tokens")
+    return found
 
 
 @divergence()

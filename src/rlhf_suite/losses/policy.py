@@ -30,7 +30,7 @@ from rlhf_suite.losses.reduce import (
     weighted_sum,
 )
 from rlhf_suite.registry import policy_loss
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.shapes import is_like, same_shape
 
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: a ratio beyond it carries no information and would overflow fp32
 
@@ -76,6 +76,9 @@ def policy_term(
     """
     same_shape(tokens.mask, weights)
     result = policy_loss.load(config.policy_loss_type)(tokens, config)
+    if not isinstance(result, TokenLosses) or not is_like(result.losses, weights):
+        wanted = f"TokenLosses with the loss of each of the {len(weights)} tokens"
+        raise policy_loss.wrong_result(config.policy_loss_type, result, wanted)
     losses = result.losses if correction is None else result.losses * correction
     total = weighted_sum(losses, weights)
     metrics = {

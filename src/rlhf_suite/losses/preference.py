@@ -19,7 +19,7 @@ from rlhf_suite.config.algo import DPOAlgoConfig, KTOAlgoConfig
 from rlhf_suite.losses.metrics import Mean, Metric, Quantile, Ranking
 from rlhf_suite.losses.reduce import LossSum, counted_deviation, counted_mean, counted_sum, log1mexp
 from rlhf_suite.registry import preference_loss, reward_loss
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.shapes import is_like, same_shape
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,10 @@ def preference_term(chosen: Answers, rejected: Answers, counted: Tensor, config:
     """
     same_shape(chosen.log_probs, rejected.log_probs, counted)
     nll = -chosen.mean_log_probs
-    losses = preference_loss.load(config.loss)(chosen, rejected, config) + config.nll_loss_coef * nll
+    losses = preference_loss.load(config.loss)(chosen, rejected, config)
+    if not is_like(losses, counted):
+        raise preference_loss.wrong_result(config.loss, losses, f"the loss of each of the {len(counted)} pairs")
+    losses = losses + config.nll_loss_coef * nll
     rewards = [config.beta * answers.log_ratios.detach() for answers in (chosen, rejected)]
     return LossSum(
         counted_sum(losses, counted),
@@ -121,6 +124,8 @@ def reward_term(chosen: Tensor, rejected: Tensor, margin: Tensor, counted: Tenso
     """
     same_shape(chosen, rejected, margin, counted)
     losses = reward_loss.load(kind)(chosen, rejected, margin)
+    if not is_like(losses, counted):
+        raise reward_loss.wrong_result(kind, losses, f"the loss of each of the {len(counted)} pairs")
     both, of_both = torch.cat([chosen, rejected]).detach(), torch.cat([counted, counted])
     scores: dict[str, Metric] = {
         "reward_mean": counted_mean(both, of_both),

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from rlhf_suite.losses.metrics import Deviation, Mean, Metric
 from rlhf_suite.registry import aggregation, is_own
-from rlhf_suite.shapes import same_shape
+from rlhf_suite.shapes import is_like, same_shape
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,9 @@ def averaged(
     same_shape(mask, segments)
     further = () if episode_tokens is None or is_own(mode) else (episode_tokens,)
     weights: Weights = aggregation.load(mode)(mask, segments, num_sequences, horizon, *further)
+    fits = isinstance(weights, Weights) and is_like(weights.tokens, mask) and isinstance(weights.units, Tensor)
+    if not fits or weights.units.numel() != 1:
+        raise aggregation.wrong_result(mode, weights, f"Weights(tokens [{len(mask)}], units: a scalar)")
     return weights
 
 

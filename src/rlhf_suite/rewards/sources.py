@@ -14,18 +14,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
 from rlhf_suite.background import together
-from rlhf_suite.config.reward import JudgeConfig, NamedSourceConfig, TextRewardConfig, is_http, key_of, urls
+from rlhf_suite.config.reward import (
+    JudgeConfig,
+    NamedSourceConfig,
+    RewardConfig,
+    TextRewardConfig,
+    is_http,
+    key_of,
+    urls,
+)
 from rlhf_suite.errors import RunError, UserError
-from rlhf_suite.rewards.base import Choice, Outcome, RewardFailure, RewardSource, Sample, Scored
+from rlhf_suite.rewards.base import Choice, LabelError, Outcome, RewardFailure, RewardSource, Sample, Scored
 from rlhf_suite.rewards.remote import RemoteReward
 from rlhf_suite.rewards.retry import with_retries
 from rlhf_suite.rewards.reward_process import IsolatedScorer, ParallelScorer
 from rlhf_suite.waits import waiting
 
+CODE = "code"  # the rule whose labels hold tests
+SAMPLE = 256  # rows whose labels are read before a run
 ONLY = ""  # the name of a source that is not one of several
 
 
@@ -199,6 +210,28 @@ def open_text(config: TextRewardConfig, source: NamedSourceConfig, log: Path) ->
         return RemoteReward(urls(source.remote_url), config.http, Choice(config.reward_key, config.combine))
     own = replace(config, rule=source.rule, remote_url=source.remote_url)
     return IsolatedScorer(own, log) if source.rule is None else ParallelScorer(own, log)
+
+
+def check_labels(config: RewardConfig, rows: Iterable[tuple[str, str, str]]) -> None:
+    """Refuse labels (where, datasource, label) that cannot judge a program, among the first `SAMPLE` rows: one of them
+    would end the run, or with reward.on_error=drop so many that it ends too."""
+    using = [(name, each) for name, each in named_sources(config).items() if each.rule == CODE]
+    if not using:
+        return
+    from rlhf_suite.rewards.code import tests_of
+
+    judged, bad = 0, list[str]()
+    for where, datasource, label in islice(rows, SAMPLE):
+        name = next((name for name, each in using if each.datasets is None or datasource in each.datasets), None)
+        if name is None:
+            continue
+        judged += 1
+        try:
+            tests_of(label)
+        except LabelError as error:
+            bad.append(f"{where}: {key_of(name)}.rule={CODE}: {error}")
+    if bad and (config.on_error == "stop" or len(bad) > config.max_error_rate * judged):
+        raise UserError(f"{bad[0]} ({len(bad)} of the first {judged} labels are such)")
 
 
 def check_routes(config: TextRewardConfig, rows: Iterable[tuple[str, str]]) -> None:

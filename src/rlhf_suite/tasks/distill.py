@@ -13,13 +13,12 @@ from rlhf_suite.config.algo import DistillAlgoConfig
 from rlhf_suite.config.plan import TEACHER, WorkerPlan
 from rlhf_suite.config.runs import DistillRun
 from rlhf_suite.data.text_encoders import ConversationEncoder, DocumentEncoder
-from rlhf_suite.losses.distillation import with_others
+from rlhf_suite.losses.distillation import distances, with_others
 from rlhf_suite.losses.metrics import Mean
 from rlhf_suite.losses.reduce import LossSum
 from rlhf_suite.models.forward import deferred_logits, map_logits
 from rlhf_suite.models.head import Rows
 from rlhf_suite.models.load import check_teacher
-from rlhf_suite.registry import divergence
 from rlhf_suite.tasks.warm_start import with_warm_starts
 from rlhf_suite.train.supervised import run_supervised
 from rlhf_suite.train.task import Forward, StepLoss, SupervisedBatch, Task
@@ -44,14 +43,13 @@ class Distillation(Task):
         return {"tokens": batch.mask.sum()}
 
     def loss(self, model: Forward, batch: SupervisedBatch) -> StepLoss:
-        compare = divergence.load(self.algo.divergence)
         tokens = batch.mask.nonzero().squeeze(1)  # [N]
         targets, teacher = batch.ids[tokens], deferred_logits(self.frozen["teacher"], batch, tokens - 1)
 
         def read(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
             language = -logits.log_softmax(-1).gather(1, targets[rows, None]).squeeze(1)
             both = self.distributions(self.log_probs(teacher.logits(rows)), self.log_probs(logits))
-            return torch.stack([language, compare(*both)], 1)
+            return torch.stack([language, distances(self.algo.divergence, *both)], 1)
 
         losses = map_logits(model, batch, tokens - 1, read).values  # [N, 2]
         language, distance = losses.sum(0)

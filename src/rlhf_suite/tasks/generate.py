@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from rlhf_suite.launch.ray_cluster import ray_cluster
 from rlhf_suite.models.load import load_tokenizer
 from rlhf_suite.offline.answers import Answerer
 from rlhf_suite.offline.batch_job import BatchJob
-from rlhf_suite.rewards.sources import Rewards
+from rlhf_suite.rewards.sources import Rewards, check_labels
 from rlhf_suite.rl.sampling import stop_token_ids
 from rlhf_suite.rl.scoring import REWARD_LOG, Scorer
 from rlhf_suite.tasks.warm_start import with_warm_starts
@@ -50,7 +50,10 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
     journal, path = job.journal, with_warm_starts(plan, config.data.prompt_dataset).models[ACTOR].path
     tokenizer = load_tokenizer(path, config.data)
     if job.left == job.rows:
-        check_usable(PromptEncoder(tokenizer, config.data), source.chunks(job.rows, 1), config.data.on_bad_row)
+        encoder = PromptEncoder(tokenizer, config.data)
+        check_usable(encoder, source.chunks(job.rows, 1), config.data.on_bad_row)
+        if has_source(config.reward):
+            check_labels(config.reward, labels(encoder, source.chunks(job.rows, 1)))
     for notice in chat_template_notices(tokenizer, config.data, str(config.actor.model_name_or_path)):
         journal.warn(notice)
     with ExitStack() as stack:
@@ -65,6 +68,15 @@ def answerer(config: GenerateRun, plan: WorkerPlan, source: RowSource, job: Batc
         engines.ready()
         dispatcher = Dispatcher(engines, AHEAD * config.vllm.max_num_seqs * len(engines))
         yield Answerer(config, tokenizer, stop_token_ids(path, tokenizer), dispatcher, scorer)
+
+
+def labels(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowOrError]]]) -> Iterator[tuple[str, str, str]]:
+    """Yield place, datasource and label of each usable row."""
+    for row in chain.from_iterable(rows for _, rows in chunks):
+        with suppress(RowError):
+            if not isinstance(row, RowError):
+                prompt = encoder.encode(row)
+                yield row.where, prompt.datasource, prompt.label
 
 
 def check_usable(encoder: PromptEncoder, chunks: Iterable[tuple[range, list[RowOrError]]], on_bad_row: str) -> None:

@@ -22,7 +22,7 @@ from rlhf_suite.models.load import check_teacher, load_tokenizer, vision_process
 from rlhf_suite.models.process_reward_model import solution_encoder
 from rlhf_suite.models.reward_model import score_constants
 from rlhf_suite.rewards.base import RewardSource
-from rlhf_suite.rewards.sources import Rewards, check_routes
+from rlhf_suite.rewards.sources import Rewards, check_labels, check_routes
 from rlhf_suite.rl.actors import Actors, start_actors
 from rlhf_suite.rl.build import RunData, build_pipeline
 from rlhf_suite.rl.documents import load_documents
@@ -75,6 +75,8 @@ def load_data(config: PPORun, plan: Plan, journal: Journal) -> RunData:
     if not config.replays:
         rows = [(each.where, each.datasource) for each in (*prompts.train, *prompts.held_out)]
         check_routes(config.reward, rows)
+        for each in (prompts.train, prompts.held_out):
+            check_labels(config.reward, ((prompt.where, prompt.datasource, prompt.label) for prompt in each))
         check_datasets(config.agent, {datasource for _, datasource in rows})
     # The policy's ranks read them from the cache.
     documents = load_documents(config.data, tokenizer, config.train.seed, journal.counted)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import SupportsFloat
 
 from rlhf_suite.config.models import TrainedModelConfig
 from rlhf_suite.registry import schedule
@@ -46,8 +47,10 @@ def learning_rate_factor(step: int, total_steps: int, config: TrainedModelConfig
     warmup = math.ceil(config.lr_warmup_ratio * total_steps - ROUNDING)
     if step < warmup and schedule.reads(config.lr_scheduler, WARMUP):
         return (step + 1) / warmup
-    factor: float = schedule.load(config.lr_scheduler)(Moment(step, warmup, total_steps), config)
-    return factor
+    factor = schedule.load(config.lr_scheduler)(Moment(step, warmup, total_steps), config)
+    if not isinstance(factor, SupportsFloat):
+        raise schedule.wrong_result(config.lr_scheduler, factor, "a number")
+    return float(factor)
 
 
 @schedule()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import re
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -17,6 +22,7 @@ TOKENIZERS = (
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SCALED = ("linear", "dynamic", "yarn")  # scalings of rotary positions that max_position_embeddings does not include
 INDEX, OLD_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+LINES = re.MULTILINE | re.DOTALL
 HEADER_BYTES = 100 << 20  # the largest header of a safetensors file, by its specification
 
 
@@ -95,6 +101,29 @@ class ModelFiles:
         ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]  # by type of layer
         return max(found[0], *(scaled_positions(rope, found[0]) for rope in ropes), 0)
 
+    @property
+    def head_size(self) -> int | None:
+        """Return the dimensions of an attention head, or None if config.json does not say."""
+        if self.setting("kv_lora_rank") is not None:  # what such a layer keeps of its heads has a size of its own
+            return None
+        if isinstance(size := self.setting("head_dim"), int) and size > 0:
+            return size
+        source = config_class(self.text_type)
+        if default := re.search(r"\bhead_dim\b[^=\n]*=\s*(\d+)", source):
+            return int(default[1])
+        width, heads = (self.either(names) for names in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head")))
+        return width // heads if source and width and heads else None
+
+    @property
+    def text_type(self) -> str:
+        """Return the type of the model, of that part of it that writes text."""
+        text = (self.config or {}).get("text_config")
+        return str((text if isinstance(text, dict) else self.config or {}).get("model_type", ""))
+
+    def either(self, names: Sequence[str]) -> int | None:
+        """Return the first of these settings that is a number."""
+        return next((value for name in names if isinstance(value := self.setting(name), int)), None)
+
 
 @cache
 def files_of(folder: Path) -> ModelFiles:
@@ -137,7 +166,39 @@ def header(file: Path) -> dict[str, Any]:
 @cache
 def known_model_types() -> str:
     """Return the source code of the tables of model types in transformers, which has each type in quotes."""
-    spec = find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    auto = Path(spec.origin).parent / "models" / "auto"
-    return "".join(file.read_text() for file in auto.glob("*.py"))
+    return "".join(file.read_text() for file in (package("transformers") / "models" / "auto").glob("*.py"))
+
+
+@cache
+def config_class(model_type: str) -> str:
+    """Return the source code of the settings of a type of model in transformers; empty if it is not found."""
+    parts = model_type.replace("-", "_").split("_")
+    for count in range(len(parts), 0, -1):
+        name = "_".join(parts[:count])
+        with suppress(OSError):
+            source = (package("transformers") / "models" / name / f"configuration_{name}.py").read_text()
+            if found := re.search(rf'^    model_type = "{re.escape(model_type)}"$(.*?)(?=^class |\Z)', source, LINES):
+                return found[1]
+    return ""
+
+
+@cache
+def head_sizes_on_cpu() -> tuple[int, ...]:
+    """Return the sizes of attention heads for which vLLM has CPU kernels, read from its source; none if it does not say
+    them as a list."""
+    try:
+        source = (package("vllm") / "v1" / "attention" / "backends" / "cpu_attn.py").read_text()
+    except OSError:
+        return ()
+    functions = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef))
+    named = (each for each in functions if each.name == "get_supported_head_sizes")
+    returned = (each.value for function in named for each in function.body if isinstance(each, ast.Return))
+    with suppress(ValueError, TypeError):
+        return tuple(ast.literal_eval(next((each for each in returned if each is not None), "()")))
+    return ()
+
+
+def package(name: str) -> Path:
+    """Return the folder of an installed package, found without importing it."""
+    spec = find_spec(name)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else Path(os.devnull)

@@ -17,6 +17,7 @@ from rlhf_suite.config.runs import (
     PPORun,
     RMRun,
     Run,
+    SamplingRun,
     ScoreRun,
     ServeRMRun,
 )
@@ -45,6 +46,7 @@ class ModelUse:
     is_trusted: bool = False  # whether code in its folder is run
     split: tuple[int, str] = (1, "")  # over how many ranks its tokens are split, and how its attention reaches them
     tensor: int = 1  # over how many ranks the matrices of its layers are split
+    is_sampled: bool = False  # whether engines of vLLM load it
 
 
 def model_uses(run: Run) -> Iterator[ModelUse]:
@@ -72,9 +74,8 @@ def as_language_model(run: Run, name: str, use: ModelUse) -> ModelUse:
         use = replace(use, is_trained=True, in_4bit=run.ds.load_in_4bit)
     if isinstance(run, AnyTrainedRun | LoopRun | GenerateRun):  # a chat without a template uses data.input_template
         use = replace(use, needs_template=renders(run.data))
-    return replace(
-        use, reads_images=name == ACTOR and getattr(getattr(run, "data", None), "image_key", None) is not None
-    )
+    reads_images = name == ACTOR and getattr(getattr(run, "data", None), "image_key", None) is not None
+    return replace(use, reads_images=reads_images, is_sampled=name == ACTOR and isinstance(run, SamplingRun | LoopRun))
 
 
 def as_reward(run: Run, use: ModelUse) -> ModelUse:

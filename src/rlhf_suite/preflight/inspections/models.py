@@ -13,8 +13,9 @@ from pathlib import Path
 from rlhf_suite.config.plan import ACTOR, judge_paths
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.runs import PPORun, Run
+from rlhf_suite.launch.environment import device_kind
 from rlhf_suite.preflight.inspections.hub import cached_model
-from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of, known_model_types
+from rlhf_suite.preflight.inspections.model_files import ModelFiles, files_of, head_sizes_on_cpu, known_model_types
 from rlhf_suite.preflight.inspections.model_uses import ModelUse, model_uses
 
 NO_LANGUAGE_HEAD = ("ForSequenceClassification", "ForTokenClassification")
@@ -29,6 +30,16 @@ def models_fit(run: Run, folder: Path | None) -> Iterator[Problem]:
         found = folder_of(use.path)
         if found is not None:
             yield from model_problems(use, files_of(found))
+            if folder is not None and use.is_sampled and device_kind(run.launch) == "cpu":
+                yield from heads_have_kernels(use, files_of(found))
+
+
+def heads_have_kernels(use: ModelUse, files: ModelFiles) -> Iterator[Problem]:
+    """Yield a problem if an engine without a GPU has no kernels for the attention heads of a model."""
+    sizes, size = head_sizes_on_cpu(), files.head_size
+    if sizes and size is not None and size not in sizes:
+        what = f"the attention heads of {use.path} have {size} dimensions, for which vLLM has no kernels on the CPU"
+        yield Problem(use.key, what, f"give a model with heads of {', '.join(map(str, sizes))}, or use a GPU")
 
 
 def reward_model_reads_the_policy(run: Run, folder: Path | None) -> Iterator[Problem]:

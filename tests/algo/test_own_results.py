@@ -1,0 +1,94 @@
+"""A function of the user's own that returns something of another type or shape is named, with its file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_suite.agents.parsing import TurnReader
+from rlhf_suite.algo.advantage import CreditInput, assign_credit
+from rlhf_suite.algo.kl import estimate_kl
+from rlhf_suite.algo.scores import aggregated
+from rlhf_suite.config.algo import AdvantageConfig, DPOAlgoConfig
+from rlhf_suite.config.models import PolicyConfig, TrainedModelConfig
+from rlhf_suite.data.generation import Generation
+from rlhf_suite.errors import UserError
+from rlhf_suite.losses.distillation import distances
+from rlhf_suite.losses.policy import PolicyTokens, policy_term
+from rlhf_suite.losses.preference import Answers, preference_term, reward_term
+from rlhf_suite.losses.reduce import num_units
+from rlhf_suite.train.schedules import learning_rate_factor
+from tokenizer_kinds import tokenizer_of
+
+ONES, PAIRS = torch.ones(3), torch.ones(2)
+SEGMENTS = torch.zeros(3, dtype=torch.long)
+CREDIT = CreditInput(torch.ones(1), ONES, torch.tensor([3]), torch.zeros(1, dtype=torch.long))
+TOKENS = PolicyTokens(ONES, ONES, ONES, ONES, SEGMENTS, 1)
+ANSWERS = Answers(PAIRS, PAIRS, PAIRS)
+SPOKEN = Generation(0, np.array([1], np.int32), np.zeros(1, np.float32), "stop", np.zeros(1, np.int32))
+
+
+def read_turn(own: str) -> object:
+    return TurnReader(tokenizer_of("bytes"), [], own).turn(SPOKEN, [1], [])
+
+
+CALLS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "inputs, config": (
+        "Credit(advantages, returns), each one number for each of the 3 tokens",
+        lambda own: assign_credit(CREDIT, AdvantageConfig(estimator=own)),
+    ),
+    "tokens, config": (
+        "TokenLosses with the loss of each of the 3 tokens",
+        lambda own: policy_term(TOKENS, PolicyConfig(policy_loss_type=own), ONES, ONES.sum()),
+    ),
+    "mask, segments, num_sequences, horizon": (
+        "Weights(tokens [3], units: a scalar)",
+        lambda own: num_units(ONES, SEGMENTS, 1, own),
+    ),
+    "chosen, rejected, config": (
+        "the loss of each of the 2 pairs",
+        lambda own: preference_term(ANSWERS, ANSWERS, PAIRS, DPOAlgoConfig(loss=own)),
+    ),
+    "chosen, rejected, margin": (
+        "the loss of each of the 2 pairs",
+        lambda own: reward_term(PAIRS, PAIRS, PAIRS, PAIRS, own),
+    ),
+    "teacher, student": (
+        "the divergence at each of the 3 tokens",
+        lambda own: distances(own, torch.zeros(3, 1), torch.zeros(3, 1)),
+    ),
+    "log_ratio": ("a tensor with the shape of log_ratio, [3]", lambda own: estimate_kl(ONES, ONES, own)),
+    "scores": ("a number", lambda own: aggregated([0.5], own)),
+    "moment, config": ("a number", lambda own: learning_rate_factor(9, 10, TrainedModelConfig(lr_scheduler=own))),
+    "written, tools": ("Parsed(content, calls, reasoning)", read_turn),
+}
+
+
+@pytest.mark.parametrize("arguments", CALLS)
+@pytest.mark.parametrize(
+    ("returns", "shown"),
+    [("None", "NoneType"), ("'a text'", "str"), ("torch.ones(3, 4)", "Tensor of shape [3, 4]")],
+)
+def test_what_an_own_function_returned_is_named_with_its_file_and_line(tmp_path, arguments, returns, shown):
+    if arguments in ("scores", "moment, config") and "torch" in returns:
+        returns, shown = "[1.0]", "list"  # a tensor may be a number
+    file = tmp_path / "mine.py"
+    file.write_text(f"import torch\n\ndef mine({arguments}):\n    return {returns}\n")
+    wanted, call = CALLS[arguments]
+    with pytest.raises(UserError) as refused:
+        call(f"{file}:mine")
+    said = str(refused.value)
+    assert said.startswith(f"{file}:3: mine returned {shown}, as ") and f"; return {wanted} (docs/own_code.md)" in said
+
+
+def test_shapes_within_what_was_returned_are_shown(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from rlhf_suite.algo.advantage import Credit\n"
+        "def mine(inputs, config):\n    return Credit(inputs.rewards, inputs.kl_penalty)\n"
+    )
+    with pytest.raises(UserError, match=r"returned Credit \(advantages: Tensor of shape \[1\], returns: Tens"):
+        assign_credit(CREDIT, AdvantageConfig(estimator=f"{file}:mine"))
