@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
+REFERENCES = ("tests/config/test_references.py",)
 DEVICES = ("tests/config/test_devices.py",)
 
 FRONT = [
@@ -55,5 +56,47 @@ FRONT = [
         "        if code:  # below 0",
         "        if code < 0:  # below 0",
         ("tests/launch/test_slurm_command.py",),
+    ),
+    Mutation(
+        "a secret of the environment is a value",
+        "config/references.py",
+        "    if not is_plain(name, value):",
+        "    if False:",
+        REFERENCES,
+    ),
+    Mutation(
+        "a number of a secret name is a value",
+        "config/references.py",
+        "    if SECRET_NAMES.search(name):\n        return False\n",
+        "",
+        REFERENCES,
+    ),
+    Mutation(
+        "a reference to a path of elsewhere is read",
+        "config/references.py",
+        'value.startswith("/") and os.path.exists(value)',
+        'value.startswith("/")',
+        REFERENCES,
+    ),
+    Mutation(
+        "the configuration of a foreign run reads the environment",
+        "config/record.py",
+        "    guard_environment()\n",
+        "",
+        (*REFERENCES, "-k", "foreign_run_folder"),
+    ),
+    Mutation(
+        "a file of flags is resolved before the command line",
+        "composition/config_file.py",
+        "OmegaConf.to_container(loaded)",
+        "OmegaConf.to_container(loaded, resolve=True)",
+        REFERENCES,
+    ),
+    Mutation(
+        "a wrong reference in a setting of Hydra is a traceback",
+        "preflight/jobs.py",
+        "except InterpolationResolutionError as error:",
+        "except KeyboardInterrupt as error:",
+        REFERENCES,
     ),
 ]

@@ -8,6 +8,7 @@ presets that it chooses.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlhf_suite.config.formatting import quoted, spelled
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.problems import Problem
 from rlhf_suite.config.record import PLAN
+from rlhf_suite.config.references import guard_environment, unresolved
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.foreign_files import DamagedFile, read_yaml
 
@@ -59,13 +61,16 @@ def read(path: Path) -> dict[str, Any] | Problem:
     fix = "give a YAML file of flags, for example the config.yaml of a run folder"
     try:
         loaded = read_yaml(path, follow=True)
-        content = OmegaConf.to_container(loaded, resolve=True)
+        content = OmegaConf.to_container(loaded)  # references are those of the run's flags, as on the command line
+        if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
+            return Problem(OPTION, f"{path} does not hold a table of flags", fix)
+        guard_environment()
+        content |= {key: loaded[key] for key in loaded if key in group_names() and isinstance(content[key], str)}
     except DamagedFile as damage:
         return Problem(OPTION, str(damage), fix)
     except OmegaConfBaseException as error:
-        return Problem(OPTION, f"{path} is not valid YAML: {' '.join(str(error).split())}", fix)
-    if not isinstance(loaded, DictConfig) or not isinstance(content, dict):
-        return Problem(OPTION, f"{path} does not hold a table of flags", fix)
+        found = unresolved(OPTION, error, fix)
+        return replace(found, what=f"{path}: {found.what}")
     return {str(key): value for key, value in content.items() if key != PLAN}
 
 

@@ -19,6 +19,7 @@ from rlhf_suite.config.formatting import BOUNDS, bounds, did_you_mean, shown, sp
 from rlhf_suite.config.names import flags_of, unknown_flag
 from rlhf_suite.config.old_names import meant
 from rlhf_suite.config.problems import Problem
+from rlhf_suite.config.references import unresolved
 from rlhf_suite.config.runs import TASKS, Run
 from rlhf_suite.python_source import SourceError
 from rlhf_suite.registry import absolute, is_own
@@ -170,7 +171,7 @@ def to_run(config: DictConfig) -> tuple[Run, list[Problem]]:
         try:
             value = values[key] if key in values else plain_value(config, key)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key, str(error).splitlines()[0], f"write {key}=<{info.type.name}>"))
+            problems.append(unresolved(key, error, f"write {key}=<{info.type.name}>"))
             continue
         wrong = [*value_problems(info, value)]
         problems += wrong

@@ -18,6 +18,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import InterpolationResolutionError
 
 from rlhf_suite.composition import compose, overrides
 from rlhf_suite.composition.arguments import CommandLine
@@ -28,6 +29,7 @@ from rlhf_suite.config.launchers import LAUNCHERS, launcher_problems
 from rlhf_suite.config.names import flags_of
 from rlhf_suite.config.plan import PlannedRun, is_on_ray, roles
 from rlhf_suite.config.problems import Problem, distinct
+from rlhf_suite.config.references import unresolved
 from rlhf_suite.config.runs import TASKS, LoopRun, Run
 from rlhf_suite.config.validate import assign, leaves, to_run
 from rlhf_suite.preflight.trained_prompts import as_trained
@@ -63,6 +65,14 @@ class Preflight:
 
 def preflight(line: CommandLine) -> Preflight:
     """Compose and check all jobs of a command line."""
+    try:
+        return all_jobs(line)
+    except InterpolationResolutionError as error:  # of a setting of Hydra; those of flags are met one by one
+        return Preflight(problems=[unresolved(str(error.full_key or "hydra"), error, "correct the reference")])
+
+
+def all_jobs(line: CommandLine) -> Preflight:
+    """Compose all jobs of a command line, with their problems."""
     if hidden := compose.hidden_presets(line):
         return Preflight(problems=hidden)
     result = Preflight(problems=list(line.problems))
@@ -126,6 +136,7 @@ def settings_problems(hydra: DictConfig, found: Preflight) -> list[Problem]:
     if is_sweep and sweeper != "basic" and launcher != "local":
         what = f"{sweeper} waits for the jobs that it has chosen, which are processes of this machine"
         problems.append(Problem("hydra/launcher", what, "write hydra/launcher=local, or hydra/sweeper=basic"))
+    dict(hydra.job.env_set)  # resolved, which a run would find out late
     if hydra.job.chdir:
         what = "a run stays in the working folder, and writes to its own folder"
         problems.append(Problem("hydra.job.chdir", what, "remove it; run_dir=<folder> says where the run writes"))
