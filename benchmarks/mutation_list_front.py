@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
+OUTPUT = ("tests/train/test_output.py",)
 REFERENCES = ("tests/config/test_references.py",)
 DEVICES = ("tests/config/test_devices.py",)
 
@@ -98,5 +99,33 @@ FRONT = [
         "except InterpolationResolutionError as error:",
         "except KeyboardInterrupt as error:",
         REFERENCES,
+    ),
+    Mutation(
+        "checkpoints inside the folder of a model send it elsewhere",
+        "train/output.py",
+        "if keep is not None and is_within(keep, path) and filled(made, path, run, keep):",
+        "if False:",
+        OUTPUT,
+    ),
+    Mutation(
+        "files of the user beside checkpoints are replaced by a model",
+        "train/output.py",
+        "if not has_room or (there and not is_own(path, [run], keep)):",
+        "if not has_room:",
+        OUTPUT,
+    ),
+    Mutation(
+        "a delivery that was killed between its files is foreign",
+        "train/output.py",
+        " or (keep is not None and was.keys() > there.keys())",
+        "",
+        OUTPUT,
+    ),
+    Mutation(
+        "checkpoints inside the folder of a model count as files of others",
+        "preflight/inspections/outputs.py",
+        "each.name not in kept or any(files(each, keep))",
+        "True",
+        ("tests/config/test_outputs.py", "-k", "inside_the_folder"),
     ),
 ]

@@ -85,7 +85,6 @@ def test_a_place_where_nothing_is_will_do(problems, here, task, output):
         (f"{SFT} ckpt.output_dir={{here}}/link_to_base/tuned", "is inside actor.model_name_or_path="),
         (f"{MERGE} ckpt.output_dir={{here}}/adapter/merged", "is inside lora.path="),
         (f"{SFT} ckpt.path={{here}}/empty ckpt.output_dir={{here}}/empty", "is also ckpt.path, which this run reads"),
-        (f"{SFT} ckpt.path={{here}}/new/checkpoints ckpt.output_dir={{here}}/new", "contains ckpt.path="),
         (f"{SFT} ckpt.path={{here}}/new ckpt.output_dir={{here}}/new/model", "is inside ckpt.path="),
         (f"{SFT} ckpt.output_dir={{here}}/cache/rlhf_suite/encoded/model", "is inside the cache"),
         (f"{SFT} ckpt.output_dir={{here}}/cache", "contains the cache"),
@@ -94,6 +93,20 @@ def test_a_place_where_nothing_is_will_do(problems, here, task, output):
 def test_a_model_does_not_go_where_the_run_reads(problems, line, words):
     (problem,) = problems(line)
     assert problem.key == "ckpt.output_dir" and words in problem.what
+
+
+@pytest.mark.parametrize("inside", ["checkpoints", "a/b"])
+def test_checkpoints_may_be_inside_the_folder_of_the_model(problems, here, inside):
+    line = f"{SFT} ckpt.path={here}/new/{inside} ckpt.output_dir={here}/new"
+    assert problems(line) == []
+    (here / "new" / inside / "step_000001").mkdir(parents=True)
+    (here / "new" / inside / "step_000001" / "state.json").write_text("{}")
+    assert problems(line) == []
+    other = here / "new" / "a" / "notes.md"
+    other.parent.mkdir(exist_ok=True)
+    other.touch()
+    (problem,) = problems(line)
+    assert problem.key == "ckpt.output_dir" and "contains files that this run did not write (a)" in problem.what
 
 
 def test_a_model_does_not_hold_its_run_folder(problems, here):

@@ -252,12 +252,18 @@ def test_a_band_without_a_correction_is_left_out_aloud():
     assert any("[0.99,1.01] is left out: no correction is on" in text for text in remarks)
 
 
-@pytest.mark.parametrize("path", ["out/model/ckpt", "./out/model/ckpt", "out/model"])
-def test_checkpoints_inside_the_folder_of_the_model_are_beside_it(path):
+@pytest.mark.parametrize("path", ["out/model/ckpt", "./out/model/a/b", "out/models"])
+def test_checkpoints_stay_inside_the_folder_of_the_model(path):
     words, remarks, _ = words_of(f"{RL} --save_path out/model --ckpt_path {path}")
-    assert {"ckpt.output_dir=out/model", "ckpt.path=out/model_ckpt"} <= words
-    assert any("beside it" in text for text in remarks)
-    assert "ckpt.path=out/models" in words_of(f"{RL} --save_path out/model --ckpt_path out/models")[0]
+    assert {"ckpt.output_dir=out/model", f"ckpt.path={path}"} <= words
+    assert not any("ckpt.path" in text for text in remarks)
+
+
+@pytest.mark.parametrize("path", ["out/model", "./out/model/"])
+def test_checkpoints_in_the_folder_of_the_model_itself_get_one_of_their_own(path):
+    words, remarks, _ = words_of(f"{RL} --save_path out/model --ckpt_path {path}")
+    assert {"ckpt.output_dir=out/model", "ckpt.path=out/model/checkpoints"} <= words
+    assert any("in a folder inside that of the model" in text for text in remarks)
 
 
 def test_optimiser_states_that_cannot_move_here_are_told_with_the_reason():

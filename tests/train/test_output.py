@@ -168,3 +168,62 @@ def test_others_may_read_a_model_unless_the_umask_says_no(run, tmp_path):
     modes = [(tmp_path / name / "model").stat().st_mode & 0o777 for name in ("out", "own")]
     assert modes == [0o644, 0o600]
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+
+
+def holding(tmp_path, *others):
+    """A folder for a model that holds a checkpoint, and other files."""
+    keep = tmp_path / "out" / "ckpt" / "deep"
+    keep.mkdir(parents=True)
+    (keep / "state.json").write_text("step 3")
+    for other in others:
+        (tmp_path / "out" / other).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / other).write_text("mine")
+    return tmp_path / "out", keep
+
+
+def test_checkpoints_inside_the_folder_of_a_model_stay_there(run, tmp_path):
+    out, keep = holding(tmp_path)
+    node = keep.stat().st_ino
+    assert deliver(model("first"), out, run, "actor", keep) == out
+    run.start("abc")  # continued
+    assert deliver(model("second", "_ema"), out, run, "actor", keep) == out
+    assert names(out) == sorted(["ckpt", "model", MARK]) and (out / "model").read_text() == "second"
+    assert (keep / "state.json").read_text() == "step 3" and keep.stat().st_ino == node
+    assert names(tmp_path) == ["out", "out_ema", "run"]
+
+
+@pytest.mark.parametrize("other", ["NOTES.md", "ckpt/NOTES.md", "model"])
+def test_what_is_beside_checkpoints_stays_and_the_model_goes_elsewhere(run, tmp_path, other):
+    out, keep = holding(tmp_path, other)
+    assert deliver(model("new"), out, run, "actor", keep) == tmp_path / "out-1"
+    assert (out / other).read_text() == "mine" and (keep / "state.json").exists()
+
+
+def test_a_model_with_a_file_called_as_the_folder_of_checkpoints_goes_elsewhere(run, tmp_path):
+    keep = tmp_path / "out" / "model"
+    keep.mkdir(parents=True)
+    assert deliver(model("new"), tmp_path / "out", run, "actor", keep) == tmp_path / "out-1"
+    assert names(tmp_path / "out") == ["model"]
+
+
+def two_files(text):
+    def write(place):
+        place.mkdir()
+        (place / "a").write_text(text)
+        (place / "b").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize("left", [(), ("a",), ("b",)])
+def test_a_delivery_that_was_killed_between_its_files_is_made_again(run, tmp_path, left):
+    out, keep = holding(tmp_path)
+    deliver(two_files("first"), out, run, "actor", keep)
+    for name in {"a", "b"} - set(left):
+        (out / name).unlink()
+    assert is_own(out, [run.run_id], keep)
+    assert deliver(two_files("second"), out, run, "actor", keep) == out
+    assert [(out / name).read_text() for name in ("a", "b")] == ["second"] * 2
+    other = RunFolder(tmp_path / "other")
+    other.start("abc")
+    assert deliver(two_files("third"), out, other, "actor", keep) == tmp_path / "out-1"

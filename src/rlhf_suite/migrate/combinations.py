@@ -45,14 +45,13 @@ def evaluations(new: Migrated, old: Old) -> None:
         )
 
 
-def checkpoints_beside_the_model(new: Migrated, old: Old) -> None:
-    """OpenRLHF's scripts keep checkpoints within the folder of the final model, which here replaces what is there."""
+def checkpoints_apart(new: Migrated, old: Old) -> None:
+    """A script may keep checkpoints in the folder of the final model itself; here that is a folder inside it."""
     output, path = (posixpath.normpath(new.flags.get(key, "").strip('"')) for key in ("ckpt.output_dir", "ckpt.path"))
-    if output == "." or not f"{path}/".startswith(f"{output}/"):
+    if output == "." or path != output:
         return
-    below = path.removeprefix(output).strip("/").replace("/", "_") or "ckpt"
-    new.add("ckpt.path", f"{output}_{below}")
-    new.remark(f"ckpt.path={path} is inside ckpt.output_dir, which holds nothing but the model here: it is beside it")
+    new.add("ckpt.path", f"{output}/checkpoints")
+    new.remark(f"ckpt.path={path} is ckpt.output_dir too: here checkpoints are in a folder inside that of the model")
 
 
 def without_effect(new: Migrated, old: Old) -> None:
@@ -188,7 +187,7 @@ COMBINATIONS: tuple[Callable[[Migrated, Old], None], ...] = (
     other_defaults,
     critic_as_actor,
     evaluations,
-    checkpoints_beside_the_model,
+    checkpoints_apart,
     without_effect,
 )
 

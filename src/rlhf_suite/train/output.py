@@ -2,7 +2,7 @@
 
 `rlhf_suite.json` in a model's folder names the run and lists the files as they were written. A run that is continued
 replaces its own earlier model as long as nobody has changed it. Whatever else is in the place of a model stays there,
-and the model goes beside it, as `<name>-1`.
+and the model goes beside it, as `<name>-1`. Checkpoints inside the folder of the model stay where they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from rlhf_suite.disk import DiskError, put, settle, write_json, writing
+from rlhf_suite.disk import DiskError, flush, put, settle, write_json, writing
 from rlhf_suite.tracking.console import show_line
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -26,11 +26,14 @@ def final_folder(output_dir: str | None, folder: RunFolder) -> Path:
     return (Path(output_dir).expanduser() if output_dir else folder.model).resolve()
 
 
-def deliver(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str) -> Path:
+def deliver(
+    write: Callable[[Path], object], path: Path, folder: RunFolder, name: str, keep: Path | None = None
+) -> Path:
     """Have a model written and put it at `path`; returns where it is, which is `outputs[name]` of the run's status.
 
-    `write` gets the path of a folder to make; it may make others with longer names beside it. Where `path` cannot be
-    written any more, the model goes to the run folder: it is not lost after a long training.
+    `write` gets the path of a folder to make; it may make others with longer names beside it. `keep`, the folder of
+    checkpoints, stays where it is if it is inside `path`. Where `path` cannot be written any more, the model goes to
+    the run folder: it is not lost after a long training.
 
     Raises:
         DiskError: it can be written nowhere.
@@ -38,7 +41,7 @@ def deliver(write: Callable[[Path], object], path: Path, folder: RunFolder, name
     places = [path] if path == folder.model.resolve() else [path, folder.model.resolve()]
     for place in places:
         try:
-            return delivered(write, place, folder, name)
+            return delivered(write, place, folder, name, keep)
         except DiskError as error:
             if place == places[-1]:
                 raise
@@ -46,7 +49,7 @@ def deliver(write: Callable[[Path], object], path: Path, folder: RunFolder, name
     raise AssertionError("unreachable: there is a last place")
 
 
-def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str) -> Path:
+def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, name: str, keep: Path | None) -> Path:
     """Have a model written beside `path`, and put all that was written in its place."""
     run = folder.run_id
     aside = path.parent / f".{path.name}.{run[:8]}.new"
@@ -61,7 +64,7 @@ def delivered(write: Callable[[Path], object], path: Path, folder: RunFolder, na
             shutil.rmtree(aside, ignore_errors=True)
             raise
         for made in sorted(aside.iterdir()):
-            place = replaced(made, path.with_name(made.name), run)
+            place = replaced(made, path.with_name(made.name), run, keep)
             folder.record_model(name + made.name.removeprefix(path.name), place)
         aside.rmdir()
     return Path(folder.status()["outputs"][name])
@@ -73,8 +76,10 @@ def mark(model: Path, run: str) -> None:
     settle(model)
 
 
-def replaced(made: Path, path: Path, run: str) -> Path:
+def replaced(made: Path, path: Path, run: str, keep: Path | None = None) -> Path:
     """Rename a new model to `path`, in place of the run's own earlier one; returns where it is."""
+    if keep is not None and is_within(keep, path) and filled(made, path, run, keep):
+        return path
     old = path.with_name(f".{path.name}.{run[:8]}.old")
     shutil.rmtree(old, ignore_errors=True)
     if is_own(path, [run]):
@@ -86,20 +91,49 @@ def replaced(made: Path, path: Path, run: str) -> Path:
     return place
 
 
-def is_own(model: Path, runs: Collection[str]) -> bool:
-    """Whether one of `runs` wrote this folder, and nobody has added or changed a file since."""
+def is_within(inner: Path, outer: Path) -> bool:
+    """Whether a folder is inside another one, at any depth."""
+    return inner != outer and inner.is_relative_to(outer)
+
+
+def filled(made: Path, path: Path, run: str, keep: Path) -> bool:
+    """Move the files of a new model into the folder `path`, in place of those of the run's own earlier one, so that
+    `keep` inside it is never moved. Whether this was done: not if something else is there.
+
+    A kill on the way leaves some of the files that the mark lists, which the next call takes for the run's own.
+    """
+    there = files(path, keep)
+    has_room = path.is_dir() and not (made / keep.relative_to(path).parts[0]).exists()
+    if not has_room or (there and not is_own(path, [run], keep)):
+        return False
+    for file in there.values():
+        file.unlink()
+    (made / MARK).replace(path / MARK)
+    for name, file in files(made).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        file.replace(path / name)
+    shutil.rmtree(made)
+    flush(path)
+    return True
+
+
+def is_own(model: Path, runs: Collection[str], keep: Path | None = None) -> bool:
+    """Whether one of `runs` wrote this folder, and nobody has added or changed a file since. What is in the folder
+    `keep` inside it does not count; with one, files may be missing, as a kill on the way leaves them."""
     try:
         said = json.loads((model / MARK).read_text())
-        was, there = said["files"], files(model)
-        return said["run"] in runs and was.keys() == there.keys() and all(same(was[n], there[n]) for n in was)
+        was, there = said["files"], files(model, keep)
+        is_whole = was.keys() == there.keys() or (keep is not None and was.keys() > there.keys())
+        return said["run"] in runs and is_whole and all(same(was[name], file) for name, file in there.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def files(model: Path) -> dict[str, Path]:
-    """All files below a model's folder but the mark, by their names in it."""
+def files(model: Path, keep: Path | None = None) -> dict[str, Path]:
+    """All files below a model's folder but the mark and those in the folder `keep`, by their names in it."""
     found = {each.relative_to(model).as_posix(): each for each in model.rglob("*") if not each.is_dir()}
-    return {name: each for name, each in found.items() if name != MARK}
+    kept = () if keep is None else [name for name, each in found.items() if each.is_relative_to(keep)]
+    return {name: each for name, each in found.items() if name != MARK and name not in kept}
 
 
 def stamp(file: Path) -> list[float]:

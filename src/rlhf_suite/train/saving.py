@@ -226,7 +226,7 @@ class Saver:
                 adapter = place.with_name(f"{place.name}_adapter")
                 problems.extend(self.groups[name].export_adapter(adapter))
 
-        place = deliver(write, path, self.folder, kind or name)
+        place = deliver(write, path, self.folder, kind or name, keep=self.store.path)
         self.report(place, problems)
         return place
 

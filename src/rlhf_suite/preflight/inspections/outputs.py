@@ -22,7 +22,7 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import DamagedFile, read_table
 from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import optimizer_problem, store_of
-from rlhf_suite.train.output import MARK, is_own
+from rlhf_suite.train.output import MARK, files, is_own, is_within
 
 SOURCES = (
     *("data.dataset", "data.prompt_dataset", "data.pretrain_dataset", "eval.dataset"),
@@ -108,11 +108,19 @@ def taken_folder(path: Path, run: Run, folder: Path | None) -> str | None:
         return "is a file"
     if Path.cwd().resolve().is_relative_to(path):
         return "is the current folder, or contains it"
-    entries = sorted(each.name for each in path.iterdir())
-    if not entries or ((path / MARK).exists() if folder is None else is_own(path, run_ids(run, folder))):
+    keep = checkpoints_within(path, run)
+    kept = {keep.relative_to(path).parts[0]} if keep is not None else set()
+    entries = sorted(each.name for each in path.iterdir() if each.name not in kept or any(files(each, keep)))
+    if not entries or ((path / MARK).exists() if folder is None else is_own(path, run_ids(run, folder), keep)):
         return None
     shown = ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
     return f"contains files that this run did not write ({shown})"
+
+
+def checkpoints_within(path: Path, run: Run) -> Path | None:
+    """Return the folder of the run's checkpoints if it is inside the folder of a model, where it stays."""
+    keep = resolved(run.ckpt.path) if isinstance(run, TrainedRun) and run.ckpt.path is not None else None
+    return keep if keep is not None and is_within(keep, path) else None
 
 
 def run_ids(run: Run, folder: Path) -> set[str]:
@@ -136,7 +144,7 @@ def clash(target: Target, run: Run, folder: Path | None) -> str | None:
     for key, read, is_folder in read_by(run):
         if path == read:
             return f"is also {key}, which this run reads"
-        if read.is_relative_to(path):
+        if read.is_relative_to(path) and read != checkpoints_within(path, run):
             return f"contains {key}={read}, which this run reads"
         if is_folder and path.is_relative_to(read):
             return f"is inside {key}={read}, which this run reads"
