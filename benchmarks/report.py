@@ -26,7 +26,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 
 VOCABULARY = 30_000
 WORDS = (ROOT / "README.md").read_text().split()
-PROMPT_TOKENS, GROUP = 40, 8
+PROMPT_TOKENS, ANSWER_TOKENS, GROUP = 40, 6, 8
 
 
 def main() -> None:
@@ -48,17 +48,18 @@ def main() -> None:
     publish("report", result, arguments.save)
 
 
-def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = ()) -> RunFolder:
-    """Write a run folder with `samples` of each of `steps` and of two evaluations. Responses have `tokens` tokens, and
-    `texts` in turn, or random words."""
+def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[str] = (), turns: int = 1) -> RunFolder:
+    """Write a run folder with `samples` of each of `steps` and of two evaluations. Responses have `tokens` tokens in
+    each of their `turns`, between which a tool answers, and `texts` in turn, or random words."""
     folder, random = RunFolder(path), np.random.default_rng(0)
     folder.start("made up")
-    folder.config.write_text("task: ppo\nrollout:\n  batch_size: 8\n")
+    agent = "agent:\n  kind: tools\n" if turns > 1 else ""
+    folder.config.write_text(f"task: ppo\nrollout:\n  batch_size: 8\n{agent}")
     logger = MetricLogger(LoggerConfig(), folder, 0)
     for place in (folder.rollouts, folder.evaluations):
         place.mkdir()
     for step in range(steps + 1):
-        scored = sampled(random, samples, tokens, step, texts)
+        scored = sampled(random, samples, tokens, step, texts, turns)
         if step in (0, steps):
             write_evaluation(folder.evaluations, step, scored)
             logger.log(step, {"eval/pass1": float(scored.rewards.mean())})
@@ -73,15 +74,18 @@ def made_run(path: Path, steps: int, samples: int, tokens: int, texts: Sequence[
 
 
 def sampled(
-    random: np.random.Generator, samples: int, tokens: int, step: int, texts: Sequence[str]
+    random: np.random.Generator, samples: int, tokens: int, step: int, texts: Sequence[str], turns: int
 ) -> ScoredTrajectories:
     """Return made up samples, GROUP of each prompt."""
     trajectories = []
     for number in range(samples):
         ids = random.integers(0, VOCABULARY, PROMPT_TOKENS)
         trajectory = Trajectory.start(number // GROUP, number // GROUP, number % GROUP, ids.tolist())
-        log_probs = -random.exponential(0.5, tokens).astype(np.float32)
-        trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
+        for turn in range(turns):
+            if turn:
+                trajectory.append_environment(random.integers(0, VOCABULARY, ANSWER_TOKENS).tolist())
+            log_probs = -random.exponential(0.5, tokens).astype(np.float32)
+            trajectory.append_model(random.integers(0, VOCABULARY, tokens), log_probs, max(0, step - 1))
         trajectory.finish_reason = "stop"
         trajectories.append(trajectory)
     prompts = [written(random, PROMPT_TOKENS) for _ in range(-(-samples // GROUP))]

@@ -20,6 +20,7 @@ from rlhf_suite.config.logger import LoggerConfig
 from rlhf_suite.config.runs import GenerateRun, SFTRun
 from rlhf_suite.report import html
 from rlhf_suite.report.sample_data import UNKNOWN, Arrays, Texts, shares, token_parts
+from rlhf_suite.report.timeline import COLOURS
 from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = pytest.mark.stack
@@ -175,6 +176,32 @@ def test_a_url_is_shown_without_its_password(tmp_path):
     assert ["reward.remote_url", "http://...@host:1/score", "null", ""] in Page(tmp_path / "report.html").runs[0][
         "config"
     ]
+
+
+def test_the_clock_stands_still_while_a_run_is_stopped(tmp_path):
+    """It was continued 5 hours after step 2, and reached step 3 after 4 s."""
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    folder.record_resume(2, tmp_path / "checkpoint", {})
+    (resumed,) = folder.resume_times()
+    times = {1: -18_004.0, 2: -18_002.0, 3: 4.0, 4: 6.0}
+    rows = [{"step": step, "time": resumed + time, "train/reward": 0.5} for step, time in times.items()]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    html.write_report([tmp_path])
+    (run,) = Page(tmp_path / "report.html").runs
+    assert run["clock"] == [[1, 2, 3, 4], [0.0, 2.0, 6.0, 8.0]]
+
+
+def test_the_page_knows_the_colour_of_each_phase_and_who_answers_the_model(page, tmp_path):
+    run = page.runs[0]
+    assert run["colours"] == {name: COLOURS[name] for name in ("generation", "ppo_train")}
+    assert run["agents"] == {"": ""}
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    saved = {"task": "ppo", "agent": {"kind": "tools", "sources": {"games.v2": {"kind": "environment"}}}}
+    folder.config.write_text(json.dumps(saved))
+    html.write_report([tmp_path])
+    assert Page(tmp_path / "report.html").runs[0]["agents"] == {"": "tools", "games.v2": "environment"}
 
 
 @pytest.mark.parametrize(("estimator", "has_critic"), [("rloo", False), ("gae", True)])

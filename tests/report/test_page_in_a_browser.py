@@ -1,5 +1,6 @@
 """The page of a run in headless Chromium: it draws, stays inside its policy, and does what a reader asks for."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from chromium import PROGRAM, Browser
 from report import made_run
 from rlhf_suite.report.html import write_report, write_sweep_report
 from rlhf_suite.report.sweep_data import swept
+from rlhf_suite.report.timeline import COLOURS
+from rlhf_suite.tracking.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.stack,
@@ -24,7 +27,8 @@ HOSTILE = (
     "Quokka",
 )
 PARTS = ("overview", "curves", "timing", "samples", "configuration")
-SCREENS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
+COLOURS_OF_RUN = {name.replace("_", " "): COLOURS[name] for name in ("generation", "ppo_train")}
+SCREENS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 360, "height": 780}}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     return {
         "run": write_report(folders[:1]),
         "comparison": write_report(folders, place / "comparison.html"),
+        "episodes": write_report([made_run(place / "episodes", steps=3, samples=8, tokens=5, turns=3).path]),
         "sweep": write_sweep_report(place, swept(jobs)),
     }
 
@@ -62,7 +67,12 @@ def no_problems(browser):
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize(
     ("page", "part"),
-    [*(("run", part) for part in PARTS), ("comparison", "overview"), ("comparison", "curves"), ("sweep", "sweep")],
+    [
+        *(("run", part) for part in PARTS),
+        *(("comparison", part) for part in ("overview", "curves", "configuration")),
+        ("episodes", "samples"),
+        ("sweep", "sweep"),
+    ],
 )
 def test_every_part_is_drawn_and_fits_the_screen(browser, pages, page, part, screen):
     browser.show(pages[page], f"#{part}", **SCREENS[screen])
@@ -70,6 +80,8 @@ def test_every_part_is_drawn_and_fits_the_screen(browser, pages, page, part, scr
     assert browser.run("document.querySelector('#tabs a[aria-current]').textContent.toLowerCase()") == part
     assert browser.run("document.getElementById('main').innerText.length") > 50
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    cut = "[...document.querySelectorAll('.scroll, nav, .legend, .chart')].filter((each) => each.offsetParent)"
+    assert browser.run(f"{cut}.every((each) => each.scrollWidth <= each.clientWidth + 1)"), "nothing is cut off"
     shifts = "new Promise((done) => new PerformanceObserver((list) => done(list.getEntries().reduce("
     shifts += "(sum, entry) => sum + entry.value, 0))).observe({type: 'layout-shift', buffered: true}) || "
     shifts += "requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
@@ -166,6 +178,58 @@ def test_tokens_are_coloured_and_say_their_numbers(browser, pages):
     press(browser, "ArrowRight", 41)
     said = browser.run("document.querySelector('.token-facts').innerText")
     assert "token 40 " in said and "owner model" in said and "advantage " in said and "weight version 2" in said
+
+
+def test_an_episode_is_shown_by_its_turns_in_the_colours_of_their_owners(browser, pages):
+    browser.show(pages["episodes"], "#samples")
+    heads = browser.run("[...document.querySelectorAll('.turn-head b')].map((each) => each.innerText)")
+    assert heads == ["prompt", "model, turn 1", "tool", "model, turn 2", "tool", "model, turn 3"]
+    turns = "[...document.querySelectorAll('.turn')]"
+    assert browser.run(f"{turns}.map((each) => each.querySelectorAll('span').length)") == [40, 5, 6, 5, 6, 5]
+    edges = browser.run(f"{turns}.map((each) => getComputedStyle(each).borderLeftColor)")
+    fills = browser.run(f"{turns}.map((each) => each.querySelector('span').style.background)")
+    for prompt, model, tool, *others in (edges, fills):
+        assert others == [model, tool, model] and len({prompt, model, tool}) == 3
+    browser.run("document.querySelector('.tokens').focus()")
+    press(browser, "ArrowRight", 46)
+    assert "owner tool" in browser.run("document.querySelector('.token-facts').innerText")
+    assert "weights 2" in browser.run("document.querySelectorAll('.turn-head')[1].innerText")
+    browser.show(pages["run"], "#samples")
+    assert browser.run(f"{turns}.length") == 0, "a single response is not cut into turns"
+
+
+def test_a_phase_has_the_same_colour_in_every_chart(browser, pages):
+    browser.show(pages["run"], "#timing", height=3000)
+    browser.drawn()
+    data = "[...document.querySelectorAll('.plot')].flatMap((plot) => plot.data).filter((each) => each.type === 'bar')"
+    phases, shares = browser.run(f"[{data}.filter((each) => each.name), {data}.filter((each) => !each.name)]")
+    assert {each["name"]: each["marker"]["color"] for each in phases} == COLOURS_OF_RUN
+    assert dict(zip(shares[0]["y"], shares[0]["marker"]["color"], strict=True)) == COLOURS_OF_RUN
+    swatch = "[each.innerText, each.firstChild.getAttribute('style').replace('background:', '')]"
+    keys = f"Object.fromEntries([...document.querySelectorAll('.key span')].map((each) => {swatch}))"
+    assert browser.run(keys) == COLOURS_OF_RUN
+
+
+def test_equal_curves_are_one_chart_with_all_names(browser, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("it")
+    rows = [{"step": at, "time": 1.0 * at, "train/reward": at / 4, "train/score": at / 4} for at in (1, 2, 3)]
+    rows = [row | {"train/kl": row["step"] / 8, "reward/errors": 0.0, "reward/retries": 0.0} for row in rows]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    browser.show(write_report([tmp_path]), "#curves")
+    assert browser.run("[...document.querySelectorAll('.chart h3')].map((each) => each.innerText)") == [
+        "train/kl", "train/reward = train/score", "reward/errors", "reward/retries"
+    ]  # fmt: skip
+    browser.run("location.hash = '#overview'")
+    browser.until("document.querySelector('#tabs a[aria-current]').hash === '#overview'")
+    cells = "document.querySelector('tbody').querySelectorAll('td:first-child')"
+    assert browser.run(f"[...{cells}].map((each) => each.innerText)") == ["train/kl", "train/reward = train/score"]
+
+
+def test_seconds_of_a_curve_with_many_steps_lie_between_the_known_ones(browser, pages):
+    browser.show(pages["run"], "#curves")
+    found = browser.run("[0, 5, 10, 15, 20, 21].map((step) => secondsAt([[0, 10, 20], [0, 5, 25]], step))")
+    assert found == [0, 2.5, 5, 15, 25, 25]
 
 
 def test_the_list_is_walked_through_by_keys(browser, pages):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 
 import pyarrow as pa
@@ -16,7 +17,14 @@ from rlhf_suite.errors import UserError
 from rlhf_suite.preflight.jobs import preflight
 from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, REWARD, draw_calls, draw_curves, panels, running_mean, series
 from rlhf_suite.report.samples import Sample, samples_table, shortened, show_samples, write_samples
-from rlhf_suite.report.summary import before_and_after, best_checkpoint, changes, next_command, time_spent
+from rlhf_suite.report.summary import (
+    before_and_after,
+    best_checkpoint,
+    changes,
+    first_steps_of_a_stream,
+    next_command,
+    time_spent,
+)
 from rlhf_suite.tracking.metrics import MetricLogger
 from rlhf_suite.tracking.run_folder import RunFolder
 
@@ -37,6 +45,60 @@ def test_series_are_points_in_order_without_nulls(tmp_path):
     record(folder, [(0, {"eval/pass1": 0.1}), (1, {"train/reward": 0.2}), (2, {"train/reward": float("nan")}),
                     (3, {"train/reward": 0.4, "eval/pass1": 0.5})])  # fmt: skip
     assert series(folder.metrics) == {"eval/pass1": [(0, 0.1), (3, 0.5)], "train/reward": [(1, 0.2), (3, 0.4)]}
+
+
+def write_rows(path, *rows) -> None:
+    """Rows of (step, metrics) as a metrics.jsonl has them."""
+    path.write_text("".join(json.dumps({"step": step, "time": 1.0, **metrics}) + "\n" for step, metrics in rows))
+
+
+def test_a_step_that_was_run_again_is_there_once(tmp_path):
+    """Also its evaluation, and not the steps after it that were not run again; the proof of weights may come late."""
+    first = [(step, {"train/reward": step / 10, "timing/train": 4.0}) for step in (1, 2, 3, 4)]
+    late = (1, {"sync/probe": 0.5})
+    evaluated = (2, {"eval/pass1": 0.2, "timing/evaluation": 1.0, "timing/train": 1.0})
+    again = [(2, {"train/reward": 0.7, "timing/train": 5.0}), (2, {"eval/pass1": 0.9, "timing/train": 1.0})]
+    write_rows(tmp_path / "rows", *first[:2], late, evaluated, *first[2:], *again)
+    assert series(tmp_path / "rows") == {
+        "train/reward": [(1, 0.1), (2, 0.7)],
+        "timing/train": [(1, 4.0), (2, 6.0)],
+        "sync/probe": [(1, 0.5)],
+        "eval/pass1": [(2, 0.9)],
+    }
+
+
+def test_the_seconds_of_a_step_are_those_of_all_its_rows(tmp_path):
+    write_rows(tmp_path / "rows", (1, {"timing/step_total": 3.0}), (1, {"timing/step_total": 0.5, "eval/pass1": 0.1}))
+    assert series(tmp_path / "rows")["timing/step_total"] == [(1, 3.5)]
+
+
+def test_an_accuracy_that_is_the_reward_has_no_panel_of_its_own():
+    points, others = [(1, 0.25), (2, 0.5)], [(1, 0.25), (2, 0.75)]
+    equal = {"train/reward": points, "train/pass_rate": points, "eval/reward": others, "eval/pass1": others}
+    (panel,) = panels(equal)
+    assert panel.title == "reward = accuracy" and panel.train == REWARD.train
+    assert panels(equal | {"train/pass_rate": others}) == [REWARD, ACCURACY]
+    assert panels(equal | {"train/kl": points}) == [panel, KL]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "left", "said"),
+    [
+        ([20, 50, 100, 90, 100], [9, 7, 3, 3, 3], "1 to 2, 0.20 to 0.50"),
+        ([20, 100, 100, 90, 110], [9, 7, 3, 3, 3], "1, 0.20"),
+        ([20, 20, 50, 100, 100], [9, 7, 3, 3, 3], None),  # the policy learns to write more
+        ([20, 50, 100, 90, 100], [0, 0, 0, 0, 0], None),
+        ([90, 100, 100, 90, 100], [9, 7, 3, 3, 3], None),
+        ([20], [9], None),
+    ],
+)  # fmt: skip
+def test_the_first_steps_of_a_stream_are_said_to_learn_from_short_responses(lengths, left, said):
+    found = {"train/response_length": [*enumerate(map(float, lengths), 1)]}
+    found["async/overtaken"] = [*enumerate(map(float, left), 1)]
+    sentences = first_steps_of_a_stream(found)
+    form = re.compile(r"Steps? ([\d to]+) learnt from .*, of ([\d. to]+) of the usual length: 9 groups")
+    assert [", ".join(form.match(each).groups()) for each in sentences] == ([] if said is None else [said])
+    assert first_steps_of_a_stream({"train/response_length": found["train/response_length"]}) == []
 
 
 def test_running_mean_by_hand():

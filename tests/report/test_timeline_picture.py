@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+import rlhf_suite
 from rlhf_suite.report import timeline
 from rlhf_suite.report.timeline import draw_timeline
 from rlhf_suite.tracking.run_folder import RunFolder
 
 
-def record(folder, steps: int) -> None:
+def record(folder, steps: int, start: int = 0) -> None:
     """Steps of 10 seconds: generation takes 4, with tools for 3 of them, training 5, and the sync 1."""
     rows = [("driver", "weight_sync", -1, 0)]
     for step in range(steps):
@@ -21,8 +25,10 @@ def record(folder, steps: int) -> None:
             ("trainer", "ppo_train", 10 * step + 4, 10 * step + 9),
             ("driver", "weight_sync", 10 * step + 9, 10 * step + 10),
         ]
-    lines = [json.dumps(dict(zip(("who", "what", "begin", "end"), row, strict=True))) for row in rows]
-    (folder / "timeline.jsonl").write_text("\n".join(lines) + "\n")
+    moved = [(who, what, begin + start, end + start) for who, what, begin, end in rows]
+    lines = [json.dumps(dict(zip(("who", "what", "begin", "end"), row, strict=True))) for row in moved]
+    with (folder / "timeline.jsonl").open("a") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 @pytest.fixture
@@ -50,6 +56,46 @@ def test_a_row_for_each_who_was_busy_with_the_share_of_its_time(tmp_path, drawn)
     ]
     assert [text.get_text() for text in axes.texts] == ["40%", "30%", "50%", "10%"]
     assert axes.get_xlim() == (0, 10 * timeline.STEPS)
+
+
+def continued(folder, *seconds: int) -> None:
+    """Record that a run was continued at these times."""
+    RunFolder(folder).start("it")
+    times = [datetime.fromtimestamp(each, UTC).strftime("%Y-%m-%dT%H:%M:%S%z") for each in seconds]
+    status = RunFolder(folder).status() | {"resumes": [{"time": time, "step": 4} for time in times]}
+    RunFolder(folder).status_file.write_text(json.dumps(status))
+
+
+@pytest.mark.parametrize(("steps_since", "shown"), [(2, 19), (9, 10 * timeline.STEPS), (0, 10 * timeline.STEPS)])
+def test_the_time_in_which_a_run_was_stopped_is_not_in_the_picture(tmp_path, drawn, steps_since, shown):
+    """It stood still for hours; if no step has ended since, the steps before are shown."""
+    record(tmp_path, 9)
+    record(tmp_path, steps_since, start=20_000)
+    continued(tmp_path, 20_000 - 10)
+    assert draw_timeline(RunFolder(tmp_path)) is not None
+    assert drawn[0].axes[0].get_xlim() == (0, shown)
+
+
+def test_times_that_cannot_be_read_are_left_out(tmp_path):
+    continued(tmp_path, 100, 50)
+    status = RunFolder(tmp_path).status()
+    status["resumes"] += [{"time": "yesterday"}, {"time": 5}, {"step": 3}]
+    RunFolder(tmp_path).status_file.write_text(json.dumps(status))
+    assert RunFolder(tmp_path).resume_times() == [50.0, 100.0]
+
+
+def test_every_phase_has_a_colour_of_its_own():
+    """Of those that the sources name. Training has one, whether it is that of RL or not."""
+    calls = r"\b(?:phase|background|measured|builder\.wait|busy|Activity)"
+    called = re.compile(calls + r"\((?:[\w.()]+, )*f?\"([a-z_{}]+)\"(?:, \"([a-z_]+)\")?")
+    sources = [path.read_text() for path in Path(rlhf_suite.__file__).parent.rglob("*.py")]
+    named = [match.groups() for text in sources for match in called.finditer(text)]
+    lanes = {lane.who for lane in timeline.LANES}
+    phases = {second if first in lanes and second else first for first, second in named} - {"waiting_for_{why}"}
+    assert len(phases) > 10 and phases <= timeline.COLOURS.keys()
+    colours = [colour for phase, colour in timeline.COLOURS.items() if phase != "train"]
+    assert len({*colours, timeline.OTHER}) == len(colours) + 1
+    assert timeline.colour_of("train") == timeline.colour_of("ppo_train")
 
 
 def test_a_run_without_a_whole_step_has_no_picture(tmp_path):

@@ -36,6 +36,15 @@ def test_the_seconds_of_a_phase_are_recorded_once(begun, tmp_path):
     assert "timing/train" not in evaluated
 
 
+def test_what_came_before_the_first_step_is_no_time_in_which_engines_were_idle(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.start("")
+    journal = Journal(LoggerConfig(progress=False), folder, "ppo")
+    created = journal.timeline.window_begin = 1.0
+    journal.begin(0, 9)
+    assert journal.timeline.window_begin > created
+
+
 def test_an_evaluation_is_recorded_also_between_two_logged_steps(begun, tmp_path):
     journal = begun(logging_steps=2)
     for step in (1, 2, 3):

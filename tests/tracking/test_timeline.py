@@ -75,6 +75,18 @@ def test_the_shares_of_a_window_by_hand(clock, tmp_path):
     assert len(written(tmp_path / "lines")) == 2, "an interval that is not over is not written"
 
 
+def test_the_first_window_begins_with_the_run_and_not_with_the_loading_of_models(clock, tmp_path):
+    timeline = Timeline()
+    with timeline.busy("trainer", "make_experience"):
+        clock.now = 160.0
+    timeline.begin()
+    with timeline.busy("engines", "generation"):
+        clock.now = 163.0
+    clock.now = 164.0
+    shares = timeline.close_window(tmp_path / "lines")
+    assert shares == {"perf/engine_idle": 0.25, "perf/trainer_idle": 1.0}
+
+
 def test_the_end_of_a_run_writes_what_is_left_and_what_is_not_over(clock, tmp_path):
     timeline = Timeline()
     requests = Activity(timeline, "engines", "generation")

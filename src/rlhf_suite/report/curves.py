@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_suite.errors import UserError
 from rlhf_suite.foreign_files import has_type
@@ -49,14 +49,36 @@ KL = Panel("KL to the reference", ("train/kl",), ())
 LENGTH = Panel("response length (tokens)", ("train/response_length",), ("response_length_mean",))
 
 
-def series(path: Path) -> dict[str, Points]:
-    """Return every metric of a metrics.jsonl as (step, value) points in order, without nulls."""
-    found: dict[str, Points] = {}
+def rows_once(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl, of steps that were run again only the last.
+
+    A step was run again if a row has a metric of its training that the file has already. A step may have several rows:
+    its training, its evaluation, the proof of its weights.
+    """
+    kept, seen = list[dict[str, Any]](), set[tuple[int, str]]()
     for row in read_rows(path):
+        names = {(row["step"], name) for name in row if name.startswith("train/")}
+        if not names.isdisjoint(seen):
+            kept = [each for each in kept if each["step"] < row["step"]]
+            seen = {(step, name) for step, name in seen if step < row["step"]}
+        kept.append(row)
+        seen |= names
+    return kept
+
+
+def series(path: Path) -> dict[str, Points]:
+    """Return every metric of a metrics.jsonl as (step, value) points in order, one for each step, without nulls.
+
+    The rows of a step have parts of its seconds, which are added up; of other metrics the last value counts.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for row in rows_once(path):
         for name, value in row.items():
             if "/" in name and has_type(value, float):
-                found.setdefault(name, []).append((row["step"], value))
-    return found
+                points = found.setdefault(name, {})
+                earlier = points.get(row["step"], 0.0) if name.startswith("timing/") else 0.0
+                points[row["step"]] = earlier + value
+    return {name: sorted(points.items()) for name, points in found.items()}
 
 
 def draw_curves(folder: RunFolder) -> Path:
@@ -70,7 +92,7 @@ def draw_curves(folder: RunFolder) -> Path:
     if not shown:
         names = ", ".join((*REWARD.train, *LOSS.train))
         raise UserError(f"{folder.metrics} has none of {names}. Give the folder of a run that has trained")
-    unit = "iteration" if folder.loop.exists() else "RL step" if REWARD in shown else "optimiser step"
+    unit = "iteration" if folder.loop.exists() else "RL step" if trained(REWARD, found) else "optimiser step"
     path = folder.path / "curves.png"
     draw(path, folder.path.resolve().name, unit, shown, found)
     return path
@@ -107,10 +129,18 @@ def draw_calls(folder: RunFolder) -> Path | None:
 
 
 def panels(found: dict[str, Points]) -> list[Panel]:
-    """Return the panels for these metrics, first the reward or else the loss; none if there is neither."""
+    """Return the panels for these metrics, first the reward or else the loss; none if there is neither. An accuracy
+    that is the reward, as that of a rule is, has no panel of its own."""
     main = [panel for panel in (REWARD, LOSS) if trained(panel, found)][:1]
     others = [panel for panel in (ACCURACY, KL, LENGTH) if trained(panel, found) or evaluated(panel, found)]
+    if main == [REWARD] and ACCURACY in others and drawn(REWARD, found) == drawn(ACCURACY, found):
+        main, others = [replace(REWARD, title=f"{REWARD.title} = {ACCURACY.title}")], others[1:]
     return [*main, *others] if main else []
+
+
+def drawn(panel: Panel, found: dict[str, Points]) -> tuple[list[Points], list[Points]]:
+    """Return the points of a panel: of training and of evaluations."""
+    return [*trained(panel, found).values()], [*evaluated(panel, found).values()]
 
 
 def trained(panel: Panel, found: dict[str, Points]) -> dict[str, Points]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,15 +15,14 @@ from rlhf_suite.config.names import unread
 from rlhf_suite.config.record import saved_values
 from rlhf_suite.config.runs import TASKS
 from rlhf_suite.errors import UserError
-from rlhf_suite.foreign_files import content, read_table
+from rlhf_suite.foreign_files import content, has_type, read_table
 from rlhf_suite.foreign_text import printable
 from rlhf_suite.locks import is_alive
-from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points, evaluated, series, trained
+from rlhf_suite.report.curves import ACCURACY, KL, LENGTH, LOSS, REWARD, Points, evaluated, rows_once, series, trained
 from rlhf_suite.report.sample_data import Arrays, Room, samples_of
-from rlhf_suite.report.summary import best, is_headline, order
-from rlhf_suite.report.timeline import LANES, OTHER, last_steps, shown
+from rlhf_suite.report.summary import best, first_steps_of_a_stream, is_headline, order
+from rlhf_suite.report.timeline import LANES, colour_of, last_steps, shown
 from rlhf_suite.tracking.console import evaluation_results
-from rlhf_suite.tracking.metrics import read_rows
 from rlhf_suite.tracking.run_folder import RunFolder
 
 ERROR_LIMIT = 20_000  # characters
@@ -50,11 +50,14 @@ def run_data(folder: RunFolder, name: str, arrays: Arrays, room: Room) -> dict[s
         "task": str(values.get("task", "")),
         "status": status_of(folder),
         "unit": "iteration" if folder.loop.exists() else "RL step" if "timing/ppo_train" in found else "step",
+        "remarks": first_steps_of_a_stream(found),
+        "agents": agents(values),
         "headlines": headlines(found),
         "panels": panels(found),
         "metrics": {printable(metric): curve(points, room.points) for metric, points in found.items()},
         "clock": curve(clock(folder), room.points),
         "timeline": timeline(folder),
+        "colours": {what: colour_of(what) for what in phases(found)},
         "config": config_rows(folder, values, idle),
         "unread": len(idle),
         "samples": samples_of(folder, arrays, lambda ids: token_texts(folder, values, ids), room),
@@ -100,11 +103,24 @@ def panels(found: dict[str, Points]) -> list[dict[str, Any]]:
     return [{"title": panel.title, "names": [*map(printable, names)]} for panel, names in charts if names]
 
 
+def agents(values: dict[str, Any]) -> dict[str, str]:
+    """Return the kind of the agent of each data source that has its own, and under "" that of all others."""
+    own = re.compile(r"agent\.sources\.(.+)\.kind")
+    found = {printable(match[1]): str(values[key]) for key in values if (match := own.fullmatch(key)) is not None}
+    return {"": str(values.get("agent.kind", ""))} | found
+
+
 def clock(folder: RunFolder) -> Points:
-    """Return the steps of the run and the seconds from its first row of metrics to each."""
-    times = {row["step"]: row["time"] for row in read_rows(folder.metrics) if isinstance(row.get("time"), float)}
-    begin = min(times.values(), default=0.0)
-    return [(step, round(time - begin, 3)) for step, time in times.items()]
+    """Return the steps of the run and the seconds from its first row of metrics to each, without those in which the run
+    did not work: from the last row before it was continued until then."""
+    rows = [row for row in rows_once(folder.metrics) if has_type(row.get("time"), float)]
+    resumed, seconds, before = folder.resume_times(), 0.0, math.inf
+    found: dict[int, float] = {}
+    for row in rows:
+        begin = max((time for time in resumed if before < time <= row["time"]), default=before)
+        seconds += max(0.0, row["time"] - begin)
+        found[row["step"]], before = round(seconds, 3), row["time"]
+    return sorted(found.items())
 
 
 def timeline(folder: RunFolder) -> dict[str, Any] | None:
@@ -118,8 +134,14 @@ def timeline(folder: RunFolder) -> dict[str, Any] | None:
         for what in dict.fromkeys(each.what for each in of_lane):
             spans = shown([each for each in of_lane if each.what == what], ends[0], ends[-1])
             times = [[round(begin - ends[0], 4), round(end - begin, 4)] for begin, end in spans]
-            bars.append({"who": lane.title, "what": what, "colour": lane.colours.get(what, OTHER), "spans": times})
+            bars.append({"who": lane.title, "what": what, "colour": colour_of(what), "spans": times})
     return {"ends": [round(end - ends[0], 4) for end in ends], "bars": [bar for bar in bars if bar["spans"]]}
+
+
+def phases(found: dict[str, Points]) -> list[str]:
+    """Return the phases whose seconds were measured."""
+    names = (name.removeprefix("timing/") for name in found if name.startswith("timing/"))
+    return [name for name in names if name != "step_total"]
 
 
 def config_values(folder: RunFolder) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import statistics
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from rlhf_suite.tracking.run_folder import RunFolder
 from rlhf_suite.train.checkpoint import store_of
 
 SAMPLES = 8
+SHORT = 0.8  # of the length of responses in the next step: the first steps of a stream have less
 
 
 def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
@@ -44,7 +47,8 @@ def summarise(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
     model = outputs.get("actor", run.ckpt.output_dir or folder.model)
     places += [*best_checkpoint(folder, run), f"Model: {model}"]
     places += [f"Best model: {outputs['best']}"] if "best" in outputs else []
-    return [*time_spent(found), *changes(found), *places, f"Next: {next_command(run, outputs.get('best', model))}"]
+    places.append(f"Next: {next_command(run, outputs.get('best', model))}")
+    return [*time_spent(found), *changes(found), *first_steps_of_a_stream(found), *places]
 
 
 def best_checkpoint(folder: RunFolder, run: TrainedRun | LoopRun) -> list[str]:
@@ -114,6 +118,27 @@ def best(name: str, points: Points) -> tuple[int, float] | None:
     if direction is None:
         return None
     return (min if direction == LOWER else max)(points, key=lambda point: point[1])
+
+
+def first_steps_of_a_stream(found: dict[str, Points]) -> list[str]:
+    """Return a sentence about the first steps of a stream, if they learnt from responses that are shorter than usual.
+
+    Groups that began together end in the order of their length, so the first steps have the short ones: each of them
+    leaves groups behind, and the next step has much longer responses.
+    """
+    left, lengths = dict(found.get("async/overtaken", ())), found.get("train/response_length", [])
+    is_early = [left.get(step, 0) > 0 and length < SHORT * after for (step, length), (_, after) in pairwise(lengths)]
+    early = lengths[: len([*takewhile(bool, is_early)])]
+    if not early:
+        return []
+    usual = statistics.median(length for _, length in lengths[len(early) :])
+    steps = f"Step {early[0][0]}" if len(early) == 1 else f"Steps {early[0][0]} to {early[-1][0]}"
+    shares = [length / usual for _, length in early]
+    share = f"{min(shares):.2f}" if len(early) == 1 else f"{min(shares):.2f} to {max(shares):.2f}"
+    return [
+        f"{steps} learnt from the responses that ended first, of {share} of the usual length: {left[early[0][0]]:.0f} "
+        "groups that had begun earlier were still being written (async/overtaken). They follow in later steps."
+    ]
 
 
 def time_spent(found: dict[str, Points]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,37 +22,45 @@ LEAST = 1e-3  # of the time: what takes less is not drawn
 BEFORE_STEPS, LAST_OF_STEP = "weight_sync", "ppo_train"  # later syncs may go on while the next step trains
 INK, FAINT, OTHER = "#333333", "#DDDDDD", "#BBBBBB"
 
+# The colour of each phase in every chart: Okabe and Ito's, and others between them.
+COLOURS = {
+    "generation": "#009E73",
+    "episodes": "#CC79A7",
+    "reward": "#F0E442",
+    "evaluation": "#8A6FB0",
+    "make_experience": "#56B4E9",
+    "ppo_train": "#0072B2",
+    "train": "#0072B2",  # of a task without rollouts
+    "weight_sync": "#D55E00",
+    "probe": "#F2B08A",
+    "save": "#7F5F42",
+    "waiting_for_rollout": "#999999",
+    "waiting_for_batch": "#ABABAB",
+    "waiting_for_deadline": "#6B6B6B",
+    "waiting_for_reward": "#B8AE3C",
+    "waiting_to_sync": "#E69F00",
+    "waiting_for_sync": "#F5C869",
+    "waiting_for_evaluation": "#C3B1D9",
+}
+
 
 @dataclass(frozen=True)
 class Lane:
-    """Someone's row: its name, and the colour of each thing that it does (Okabe and Ito's colours)."""
+    """A row of the picture: who was busy, and the title of the row."""
 
     who: str
     title: str
-    colours: dict[str, str]
 
 
 LANES = (
-    Lane("engines", "engines", {"generation": "#009E73"}),
-    Lane("environments", "environments", {"episodes": "#CC79A7"}),
-    Lane("rewards", "rewards", {"reward": "#F0E442"}),
-    Lane("evaluation", "evaluation", {"evaluation": "#8A6FB0"}),
-    Lane("trainer", "trainer", {"make_experience": "#56B4E9", "ppo_train": "#0072B2"}),
-    Lane(
-        "driver",
-        "driver waits",
-        {
-            "weight_sync": "#D55E00",
-            "probe": "#F2B08A",
-            "waiting_for_rollout": "#999999",
-            "waiting_for_batch": "#999999",
-            "waiting_for_deadline": "#444444",
-            "waiting_to_sync": "#E69F00",
-            "waiting_for_sync": "#E69F00",
-            "waiting_for_evaluation": "#C3B1D9",
-        },
-    ),
+    *(Lane(who, who) for who in ("engines", "environments", "rewards", "evaluation", "trainer")),
+    Lane("driver", "driver waits"),
 )
+
+
+def colour_of(phase: str) -> str:
+    """Return the colour of a phase in every chart."""
+    return COLOURS.get(phase, OTHER)
 
 
 def draw_timeline(folder: RunFolder) -> Path | None:
@@ -64,15 +74,28 @@ def draw_timeline(folder: RunFolder) -> Path | None:
 
 
 def last_steps(folder: RunFolder) -> tuple[list[float], list[Interval]]:
-    """Return the ends of the last steps, the first of them that before these steps, and all intervals of the run. A
-    line that a kill has torn is left out."""
+    """Return the ends of the last steps, the first of them that before these steps, and the intervals of the run.
+
+    A run that was continued has them from then on, so that the time in which it did not work is not among them; if no
+    step has ended since, from the time before. A line that a kill has torn is left out.
+    """
     lines = json_lines(folder.timeline) if folder.timeline.exists() else ()
     intervals = [Interval(**line) for _, line in lines if is_interval(line)]
+    borders = [-math.inf, *folder.resume_times(), math.inf]
+    for begin, end in reversed([*pairwise(borders)]):
+        part = [each for each in intervals if begin <= each.begin < end]
+        if len(ends := ends_of_steps(part)) > 1:
+            return ends, part
+    return [], intervals
+
+
+def ends_of_steps(intervals: Sequence[Interval]) -> list[float]:
+    """Return the ends of the last steps, and before them the end of what came before these."""
     begin, ends = (
         sorted(each.end for each in intervals if each.what == what and each.end is not None)
         for what in (BEFORE_STEPS, LAST_OF_STEP)
     )
-    return [*begin[:1], *ends][-STEPS - 1 :], intervals
+    return [*begin[:1], *ends][-STEPS - 1 :]
 
 
 def is_interval(line: Any) -> bool:
@@ -91,7 +114,7 @@ def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Inte
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for place, lane in enumerate(lanes):
-        draw_lane(axes, -place, lane, ends, [each for each in intervals if each.who == lane.who])
+        draw_lane(axes, -place, ends, [each for each in intervals if each.who == lane.who])
     for end in ends:
         axes.axvline(end - ends[0], color=INK, linewidth=0.8, linestyle=":", zorder=0)
     axes.set_yticks([-place for place in range(len(lanes))], [lane.title for lane in lanes])
@@ -105,15 +128,19 @@ def draw(path: Path, title: str, ends: Sequence[float], intervals: Sequence[Inte
     figure.savefig(path, dpi=130)
 
 
-def draw_lane(axes: Axes, height: int, lane: Lane, ends: Sequence[float], intervals: Sequence[Interval]) -> None:
+def draw_lane(axes: Axes, height: int, ends: Sequence[float], intervals: Sequence[Interval]) -> None:
     """Draw one row with the share of the time that its intervals take."""
     begin, end = ends[0], ends[-1]
     axes.axhline(height, color=FAINT, linewidth=0.8, zorder=0)
     for what in dict.fromkeys(each.what for each in intervals):
         spans = shown([each for each in intervals if each.what == what], begin, end)
         if length(spans) > LEAST * (end - begin):
-            bars, colour = [(first - begin, last - first) for first, last in spans], lane.colours.get(what, OTHER)
-            axes.broken_barh(bars, (height - 0.36, 0.72), color=colour, label=what.replace("_", " "), linewidth=0)
+            bars = [(first - begin, last - first) for first, last in spans]
+            label = what.replace("_", " ")
+            new = label not in axes.get_legend_handles_labels()[1]
+            axes.broken_barh(
+                bars, (height - 0.36, 0.72), color=colour_of(what), label=label if new else None, linewidth=0
+            )
     share = length(shown(intervals, begin, end)) / (end - begin)
     axes.text(1.005, height, f"{share:.0%}", transform=axes.get_yaxis_transform(), va="center", color=INK)
 

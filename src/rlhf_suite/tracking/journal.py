@@ -38,6 +38,7 @@ class Journal:
             self.warn(f"{self.folder.metrics}:{number} is damaged, so it is ignored: it is not a row of metrics")
         self.logger = MetricLogger(self.config, self.folder, start)
         self.progress = Progress(self.config, self.task, total, start)
+        self.timeline.begin()
 
     def info(self, message: str) -> None:
         """Print a message to the console, unless logger.progress is off."""

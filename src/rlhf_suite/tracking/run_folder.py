@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlhf_suite.foreign_text import printable
 
 SHORT_LIMIT = 300  # the same on a full disk
 ERROR_LIMIT = 20_000  # characters of the error in status.json
+TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 # What status.json holds, and of which type each is.
 FIELDS: dict[str, Any] = {
@@ -173,6 +175,14 @@ class RunFolder:
             fix = "delete it, since a run continues from its checkpoints without it"
             raise UserError(f"{damage}: {fix}") from None
 
+    def resume_times(self) -> list[float]:
+        """Return when the run was continued, in seconds since the epoch and in order."""
+        found = []
+        for entry in self.status().get("resumes", []):
+            with suppress(KeyError, TypeError, ValueError, OverflowError):  # in a file that someone has edited
+                found.append(datetime.strptime(entry["time"], TIME).timestamp())
+        return sorted(found)
+
     def _update(self, durable: bool = True, **values: Any) -> None:
         """Change values of status.json."""
         status = self.status() | values | {"updated": _now()}
@@ -192,4 +202,4 @@ class RunFolder:
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return time.strftime(TIME)

@@ -37,6 +37,11 @@ class Timeline:
         self.intervals = deque[Interval](maxlen=KEPT)  # that were not over when the window began
         self.window_begin = time.time()
 
+    def begin(self) -> None:
+        """Begin the first window: the loading of models and the time in which a run was stopped are not part of it."""
+        with self.lock:
+            self.window_begin = time.time()
+
     @contextmanager
     def busy(self, who: str, what: str) -> Iterator[None]:
         """Record the time of the block."""
@@ -57,8 +62,9 @@ class Timeline:
             self.intervals = deque((each for each in intervals if each.end is None), KEPT)
         append(file, [each for each in intervals if each.end is not None])
         begin, self.window_begin = self.window_begin, now
+        recent = [each for each in intervals if (each.end or now) > begin]
         engines, trainer = (
-            merged([(max(each.begin, begin), each.end or now) for each in intervals if each.who == who])
+            merged([(max(each.begin, begin), each.end or now) for each in recent if each.who == who])
             for who in ("engines", "trainer")
         )
         window, both = max(now - begin, 1e-9), overlap(engines, trainer)

@@ -63,7 +63,7 @@ function table(columns, rows, classOf = () => "") {
   const fill = () => {
     const sorted = by === null ? rows : [...rows].sort((a, b) => order(by.sort(a), by.sort(b)) * (down ? -1 : 1));
     body.replaceChildren(...sorted.map((row) => element("tr", { class: classOf(row) || null }, columns.map((column) =>
-      element("td", { class: column.number ? "number" : column.code ? "code" : null }, column.cell(row))))));
+      element("td", { class: column.number ? "number" : column.code ? "code" : null, "data-title": column.title || null }, column.cell(row))))));
   };
   const heads = columns.map((column) => {
     const head = element("th", { class: column.number ? "number" : null, scope: "col" });

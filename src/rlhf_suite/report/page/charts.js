@@ -18,13 +18,19 @@ async function loadLibrary() {
   document.head.append(script);
 }
 
-// Return a chart of a title and what `figure()` returns: {data, layout}. It is drawn when it is seen first.
-function chart(title, figure, { wide = false, note = "" } = {}) {
+// Return a chart of a title, a legend, and what `figure()` returns: {data, layout}. It is drawn when it is seen first.
+function chart(title, figure, { wide = false, note = "", legend = null } = {}) {
   const plot = element("div.plot", { role: "img", "aria-label": title });
   drawings.set(plot, figure);
   seen.observe(plot);
   const heading = element("h3", {}, title, note ? element("small", {}, ` ${note}`) : null);
-  return element(wide ? "section.chart.wide" : "section.chart", {}, heading, plot);
+  return element(wide ? "section.chart.wide" : "section.chart", {}, heading, legend, plot);
+}
+
+// Return a legend of names and colours; the marks of `dotted` names are dotted lines.
+function key(entries, dotted = () => false) {
+  return element("div.legend.key", {}, entries.map(([name, paint]) =>
+    element("span", {}, element(dotted(name) ? "i.dotted" : "i.swatch", { style: dotted(name) ? `color:${paint}` : `background:${paint}` }), name)));
 }
 
 const seen = new IntersectionObserver((entries) => {
@@ -39,13 +45,12 @@ async function draw(plot) {
   await (ready ??= loadLibrary());
   if (!plot.isConnected) return;
   const { data, layout = {} } = drawings.get(plot)();
-  const axis = { gridcolor: shade("--line"), linecolor: shade("--line"), zerolinecolor: shade("--line"), automargin: true };
+  const axis = { gridcolor: shade("--line"), linecolor: shade("--line"), zerolinecolor: shade("--line"), automargin: true, exponentformat: "e" };
   const base = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 44, r: 12, t: 8, b: 34 },
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: shade("--soft") },
     hovermode: "x unified", showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     hoverlabel: { bgcolor: shade("--back"), bordercolor: shade("--line"), font: { color: shade("--ink"), size: 12 }, namelength: -1 },
-    legend: { orientation: "h", y: -0.22, x: 0, font: { size: 11.5 } },
   };
   if (data.length > 8) base.hovermode = "closest";
   const whole = { ...base, ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis } };
@@ -59,6 +64,18 @@ function redraw(parent) {
   for (const plot of parent.querySelectorAll(".plot")) if (plot.data) draw(plot);
 }
 
+// Return the names of metrics in groups whose curves are equal in every run, as those of a reward and of a score that is
+// not shaped. Curves that never change stay apart: they say the same by chance.
+function withoutDoubles(runs, names) {
+  const groups = new Map();
+  for (const name of names) {
+    const found = runs.map((run) => run.metrics[name] ?? null);
+    const key = found.some((curve) => curve?.[1].some((value) => value !== curve[1][0])) ? JSON.stringify(found) : name;
+    groups.set(key, [...(groups.get(key) ?? []), name]);
+  }
+  return [...groups.values()];
+}
+
 // Return the mean of each value with up to `reach` values before and after it.
 function smoothed(values, reach) {
   if (reach === 0) return values;
@@ -69,10 +86,10 @@ function smoothed(values, reach) {
 }
 
 // Return a curve, with its raw values faint behind it where it is smoothed.
-function lines(name, xs, ys, number, { reach = 0, dash = "solid" } = {}) {
-  const few = xs.length <= 40, paint = colour(number);
+function lines(name, xs, ys, paint, { reach = 0, dash = "solid" } = {}) {
+  const few = xs.length <= 40;
   const line = { x: xs, y: smoothed(ys, reach), name: plotted(name), mode: few ? "lines+markers" : "lines",
     line: { color: paint, width: 2, dash }, marker: { size: 5 }, hovertemplate: "%{y:.5~g}" };
-  const raw = { x: xs, y: ys, mode: "lines", line: { color: paint, width: 1 }, opacity: 0.3, hoverinfo: "skip", showlegend: false };
+  const raw = { x: xs, y: ys, mode: "lines", line: { color: paint, width: 1 }, opacity: 0.3, hoverinfo: "skip" };
   return reach > 0 ? [raw, line] : [line];
 }

@@ -4,7 +4,7 @@ function curves(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort(inGroups);
   const state = { words: "", reach: 0, x: "step" };
   const place = element("div");
-  const cards = names.map((name) => [name, chart(name, () => figure(runs, name, state))]);
+  const cards = withoutDoubles(runs, names).map((equal) => [equal.join(" = "), chart(equal.join(" = "), () => figure(runs, equal[0], state))]);
   const fill = () => {
     const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
     const found = cards.filter(([name]) => words.every((word) => name.toLowerCase().includes(word)));
@@ -40,12 +40,20 @@ function grouped(found) {
   return groups;
 }
 
+// Return the seconds at a step, between the known ones in proportion: a page holds only some of many steps.
+function secondsAt([steps, seconds], step) {
+  const next = steps.findIndex((each) => each >= step);
+  if (next < 0) return seconds.at(-1) ?? null;
+  if (steps[next] === step || next === 0) return seconds[next];
+  return seconds[next - 1] + ((step - steps[next - 1]) / (steps[next] - steps[next - 1])) * (seconds[next] - seconds[next - 1]);
+}
+
 function figure(runs, name, state) {
   const data = runs.flatMap((run) => {
     const [steps, values] = run.metrics[name] ?? [[], []];
     if (run.hidden || !steps.length) return [];
-    const times = state.x === "time" ? new Map(run.clock[0].map((step, at) => [step, run.clock[1][at]])) : null;
-    return lines(runs.length > 1 ? run.name : name, times ? steps.map((step) => times.get(step) ?? null) : steps, values, run.hue, { reach: state.reach });
+    const xs = state.x === "time" ? steps.map((step) => secondsAt(run.clock, step)) : steps;
+    return lines(runs.length > 1 ? run.name : name, xs, values, colour(run.hue), { reach: state.reach });
   });
   return { data, layout: { xaxis: { title: { text: state.x === "time" ? "seconds" : runs[0].unit, standoff: 4 } } } };
 }

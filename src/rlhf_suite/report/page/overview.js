@@ -17,14 +17,15 @@ function overviewOfOne(run) {
   const evaluated = run.headlines.find((row) => row.name.startsWith("eval/") && row.best !== null);
   const facts = [
     fact(show(run.status.last_step), `${run.unit}s done`),
-    ...(seconds ? [fact(duration(seconds), "from the first step to the last")] : []),
+    ...(seconds ? [fact(duration(seconds), `from the first step to the last${run.status.resumes?.length ? ", without pauses" : ""}`)] : []),
     ...(evaluated ? [fact(show(evaluated.best), `best ${evaluated.name.replace("eval/", "")}, at step ${evaluated.at}`)] : []),
     ...(run.samples ? [fact(show(run.samples.total), "samples on disk")] : []),
   ];
   return [
     element("div.facts", {}, facts),
     problem(run),
-    element("div.charts", {}, run.panels.map((panel) => panelChart(panel, [run]))),
+    run.remarks.map((remark) => element("p.note", {}, remark)),
+    element("div.charts", {}, merged(run.panels, [run]).map((panel) => panelChart(panel, [run]))),
     run.headlines.length ? [element("h2", {}, "First, last and best"), headlineTable(run)] : null,
     run.samples ? [element("h2", {}, "Rewards"), rewardCharts([run])] : null,
     outputs(run),
@@ -47,7 +48,21 @@ function headlineTable(run) {
     number("first", "first"),
     { ...number("last", "last"), cell: (row) => show(row.last) + (row.error === null ? "" : ` ± ${show(row.error)}`) },
     number("best", "best"), number("at step", "at"),
-  ], run.headlines);
+  ], withoutDoubles([run], run.headlines.map((row) => row.name)).map((names) => {
+    const rows = names.map((name) => run.headlines.find((row) => row.name === name));
+    return { ...rows[0], name: names.join(" = "), error: rows.find((row) => row.error !== null)?.error ?? null };
+  }));
+}
+
+// Return the panels, those with equal curves as one: the accuracy of a rule is its reward.
+function merged(panels, runs) {
+  const found = new Map();
+  for (const panel of panels) {
+    const curves = JSON.stringify(panel.names.map((name) => runs.map((run) => run.metrics[name] ?? null)));
+    const same = found.get(curves);
+    found.set(curves, same ? { ...same, title: `${same.title} = ${panel.title}` } : panel);
+  }
+  return [...found.values()];
 }
 
 function panelChart(panel, runs) {
@@ -55,11 +70,12 @@ function panelChart(panel, runs) {
   const curves = () => runs.flatMap((run) => panel.names.flatMap((name, place) => {
     const [xs, ys] = run.metrics[name] ?? [[], []];
     const reach = xs.length > 60 ? 3 : 0;
-    return run.hidden ? [] : lines(several ? `${run.name} ${name}` : name, xs, ys, several ? run.hue : place,
+    return run.hidden ? [] : lines(several ? `${run.name} ${name}` : name, xs, ys, colour(several ? run.hue : place),
       { reach, dash: name.startsWith("eval/") ? "dot" : "solid" });
   }));
-  const layout = { showlegend: !several && panel.names.length > 1, xaxis: { title: { text: runs[0].unit, standoff: 4 } } };
-  return chart(panel.title, () => ({ data: curves(), layout }));
+  const layout = { xaxis: { title: { text: runs[0].unit, standoff: 4 } } };
+  const legend = !several && panel.names.length > 1 ? key(panel.names.map((name, place) => [name, colour(place)]), (name) => name.startsWith("eval/")) : null;
+  return chart(panel.title, () => ({ data: curves(), layout }), { legend });
 }
 
 // Return how rewards are spread: by step, and in the first and the last file of each kind.
@@ -71,11 +87,13 @@ function rewardCharts(runs) {
     const middles = edges.slice(1).map((edge, bin) => (edge + edges[bin]) / 2);
     const share = (place) => { const sum = counts[place].reduce((a, b) => a + b, 0) || 1; return counts[place].map((count) => count / sum); };
     const ends = [...new Set([places[0], places.at(-1)])];
+    const paint = (number) => (number || ends.length === 1 ? colour(0) : "#9aa6b8");
     const bars = ends.map((place, number) => ({ type: "bar", x: middles, y: share(place), name: `step ${steps[place]}`,
-      marker: { color: number ? colour(0) : "#9aa6b8" }, hovertemplate: "%{y:.1%}" }));
+      marker: { color: paint(number) }, hovertemplate: "%{y:.1%}" }));
+    const legend = key(ends.map((place, number) => [`step ${steps[place]}`, paint(number)]));
     const title = (what) => `${what}${runs.length > 1 ? `, ${run.name}` : ""}`;
-    const both = [chart(title(`Rewards of the ${kind}s`), () => ({ data: bars, layout: { showlegend: true, bargap: 0.08,
-      xaxis: { title: { text: "reward", standoff: 4 } }, yaxis: { tickformat: ".0%", title: { text: "share" } } } }))];
+    const both = [chart(title(`Rewards of the ${kind}s`), () => ({ data: bars, layout: { bargap: 0.08,
+      xaxis: { title: { text: "reward", standoff: 4 } }, yaxis: { tickformat: ".0%", title: { text: "share" } } } }), { legend })];
     if (places.length > 2) both.push(chart(title(`Rewards of the ${kind}s by step`), () => heat(places.map((place) => steps[place]), middles, places.map(share), run.unit)));
     return both;
   })));
@@ -103,7 +121,8 @@ function comparison(runs) {
   const number = (name) => ({ title: name, number: true, sort: (run) => of(run, name)?.last,
     cell: (run) => { const row = of(run, name); return row ? show(row.last) + (row.error === null ? "" : ` ± ${show(row.error)}`) : "–"; } });
   const drawn = new Set(runs.flatMap((run) => run.panels.flatMap((panel) => panel.names)));
-  const shown = [...names.filter((name) => drawn.has(name)), ...names.filter((name) => !drawn.has(name))].slice(0, 8);
+  const first = withoutDoubles(runs, [...names.filter((name) => drawn.has(name)), ...names.filter((name) => !drawn.has(name))]);
+  const shown = first.map(([name]) => name).slice(0, 8);
   const dot = (run) => element("i.dot", { style: `background:${colour(run.hue)}` });
   const columns = [
     { title: "run", cell: (run) => [dot(run), run.name], sort: (run) => run.name },
@@ -114,7 +133,7 @@ function comparison(runs) {
   ];
   const titles = [...new Map(runs.flatMap((run) => run.panels).map((panel) => [panel.title, panel])).keys()];
   const panels = titles.map((title) => ({ title, names: [...new Set(runs.flatMap((run) => run.panels.filter((panel) => panel.title === title).flatMap((panel) => panel.names)))] }));
-  const charts = element("div.charts", {}, panels.map((panel) => panelChart(panel, runs)));
+  const charts = element("div.charts", {}, merged(panels, runs).map((panel) => panelChart(panel, runs)));
   const different = differences(runs);
   return [
     runKeys(runs, () => redraw(charts)),

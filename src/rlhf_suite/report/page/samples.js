@@ -19,7 +19,7 @@ function reader(run) {
   const column = Object.fromEntries(Object.entries(columns).map(([name, place]) => [name, array(place)]));
   const number = Object.fromEntries(Object.entries(named).map(([name, place]) => [name, array(place)]));
   const lower = [];
-  return { count, number, tokens: tokenReader(run),
+  return { count, number, tokens: tokenReader(run), owners: (at) => ownersOf(run, texts[column.datasource[at]]),
     step: (at) => column.step[at], kind: (at) => (column.kind[at] ? "evaluation" : "rollout"),
     text: (name, at) => texts[column[name][at]], code: (name, at) => column[name][at],
     value: (name, at) => { const found = number[name]?.[at]; return found === undefined || Number.isNaN(found) ? null : found; },
@@ -136,7 +136,7 @@ function sampleView(read, at, before, choose) {
     element("h3", {}, "Prompt"), box(read.text("prompt", at)),
     before === undefined ? response("Response", at) : element("div.pair", {}, response(`Before (step ${read.step(before)})`, before), response(`After (step ${read.step(at)})`, at)),
     label ? [element("h3", {}, "Label"), box(label)] : null,
-    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens)] : null,
+    tokens ? [element("h3", {}, "Tokens"), tokenView(tokens, read.owners(at))] : null,
     peers.length > 1 && before === undefined ? [element("h3", {}, "All samples of this prompt in this step, by reward"), element("div.keys", {}, peers.map((other) =>
       element("button", { type: "button", "aria-pressed": String(other === at), onclick: () => choose(other) }, `${show(read.value("sample", other))}: ${show(read.value("reward", other))}`)))] : null,
     !tokens && read.kind(at) === "rollout" && before === undefined ? element("p.note", {}, "This page has no tokens of this sample; the file of the step has them.") : null,

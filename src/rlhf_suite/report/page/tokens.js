@@ -1,6 +1,8 @@
-// A sample token by token, coloured by one of the numbers that its tokens have.
+// A sample token by token, coloured by one of the numbers that its tokens have; an episode of several turns by its turns.
 
-const OWNERS = ["prompt", "model", "environment"];
+const MODEL = 1;
+const OTHERS = { tools: "tool", python: "Python", endpoint: "program" }; // who answers the model, by agent.kind
+const OWNER_COLOURS = [7, 0, 1]; // of the prompt, the model, and whoever answers it
 const TWO_SIDED = ["advantage", "engine - trainer", "policy - reference", "policy - teacher", "turn reward"];
 const HELP = {
   "advantage": "the credit of the token relative to the baseline",
@@ -15,7 +17,7 @@ const HELP = {
   "owner": "who wrote the token",
   "weight version": "the number of the weight sync that produced the token",
 };
-let channel = "advantage"; // the number that colours the tokens, kept from sample to sample
+let channel = null; // the number that colours the tokens, which is kept from sample to sample when it was chosen
 
 // Return a function from the number of a sample to its tokens; null for a sample without tokens on this page.
 function tokenReader(run) {
@@ -32,18 +34,45 @@ function tokenReader(run) {
   };
 }
 
-// Return the view of the tokens of one sample.
-function tokenView(tokens) {
-  const written = tokens.filter((token) => token.owner === 1);
+// Return the names of the owners of a sample's tokens, by the agent of its data source.
+function ownersOf(run, source) {
+  return ["prompt", "model", OTHERS[run.agents[source] ?? run.agents[""]] ?? "environment"];
+}
+
+const ownerColour = (owner) => colour(OWNER_COLOURS[owner] ?? 7);
+
+// Return the stretches of tokens with one owner: {owner, tokens, turn}, the turns of the model counted from 1.
+function stretches(tokens) {
+  const found = [];
+  for (const token of tokens) {
+    if (found.at(-1)?.owner === token.owner) { found.at(-1).tokens.push(token); continue; }
+    const turn = token.owner === MODEL ? 1 + found.filter((each) => each.owner === MODEL).length : null;
+    found.push({ owner: token.owner, tokens: [token], turn });
+  }
+  return found;
+}
+
+// Return the heading of a stretch: who wrote it, how much, by which weights, and what the turn earned.
+function turnHead({ owner, tokens, turn }, owners) {
+  const versions = [...new Set(tokens.map((token) => token.version).filter((version) => version >= 0))];
+  const reward = tokens.reduce((sum, token) => sum + (token.values["turn reward"] ?? 0), 0);
+  const facts = [`${show(tokens.length)} token${tokens.length === 1 ? "" : "s"}`, versions.length ? `weights ${[Math.min(...versions), Math.max(...versions)].filter((each, at, all) => !at || each !== all[0]).join(" to ")}` : null, reward ? `turn reward ${show(reward)}` : null];
+  return element("div.turn-head", {}, element("b", {}, `${owners[owner] ?? owner}${turn ? `, turn ${turn}` : ""}`), ` ${facts.filter(Boolean).join(" · ")}`);
+}
+
+// Return the view of the tokens of one sample, whose owners have these names.
+function tokenView(tokens, owners) {
+  const parts = stretches(tokens), isEpisode = parts.filter((part) => part.owner > MODEL).length > 0;
+  const written = tokens.filter((token) => token.owner === MODEL);
   const names = Object.keys(tokens[0].values).filter((name) => written.some((token) => token.values[name] !== null));
   const options = [...names, "owner", "weight version"];
-  if (!options.includes(channel)) channel = options[0];
+  let shown = options.includes(channel) ? channel : isEpisode ? "owner" : options[0];
   const facts = element("div.token-facts", { "aria-live": "polite" }), legend = element("div.legend");
-  const spans = tokens.map((token) => element("span", { class: token.owner === 1 ? null : OWNERS[token.owner] ?? "prompt" }, visible(token.text)));
+  const spans = tokens.map((token) => element("span", { class: token.owner === MODEL ? null : "given" }, visible(token.text)));
   let pinned = null;
   const tell = (at) => {
     spans.forEach((span, place) => span.classList.toggle("chosen", place === pinned));
-    facts.replaceChildren(...(at === null ? [element("span", {}, "Point at a token, or choose one and use the arrow keys.")] : factsOf(tokens[at])));
+    facts.replaceChildren(...(at === null ? [element("span", {}, "Point at a token, or choose one and use the arrow keys.")] : factsOf(tokens[at], owners)));
   };
   const at = (event) => { const place = spans.indexOf(event.target); return place < 0 ? pinned : place; };
   const move = (event) => {
@@ -55,14 +84,15 @@ function tokenView(tokens) {
     tell(pinned);
   };
   const box = element("div.tokens", { tabindex: 0, role: "group", "aria-label": "Tokens; the arrow keys move between them",
-    onmouseover: (event) => tell(at(event)), onmouseleave: () => tell(pinned), onclick: (event) => { pinned = at(event); tell(pinned); }, onkeydown: move }, spans);
+    onmouseover: (event) => tell(at(event)), onmouseleave: () => tell(pinned), onclick: (event) => { pinned = at(event); tell(pinned); }, onkeydown: move },
+    isEpisode ? parts.map((part) => element("div.turn", { style: `border-color:${ownerColour(part.owner)}` }, turnHead(part, owners), part.tokens.map((token) => spans[token.at]))) : spans);
   const paint = () => {
-    const { colours, marks } = painted(tokens, channel);
+    const { colours, marks } = painted(tokens, shown, owners);
     spans.forEach((span, place) => { span.style.background = colours[place] ?? ""; });
-    legend.replaceChildren(...marks, element("span", {}, HELP[channel] ?? ""));
+    legend.replaceChildren(...marks, element("span", {}, HELP[shown] ?? ""));
   };
-  const select = element("select", { oninput: (event) => { channel = event.target.value; paint(); } },
-    options.map((name) => element("option", { value: name, selected: name === channel }, name.replace(" - ", " − "))));
+  const select = element("select", { oninput: (event) => { channel = shown = event.target.value; paint(); } },
+    options.map((name) => element("option", { value: name, selected: name === shown }, name.replace(" - ", " − "))));
   dark.addEventListener("change", paint);
   paint();
   tell(null);
@@ -72,21 +102,21 @@ function tokenView(tokens) {
 // Return a text whose line ends can be seen.
 const visible = (text) => text.replaceAll("\n", "⏎\n");
 
-function factsOf(token) {
+function factsOf(token, owners) {
   const pair = (name, value) => element("span", {}, `${name.replace(" - ", " − ")} `, element("b", {}, value));
   const numbers = Object.entries(token.values).filter(([, value]) => value !== null).map(([name, value]) => pair(name, show(value)));
-  return [pair("token", `${token.at} ${JSON.stringify(token.text)}`), pair("owner", OWNERS[token.owner] ?? String(token.owner)),
+  return [pair("token", `${token.at} ${JSON.stringify(token.text)}`), pair("owner", owners[token.owner] ?? String(token.owner)),
     ...(token.version >= 0 ? [pair("weight version", String(token.version))] : []), ...numbers];
 }
 
 // Return the colour of each token and the legend.
-function painted(tokens, name) {
+function painted(tokens, name, owners) {
   if (name === "owner" || name === "weight version") {
-    const read = (token) => (name === "owner" ? OWNERS[token.owner] : token.version < 0 ? null : `version ${token.version}`);
+    const read = (token) => (name === "owner" ? token.owner : token.version < 0 ? null : `version ${token.version}`);
     const kinds = [...new Set(tokens.map(read).filter((kind) => kind !== null))];
-    const paint = new Map(kinds.map((kind, number) => [kind, mixed(colour(number), 0.35)]));
+    const paint = new Map(kinds.map((kind, number) => [kind, mixed(name === "owner" ? ownerColour(kind) : colour(number), 0.35)]));
     return { colours: tokens.map((token) => paint.get(read(token))),
-      marks: kinds.map((kind) => element("span", {}, element("i.swatch", { style: `background:${paint.get(kind)}` }), ` ${kind}`)) };
+      marks: kinds.map((kind) => element("span", {}, element("i.swatch", { style: `background:${paint.get(kind)}` }), ` ${name === "owner" ? owners[kind] ?? kind : kind}`)) };
   }
   const values = tokens.map((token) => token.values[name]), known = values.filter((value) => value !== null);
   const two = TWO_SIDED.includes(name), size = Math.max(...known.map(Math.abs));
