@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
+TABLE = ("tests/migrate/test_table.py",)
 OUTPUT = ("tests/train/test_output.py",)
 REFERENCES = ("tests/config/test_references.py",)
 DEVICES = ("tests/config/test_devices.py",)
@@ -127,5 +128,26 @@ FRONT = [
         "each.name not in kept or any(files(each, keep))",
         "True",
         ("tests/config/test_outputs.py", "-k", "inside_the_folder"),
+    ),
+    Mutation(
+        "a table shows what a flag became before later rules changed it",
+        "migrate/table.py",
+        'return f"{key}={new.flags[key]}"',
+        "return text",
+        TABLE,
+    ),
+    Mutation(
+        "a table forgets what is lost of a flag",
+        "migrate/table.py",
+        ", *map(lost, trace.lost)]",
+        "]",
+        TABLE,
+    ),
+    Mutation(
+        "a table shows the key of Weights & Biases",
+        "migrate/table.py",
+        "if trace.name in SECRETS else",
+        "if False else",
+        TABLE,
     ),
 ]

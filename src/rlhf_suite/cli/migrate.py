@@ -16,10 +16,12 @@ from rlhf_suite.migrate.convert import migrate as converted
 from rlhf_suite.migrate.script import ENTRIES, Command, commands_in
 from rlhf_suite.migrate.shell_text import VARIABLE, is_open, readable
 from rlhf_suite.migrate.shell_words import MAX_CHARACTERS
+from rlhf_suite.migrate.table import table
 
 CONVERTED, INCOMPLETE = 0, 1
 USAGE = """usage: rlhf-suite migrate <script.sh>           a shell script with commands of OpenRLHF; - is stdin
        rlhf-suite migrate <words of a command>  e.g. deepspeed --module openrlhf.cli.train_sft --max_len 2048 ...
+       rlhf-suite migrate --table ...           what becomes of each flag, as a table in Markdown
 
 Prints a shell script: the same commands for this suite. Its comments say what differs (docs/from_openrlhf.md) and what
 is lost. The exit code is 0 if nothing is lost and the new commands pass all checks of their flags, else 1."""
@@ -27,6 +29,8 @@ is lost. The exit code is 0 if nothing is lost and the new commands pass all che
 
 def main(words: Sequence[str]) -> int:
     """Convert a script or a command; return the exit code."""
+    as_table = list(words[:1]) == ["--table"]
+    words = words[as_table:]
     if not words:
         raise UserError(USAGE)
     try:
@@ -36,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     if not commands:
         raise UserError(f"No command of OpenRLHF is in it. Known are: {', '.join(ENTRIES)}")
     with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
-        return max([show(converted(command), command) for command in commands])
+        return max([show(converted(command), command, as_table) for command in commands])
     return CONVERTED
 
 
@@ -65,9 +69,12 @@ def is_name_of_file(word: str) -> bool:
         return False
 
 
-def show(new: Migrated, command: Command) -> int:
-    """Print one new command; return the exit code."""
+def show(new: Migrated, command: Command, as_table: bool = False) -> int:
+    """Print one new command, or what became of the flags of the old one; return the exit code."""
     problems = list(refusals(new))
+    if as_table:
+        print(f"{command.entry}: task={new.task}\n\n{table(new)}\n")
+        return INCOMPLETE if new.lost or problems else CONVERTED
     print(f"# {command.entry}")
     for text in (*(f"LOST: {text}" for text in new.lost), *new.remarks, *(f"TO DO: {text}" for text in problems)):
         print(f"#   {' '.join(readable(text).split())}")

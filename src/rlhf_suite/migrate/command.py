@@ -10,6 +10,16 @@ from rlhf_suite.config.names import flags_of
 from rlhf_suite.migrate.shell_text import FOREIGN, readable
 
 
+@dataclass(frozen=True)
+class Trace:
+    """What became of one flag of the old command: what was written or said for it, and what was lost."""
+
+    name: str
+    values: tuple[str, ...]
+    done: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
 @dataclass
 class Migrated:
     """A command line of this suite, what differs in it, and what could not be converted."""
@@ -20,6 +30,7 @@ class Migrated:
     remarks: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)  # all that was written and said, also what was before
+    traces: list[Trace] = field(default_factory=list)  # of each old flag, in the order of the command
 
     @property
     def words(self) -> list[str]:

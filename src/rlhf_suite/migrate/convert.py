@@ -15,7 +15,7 @@ from functools import cache
 from rlhf_suite.config.names import SECRETS, flags_of, renamed
 from rlhf_suite.migrate import fork
 from rlhf_suite.migrate.combinations import COMBINATIONS
-from rlhf_suite.migrate.command import Migrated, Old, joined
+from rlhf_suite.migrate.command import Migrated, Old, Trace, joined
 from rlhf_suite.migrate.handlers import HANDLERS, NEEDS_VALUE
 from rlhf_suite.migrate.script import ELLIPSIS, Command, shown
 from rlhf_suite.migrate.shell_text import in_shell, only_variables
@@ -53,7 +53,9 @@ def migrate(command: Command) -> Migrated:
     for text in (*command.remarks, *given.remarks):
         new.remark(text)
     for name, values in old.flags.items():
+        num_done, num_lost = len(new.done), len(new.lost)
         convert(new, old, name, values)
+        new.traces.append(Trace(name, tuple(values), tuple(new.done[num_done:]), tuple(new.lost[num_lost:])))
     add_ranks(new, command)
     for name, value in command.environment.items():
         fork.environment(new, old, name, value)
